@@ -31,9 +31,7 @@ from pipelines.dashboard.data.windows import window_rows
 from pipelines.dashboard.exposure import LISTED, NAMES, Exposure, count_exposure
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.evaluation.per_user import RANK
 from pipelines.pages.charts import (
-    NOBODY,
     colors_of,
     counts,
     figure,
@@ -68,7 +66,6 @@ MISSING = (
 )
 DRAWN = 4
 Z95 = 1.959964
-RANKS = {"1-10": 10, "11-50": 50, "51-100": 100, "beyond 100": math.inf}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,12 +289,10 @@ def _rows(shown: ItemsView, own: Exposure, window: Window) -> Rows:
 
 
 def _item_section(shown: ItemsView, own: Exposure, row: int) -> Section:
-    """Show one item: its numbers, and its ranks for the users who wanted it."""
+    """Show the numbers of one item."""
     known, item_id = shown.catalogue, shown.catalogue.item_id(row)
-    ranks = [f"{RANK}{model}" for model in shown.found.models]
-    table = pl.scan_parquet(shown.found.table)
-    wanted = table.filter(pl.col("item_row") == row).select(ranks).collect()
-    lists = max(1, int(table.select(pl.col("user_row").n_unique()).collect().item()))
+    users = pl.scan_parquet(shown.found.table).select(pl.col("user_row").n_unique())
+    lists = max(1, int(users.collect().item()))
     share = f"{own.shown[row] / lists:.2%} of the lists, first {shown.k}"
     bucket = f"bucket {NAMES[int(own.bucket[row])]}"
     rows = (
@@ -310,34 +305,10 @@ def _item_section(shown: ItemsView, own: Exposure, row: int) -> Section:
     parameters = {"run": shown.run.key, "split": shown.split, "item": item_id}
     link = Link(label="Users who wanted it", page="why", parameters=parameters)
     blocks: list[Block] = [Tiles(tiles=tiles)]
-    if wanted.height:
-        blocks += [_ranks_chart(shown, wanted), Words(lines=["Next:"], links=[link])]
+    if own.wanted[row]:
+        blocks.append(Words(lines=["Next:"], links=[link]))
     kinds = f"{known.categories[row]}. " if known.categories[row] else ""
     return Section(key="item", title=known.title(row), note=f"{kinds}Id {item_id}.", blocks=blocks)
-
-
-def _ranks_chart(shown: ItemsView, wanted: pl.DataFrame) -> Chart:
-    """Draw at which ranks each model has the item if it was wanted."""
-    rows = []
-    for model in reversed(shown.found.models):
-        ranks, below = wanted[f"{RANK}{model}"].fill_null(1 << 40), 0
-        for name, most in RANKS.items():
-            count = int((ranks <= most).sum()) - below
-            below += count
-            rows.append((model_label(model), name, count, count / len(ranks)))
-    *inside, beyond = RANKS
-    return figure(
-        share_chart,
-        "item-ranks",
-        "Where models rank it, for users who wanted it",
-        f"Of {wanted.height:,} queries whose held-out item it is.",
-        [*texts("model", "rank"), *counts("queries"), *shares("share")],
-        rows,
-        "label series - share",
-        colors={**colors_of(inside), beyond: NOBODY},
-        shown=lambda row: bool(row[2]),
-        x_title="share of the queries",
-    )
 
 
 ENTRY = PageEntry(

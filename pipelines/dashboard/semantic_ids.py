@@ -38,8 +38,6 @@ HOW_TO = (
     "recsys run --until build_semantic_ids"
 )
 SUGGESTED = 20
-COMPARED = 200_000
-"""Items up to which a version is compared with its parent by default."""
 
 
 def _find(context: Context, query: Query) -> tuple[IdVersions, IdTable, Items]:
@@ -72,8 +70,8 @@ def build(context: Context, query: Query) -> Page:
     run = source.run
     if not len(table.rows):
         words = "No item of this run's catalogue has an ID in this version."
-        return Page(title=TITLE, lead=words, blocks=[], controls=_controls(source, table, None))
-    before = _compared(source, table, query)
+        return Page(title=TITLE, lead=words, blocks=[], controls=_controls(source, table))
+    before = _compared(source, table)
     view = IdsView(
         measured=_measure(source, table, items, before),
         prefix=_prefix(table, items, query),
@@ -90,7 +88,7 @@ def build(context: Context, query: Query) -> Page:
     return replace(
         page,
         blocks=blocks,
-        controls=_controls(source, table, before),
+        controls=_controls(source, table),
         notices=[*source.problems, *page.notices],
     )
 
@@ -110,20 +108,13 @@ def _measure(
     return IdsMeasurement(report=report, drift=drift, table=table, items=items)
 
 
-def _compared(source: IdVersions, table: IdTable, query: Query) -> IdTable | None:
-    """Read the version to compare with: the named one, else the parent.
-
-    Two versions of a large catalogue take seconds to read, so they are compared if one is named.
-    """
-    found = ""
-    if named := query.text("previous"):
-        found = source.named(named)
-    elif len(table.rows) <= COMPARED and table.parent in source.published:
-        found = table.parent or ""
-    return source.table(found) if found and found != table.version else None
+def _compared(source: IdVersions, table: IdTable) -> IdTable | None:
+    """Read the version to compare with: the parent, if it was published."""
+    parent = table.parent
+    return source.table(parent) if parent and parent in source.published else None
 
 
-def _controls(source: IdVersions, table: IdTable, before: IdTable | None) -> Sequence[Control]:
+def _controls(source: IdVersions, table: IdTable) -> Sequence[Control]:
     if source.context.exported:
         return []
     version = table.version[:SHORT]
@@ -131,16 +122,10 @@ def _controls(source: IdVersions, table: IdTable, before: IdTable | None) -> Seq
         one[:SHORT]: f"{one[:SHORT]} (of this run)" if one == source.own else one[:SHORT]
         for one in source.versions
     }
-    clears = ("version", "previous", "prefix", "item")
+    clears = ("version", "prefix", "item")
     found = run_control(source.context, source.run, clears=clears)
     if len(versions) > 1:
-        others = {one: label for one, label in versions.items() if one != version}
-        other = "" if before is None else before.version[:SHORT]
-        choose = {"": "choose a version"} if before is None else {}
-        found += [
-            select("version", "Version", version, versions, clears=("prefix", "previous")),
-            select("previous", "Compared with", other, {**choose, **others}),
-        ]
+        found.append(select("version", "Version", version, versions, clears=("prefix",)))
     label = "Find an item (title or id)"
     search = Control(name="item", label=label, kind="search", suggest="items", clears=("prefix",))
     return [*found, search]

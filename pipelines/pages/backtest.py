@@ -25,7 +25,6 @@ from pipelines.pages.charts import (
     numbers,
     shares,
     texts,
-    tradeoff_chart,
 )
 from pipelines.pages.document import (
     Block,
@@ -202,29 +201,24 @@ def _ageing_words(ageing: Ageing) -> list[str]:
 
 
 def _costs(metric: str, found: Sequence[Earned]) -> list[Block]:
-    """Draw quality against the time that training took."""
+    """Tabulate quality against the time that training took."""
     label = metric_label(metric)
-    chart = figure(
-        tradeoff_chart,
-        "cost",
-        f"{label} by the cost of training",
-        "Training after the first step, which all policies share, on the machine that ran the "
-        "backtest; further left is cheaper, further up better. Bars are 95% intervals over steps. "
-        "The table is relative to the policy that costs most; its last column is the "
-        f"{label} gained over models that are never retrained, by hour of training.",
-        [
+    table = Table(
+        key="cost",
+        title=f"{label} by the cost of training",
+        note="Training after the first step, which all policies share, on the machine that ran the "
+        "backtest. Intervals are over steps. Shares are of the policy that costs most; the last "
+        f"column is the {label} gained over models that are never retrained, by hour of training.",
+        columns=[
             *texts("policy", "models"),
             *numbers("seconds of training", format="count"),
             *numbers(label, "low (95%)", "high (95%)", format="metric"),
             *shares("relative quality", "relative cost"),
             *numbers("gain per hour", format="signed"),
         ],
-        found,
-        "label series x y low high - - -",
-        x_title="training, all models (s)",
-        y_title=label,
+        rows=found,
     )
-    return [chart] if len(found) > 1 else []
+    return [table] if len(found) > 1 else []
 
 
 def _slices(results: ReplayResults) -> list[Block]:

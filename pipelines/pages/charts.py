@@ -246,7 +246,6 @@ def line_chart(
     y_format: str = "",
     from_zero: bool = False,
     rule_at: float | None = None,
-    joined: bool = True,
     line: str = "y",
 ) -> Spec:
     """Draw a line through ``y`` over ``x`` for each ``series``.
@@ -258,7 +257,6 @@ def line_chart(
         time: Whether ``x`` is a moment (ISO 8601).
         x_values: The only values of ``x``, on a logarithmic axis.
         y_format: Such as ".0%".
-        joined: Whether points are joined.
         line: Field that the line goes through; intervals are bars if it is not ``y``.
     """
     fields = {name for row in rows for name in row}
@@ -274,32 +272,12 @@ def line_chart(
         style = {"opacity": 0.15} if line == "y" else {"strokeWidth": 1.5, "opacity": 0.4}
         kind = "area" if line == "y" else "rule"
         layers.append(_layer(kind, band, when="isValid(datum.high)", **style))
-    if joined:
-        detail = {"detail": _field("stretch", "nominal")} if "stretch" in fields else {}
-        layers.append(_layer("line", {"y": {**y, "field": line}, **detail}, strokeWidth=2))
-    layers.append(_dots({"y": y}, 30 if joined else 55))
+    detail = {"detail": _field("stretch", "nominal")} if "stretch" in fields else {}
+    layers.append(_layer("line", {"y": {**y, "field": line}, **detail}, strokeWidth=2))
+    layers.append(_dots({"y": y}, 30))
     if "ring" in fields:
         ring = _dots({"y": y, "color": {"value": INK}}, 200, filled=False, strokeWidth=2)
         layers.append({**ring, "transform": [{"filter": "datum.ring"}]})
-    return build_spec(layers, {"x": x, "color": _series(colors)}, rows, LINES_HEIGHT)
-
-
-def tradeoff_chart(
-    rows: Sequence[Mark], colors: Mapping[str, str], *, x_title: str, y_title: str
-) -> Spec:
-    """Draw a labelled dot at ``x`` and ``y`` with its interval ``low`` to ``high``."""
-    axis, scale = {"grid": False}, {"zero": True, "nice": True}
-    y = _amount("y", y_title, zero=False)
-    middle = max((row["x"] for row in rows), default=0.0) / 2
-    text = {"y": y, "text": _field("label", "nominal"), "color": {"value": INK}}
-    sides = (("<=", {"align": "left", "dx": 10}), (">", {"align": "right", "dx": -10}))
-    layers = [
-        _layer("rule", {"y": {**y, "field": "low"}, "y2": {"field": "high"}}, strokeWidth=2.5),
-        _dots({"y": y}, 80),
-        # Labels are on the side that has room.
-        *(_layer("text", text, when=f"datum.x {sign} {middle}", **at) for sign, at in sides),
-    ]
-    x = _field("x", title=x_title, axis=axis, scale=scale)
     return build_spec(layers, {"x": x, "color": _series(colors)}, rows, LINES_HEIGHT)
 
 

@@ -123,43 +123,35 @@ def _slice_figure(data: ReportData, group: str) -> Chart:
     )
 
 
-def curve_figures(data: ReportData) -> list[Chart]:
-    """Draw loss and validation metric of models that were trained by steps.
+def curve_figure(data: ReportData) -> Chart | None:
+    """Draw the validation metric of models that were trained by steps.
 
     A ring marks the chosen checkpoint.
     """
-    names = {model_label(curve.model) for curve in data.curves}
-    known = model_colors(data, *sorted(names))
+    curves = [curve for curve in data.curves if curve.validation]
+    if not curves:
+        return None
+    names = [model_label(curve.model) for curve in curves]
+    known, label = model_colors(data, *sorted(names)), metric_label(curves[0].metric)
     note = "The ring marks the checkpoint that was kept."
-    if any(curve.model == "ranked" for curve in data.curves):
+    if any(curve.model == "ranked" for curve in curves):
         note += " The ranker is validated on training events of users held out from it."
-    metric = next((metric_label(one.metric) for one in data.curves if one.validation), "")
-    charts = []
-    for key, title, label, words in (
-        ("loss", "Training loss", "loss", "By training step; lower is better."),
-        ("validation", f"{metric} on validation", metric, note),
-    ):
-        rows = [
-            (model_label(curve.model), step, value, key != "loss" and step == curve.best_step)
-            for curve in data.curves
-            for step, value in (curve.loss if key == "loss" else curve.validation)
-        ]
-        columns = [*texts("training"), *counts("step"), *numbers(label, format="metric")]
-        if rows:
-            chart = figure(
-                line_chart,
-                f"curve-{key}",
-                title,
-                words,
-                [*columns, *texts("kept")],
-                rows,
-                "series x y ring",
-                colors={name: color for name, color in known.items() if name in names},
-                x_title="step",
-                y_title=label,
-            )
-            charts.append(chart)
-    return charts
+    return figure(
+        line_chart,
+        "curve-validation",
+        f"{label} on validation",
+        note,
+        [*texts("training"), *counts("step"), *numbers(label, format="metric"), *texts("kept")],
+        [
+            (name, step, value, step == curve.best_step)
+            for name, curve in zip(names, curves, strict=True)
+            for step, value in curve.validation
+        ],
+        "series x y ring",
+        colors={name: color for name, color in known.items() if name in names},
+        x_title="step",
+        y_title=label,
+    )
 
 
 def blend_figures(data: ReportData) -> list[Chart]:

@@ -23,7 +23,7 @@ from pipelines.pages.document import (
     Words,
     with_origins,
 )
-from pipelines.pages.figures import blend_figures, curve_figures, cutoffs, slice_figures
+from pipelines.pages.figures import blend_figures, curve_figure, cutoffs, slice_figures
 from pipelines.pages.ranker import ranker_section, routing_section
 from pipelines.pages.report_data import ReportData, routings_of
 from pipelines.pages.summary import (
@@ -282,8 +282,8 @@ def _training(data: ReportData) -> Section:
             f"{model_label(curve.model)} {how}kept step {curve.best_step:,} of "
             f"{curve.num_steps:,}, the best on {users}."
         )
-    blocks: list[Block] = [*([Words(lines=lines)] if lines else []), *curve_figures(data)]
-    return Section(key="training", title="Training", blocks=blocks)
+    blocks = [Words(lines=lines) if lines else None, curve_figure(data)]
+    return Section(key="training", title="Training", blocks=[one for one in blocks if one])
 
 
 def _protocol(data: ReportData) -> Section:

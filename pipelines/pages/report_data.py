@@ -43,8 +43,6 @@ class Curve:
     """None if no validation chose a step."""
     stopped_early: bool
     stopped_by_time: bool
-    loss: list[tuple[int, float]]
-    """Step and training loss."""
     validation: list[tuple[int, float]]
     """Step and ``metric`` on the validation split."""
     metric: str
@@ -158,7 +156,6 @@ def read_curve(training: Path, model: str, metric: str) -> Curve | None:
         best_step=ending.get("best_step"),
         stopped_early=bool(ending.get("stopped_early", False)),
         stopped_by_time=bool(ending.get("stopped_by_time", False)),
-        loss=points("loss"),
         validation=points(shown),
         metric=shown,
     )

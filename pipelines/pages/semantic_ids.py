@@ -11,10 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pipelines.engine.artifacts import to_json
-from pipelines.pages.charts import counts, figure, line_chart, numbers, percent, shares, texts
+from pipelines.pages.charts import counts, numbers, percent, shares, texts
 from pipelines.pages.document import Block, Cell, Code, Page, Section, Table, Tile, Tiles, Words
 from pipelines.pages.file import write_page
-from pipelines.pages.report_data import thinned
 from pipelines.pages.semantic_id_tree import IdsView, item_section, tree_section
 from pipelines.semantic_ids.measure import SAME_MEANING, Drift, IdsMeasurement, SemanticIdReport
 from pipelines.semantic_ids.store import SHORT
@@ -23,7 +22,6 @@ ENOUGH_USED = 0.95
 CROWDED = 10
 """Times the mean from which a code is reported as crowded."""
 HARDLY_MORE = 0.05
-MAX_CODES_DRAWN = 64
 METHODS = {"rq_kmeans": "residual k-means"}
 HOW = {
     "trained": "a new quantiser; no earlier version is followed",
@@ -196,26 +194,6 @@ def tiles(report: SemanticIdReport, drift: Drift | None) -> Tiles:
 
 def codes_section(report: SemanticIdReport) -> Section:
     """Show how many codes are used, and how evenly."""
-    rows = [
-        (level_name(level), place, count, count / max(1, sum(usage)))
-        for level, usage in enumerate(report.usage)
-        for place, count in thinned(
-            [(place, float(count)) for place, count in enumerate(usage, start=1)], MAX_CODES_DRAWN
-        )
-    ]
-    chart = figure(
-        line_chart,
-        "usage",
-        "Items of each code",
-        "Most used codes first; flat means that all are used alike.",
-        [*texts("level"), *counts("rank of the code", "items"), *shares("share of items")],
-        rows,
-        "series x y -",
-        x_title="codes, most used first",
-        y_title="items",
-        y_format=",.0f",
-        from_zero=True,
-    )
     table = Table(
         key="levels",
         title="Codes of each level",
@@ -237,7 +215,7 @@ def codes_section(report: SemanticIdReport) -> Section:
         key="codes",
         title="Codes used",
         note="Unused codes waste capacity; very frequent ones carry little information.",
-        blocks=[chart, table],
+        blocks=[table],
     )
 
 

@@ -1,13 +1,11 @@
-"""Page ``runs``: all runs, searched, ordered, chosen for comparison, drawn over time."""
+"""Page ``runs``: all runs, searched, ordered, chosen for comparison."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from functools import partial
-from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -15,11 +13,10 @@ from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.search import KINDS, ordered, searched
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.charts import figure, line_chart, numbers, texts
+from pipelines.pages.charts import numbers
 from pipelines.pages.document import (
     Block,
     Cell,
-    Chart,
     Column,
     Control,
     Link,
@@ -37,10 +34,7 @@ NUM_LOOKED_AT = 200
 """Newest runs whose metrics can be chosen."""
 MAX_METRICS = 6
 MAX_COMPARED = 5
-MAX_DRAWN = 250
 MAX_EXPORTED = 200
-MAX_SERIES = 8
-OTHERS = "other data"
 HOW_TO_SEARCH = (
     "Metrics are of the served list on test. Words are searched in names, data sets, kinds, status "
     "and tags. Settings, tags and metrics take bounds: sequence.num_layers=2, num_layers>1, "
@@ -187,7 +181,7 @@ def build(context: Context, query: Query) -> Page:
     return Page(
         title="Runs",
         lead=f"{len(runs):,} runs and bundles of all workspaces, the newest first.{states}",
-        blocks=[*chosen, *_drawn(runs, choice), table],
+        blocks=[*chosen, table],
         controls=[] if context.exported else _controls(choice),
     )
 
@@ -226,45 +220,6 @@ def _comparison(known: Mapping[str, Run], choice: RunChoice) -> Block:
     if len(runs) == 2:
         links.append(Link(label="What differs", page="differences", parameters=keys))
     return Words(lines=[f"Chosen: {names}."], links=links)
-
-
-def _drawn(runs: Sequence[Run], choice: RunChoice) -> list[Chart]:
-    """Draw the first chosen metric over time."""
-    metric = next(iter(choice.metrics), "")
-    points = (
-        (run, value, time)
-        for run in runs
-        if (value := served_value(run, metric)) is not None and (time := time_text(run))
-    )
-    shown = list(islice(points, MAX_DRAWN))
-    if not shown:
-        return []
-    found = Counter(run.dataset or OTHERS for run, _, _ in shown)
-    named = [name for name, _ in found.most_common(MAX_SERIES)]
-    label = metric_label(metric)
-    older = f" The newest {MAX_DRAWN:,}." if len(shown) == MAX_DRAWN else ""
-    chart = figure(
-        line_chart,
-        "metric-over-time",
-        f"{label} over time",
-        f"A dot a run, coloured by its data; higher is better. {metric_meaning(metric)}, "
-        f"on test. Runs on different data are not comparable.{older}",
-        [
-            *texts("run", "data", "colour"),
-            Column(label="end (UTC)", format="time"),
-            *numbers(label, format="metric"),
-        ],
-        [
-            (run.name, run.dataset, run.dataset if run.dataset in named else OTHERS, time, value)
-            for run, value, time in shown
-        ],
-        "- - series x y",
-        x_title="end of the run (UTC)",
-        y_title=label,
-        time=True,
-        joined=False,
-    )
-    return [chart]
 
 
 def list_rows(context: Context, query: Query, window: Window) -> Rows:

@@ -21,7 +21,6 @@ def test_loss_and_validation_are_read_by_step(tmp_path):
     ]
     write(tmp_path / "given", lines)
     curve = read_curve(tmp_path / "given", "two_tower", "ndcg@10")
-    assert curve.loss == [(5, 2.0), (20, 1.0)]
     assert curve.validation == [(10, 0.2)]
     assert (curve.best_step, curve.stopped_early) == (10, True)
 

@@ -52,7 +52,7 @@ def test_every_number_of_the_report_is_on_the_page(page, plain_report):
         [values[model][name] for model in plain_report.models] for name in order
     ]
     charts = {one.key: one for one in blocks_of(page.blocks, Chart)}
-    assert {"cutoffs", "curve-loss", "curve-validation", "slices-category"} <= set(charts)
+    assert {"cutoffs", "curve-validation", "slices-category"} <= set(charts)
     assert "1-5" in charts["slices-history_length"].note.split("No users in:")[1].split(".")[0]
 
 

@@ -137,7 +137,7 @@ def test_a_fitted_line_never_rises() -> None:
 
 
 def test_quality_stands_beside_cost(page: Page) -> None:
-    rows = {row[0]: row for row in block_of(page, Chart, "cost").rows}
+    rows = {row[0]: row for row in block_of(page, Table, "cost").rows}
     # Four steps behind the first one.
     assert [rows[name][2] for name in ("full", "incremental", "never")] == [400.0, 40.0, 0.0]
     assert rows["incremental"][6:8] == pytest.approx((0.95, 0.1))

@@ -102,17 +102,6 @@ def test_two_chosen_runs_lead_to_their_comparison_and_differences(three: Context
     assert cell.link.parameters["metric"] == ("ndcg@5",)
 
 
-def test_the_chart_has_a_dot_a_run_and_says_what_it_shows(three: Context) -> None:
-    chart = block_of(build(three, Query()), Chart)
-    assert [(row[0], row[4]) for row in chart.rows] == [
-        ("run-1", 0.11),
-        ("run-0", 0.1),
-        ("v1", 0.12),
-    ]
-    assert chart.title == "NDCG@10 over time"
-    assert "on test" in chart.note
-
-
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
     name = "<img src=x onerror=alert(1)> \u202e\U0001f3ac"
     write_run(tmp_path / name, dataset='\\"<b>')

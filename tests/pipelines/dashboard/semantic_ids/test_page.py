@@ -99,5 +99,5 @@ def test_a_real_run_and_its_bundle_show_the_same_ids(context: Context) -> None:
     assert own == bundled
     for page in pages:
         keys = {getattr(block, "key", "") for block in blocks_of(page.blocks, object)}
-        assert {"tree", "usage", "levels", "prefixes-kept", "made"} <= keys
+        assert {"tree", "levels", "prefixes-kept", "made"} <= keys
         assert len(encoded(page)) < 250_000

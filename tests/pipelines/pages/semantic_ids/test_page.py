@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.pages.document import Chart, Table, Tree
+from pipelines.pages.document import Table, Tree
 from pipelines.pages.encoding import encoded
 from pipelines.pages.semantic_id_tree import IdsView
 from pipelines.pages.semantic_ids import semantic_ids_page, write_semantic_id_report
@@ -114,7 +114,6 @@ def test_page_and_json_hold_the_same_numbers_and_equal_versions_give_equal_bytes
     for place, level in enumerate(numbers["levels"]):
         assert list(levels[place][1:4]) == [level["size"], level["num_used"], level["utilisation"]]
     first = numbers["levels"][0]
-    assert [one.key for one in blocks_of(page.blocks, Chart)] == ["usage"]
     kept = block_of(page, Table, "prefixes-kept").rows[0]
     names = ("neighbour_agreement", "agreement_by_chance", "purity", "purity_by_chance")
     assert list(kept[5:9]) == [first[name] for name in names]
