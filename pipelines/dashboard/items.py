@@ -12,11 +12,8 @@ import polars as pl
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.answers import (
     Answers,
-    Side,
-    Split,
     answers,
     has_ranks,
-    read_split,
     served_model,
 )
 from pipelines.dashboard.data.items import RunCatalogue, read_catalogue
@@ -24,7 +21,6 @@ from pipelines.dashboard.data.sides import (
     k_control,
     one_run,
     run_control,
-    split_control,
     suggest_runs,
 )
 from pipelines.dashboard.data.windows import window_rows
@@ -74,7 +70,6 @@ class ItemsView:
 
     context: Context
     run: Run
-    split: Split
     found: Answers
     features: Path
     catalogue: RunCatalogue
@@ -94,12 +89,9 @@ class ItemsView:
 
 def read_shown(context: Context, query: Query) -> ItemsView:
     """Read the parameters."""
-    split = read_split(query)
     # A bundle keeps ranks and no lists.
-    run = one_run(
-        context, query, lambda one: one.kind == "workspace" and has_ranks(one, split), MISSING
-    )
-    found = answers(run, split)
+    run = one_run(context, query, lambda one: one.kind == "workspace" and has_ranks(one), MISSING)
+    found = answers(run)
     if found.features is None:
         raise NotFoundError(
             f"{run.name} keeps ranks and no lists; choose the workspace that released it"
@@ -107,7 +99,6 @@ def read_shown(context: Context, query: Query) -> ItemsView:
     return ItemsView(
         context=context,
         run=run,
-        split=split,
         found=found,
         features=found.features,
         catalogue=read_catalogue(context, found.features),
@@ -135,7 +126,7 @@ def build(context: Context, query: Query) -> Page:
         ("exposure", "Exposure against merit", _exposure_chart(own, compared)),
         ("fate", "The fate of new and rare items", _fate(shown.k, compared)),
         ("bias", "Popularity bias", _bias_table(shown)),
-        ("all", "All items", _items_table(shown, own)),
+        ("all", "All items", _items_table()),
     ]
     sections = [Section(key=key, title=title, blocks=[block]) for key, title, block in parts]
     label, models = model_label(shown.model), {one: model_label(one) for one in shown.found.models}
@@ -148,7 +139,6 @@ def build(context: Context, query: Query) -> Page:
             *run_control(context, shown.run, clears=("model", "item")),
             select("model", "Model", shown.model, models),
             k_control(shown.k, LISTED),
-            split_control([Side(run=shown.run, model=shown.model)], shown.split),
         ],
         notices=notices,
     )
@@ -246,9 +236,8 @@ def _bias_table(shown: ItemsView) -> Table:
     )
 
 
-def _items_table(shown: ItemsView, own: Exposure) -> Table:
+def _items_table() -> Table:
     """List every item, those that are shown most for their events first."""
-    exported = shown.context.exported
     return Table(
         key="items",
         title="Items by exposure",
@@ -260,18 +249,14 @@ def _items_table(shown: ItemsView, own: Exposure) -> Table:
             *counts("training events", "in lists", "held-out", "found"),
             *numbers("exposure", format="metric"),
         ],
-        source=None if exported else "items",
-        rows=_rows(shown, own, Window()).rows if exported else (),
+        source="items",
     )
 
 
 def window_of_items(context: Context, query: Query, window: Window) -> Rows:
     """Return a window of the table of items."""
     shown = read_shown(context, query)
-    return _rows(shown, shown.exposure(shown.model), window)
-
-
-def _rows(shown: ItemsView, own: Exposure, window: Window) -> Rows:
+    own = shown.exposure(shown.model)
     known = shown.catalogue
     there = (known.item_ids != "").to_numpy()
     kept = np.flatnonzero(known.matching(window.search) & there)
@@ -302,7 +287,7 @@ def _item_section(shown: ItemsView, own: Exposure, row: int) -> Section:
         ("Found", f"{own.hits[row]:,}", f"in the first {shown.k}"),
     )
     tiles = [Tile(label=label, value=value, note=note) for label, value, note in rows]
-    parameters = {"run": shown.run.key, "split": shown.split, "item": item_id}
+    parameters = {"run": shown.run.key, "item": item_id}
     link = Link(label="Users who wanted it", page="why", parameters=parameters)
     blocks: list[Block] = [Tiles(tiles=tiles)]
     if own.wanted[row]:

@@ -19,7 +19,7 @@ from pipelines.dashboard.compare.gate import (
     recorded_answer,
 )
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.answers import SERVED, Side, read_split
+from pipelines.dashboard.data.answers import SERVED, Side
 from pipelines.dashboard.data.measures import read_measures
 from pipelines.dashboard.data.paired import Pairs, join_pairs
 from pipelines.dashboard.data.sides import (
@@ -68,19 +68,18 @@ TOO_FEW = (
 
 def build(context: Context, query: Query) -> Page:
     """Build the page; without a pair it is the page of a run, which tells how to get a pair."""
-    split = read_split(query)
     if len(query.several("runs", at_most=2)) < 2 and not query.text("first"):
         run = query.text("run") or query.text("runs")
         try:
-            runs = default_pair(context, split, run)
+            runs = default_pair(context, run)
         except NotFoundError as error:
             page = build_run(context, Query.of(run=run or None))
             return replace(page, notices=[*page.notices, str(error)])
         query = Query.of(runs=tuple(one.key for one in runs))
-    sides = choose_sides(context, query, split, at_most=2)
-    pairs = join_pairs(context, sides, split)
-    measures = (read_measures(context, sides[0], split), read_measures(context, sides[1], split))
-    judged = judge_sides(context, sides, split, pairs, measures)
+    sides = choose_sides(context, query, at_most=2)
+    pairs = join_pairs(context, sides)
+    measures = (read_measures(context, sides[0]), read_measures(context, sides[1]))
+    judged = judge_sides(context, sides, pairs, measures)
     names = [f"{letter} ({side_name(one, sides)})" for letter, one in zip("AB", sides, strict=True)]
     recorded = recorded_answer(sides[0].run, sides[1].run)
     blocks: list[Block] = [
@@ -105,7 +104,7 @@ def build(context: Context, query: Query) -> Page:
             ),
             words_section("rule", "How this is decided", rule(judged)),
         ],
-        controls=controls(context, sides, split, at_most=2),
+        controls=controls(context, sides, at_most=2),
         notices=[*warnings(pairs.known, names), *pairs.slicings.problems],
     )
 

@@ -293,16 +293,3 @@ def share_chart(rows: Sequence[Mark], colors: Mapping[str, str], *, x_title: str
     order = {series: place for place, series in enumerate(colors)}
     parts = [{**one, "order": order[one["series"]]} for one in rows]
     return build_spec([_layer("bar", height={"band": 0.72})], encoding, parts, {"step": ROW})
-
-
-def cost_chart(
-    rows: Sequence[Mark], colors: Mapping[str, str] | None = None, *, x_title: str
-) -> Spec:
-    """Draw a bar as long as ``amount`` for each ``label``, in their order from top to bottom."""
-    encoding = {
-        "y": _labels(_names(rows)),
-        "x": _field("amount", title=x_title, scale={"zero": True, "nice": True}),
-        "tooltip": _field("note", "nominal"),
-    }
-    bar = _layer("bar", color=color_of(0), height={"band": 0.72})
-    return build_spec([bar], encoding, rows, {"step": 24})

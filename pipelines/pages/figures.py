@@ -17,7 +17,6 @@ from pipelines.pages.charts import (
 )
 from pipelines.pages.document import Chart
 from pipelines.pages.report_data import ReportData
-from pipelines.pages.summary import source_label
 from pipelines.pages.wording import group_meaning, group_title, metric_label, model_label, parted
 from recsys.evaluation.slices import SliceMetrics
 
@@ -157,7 +156,7 @@ def curve_figure(data: ReportData) -> Chart | None:
 def blend_figures(data: ReportData) -> list[Chart]:
     """Draw the share of each source in the first ten of each profile's lists."""
     rows = [
-        (profile, source_label(source), share)
+        (profile, model_label(source), share)
         for profile, blend in data.blends.items()
         for source, share in blend["shares"].items()
     ]

@@ -1,11 +1,11 @@
-"""The ranker on a page: decision, calibration, position bias, and its experts."""
+"""The ranker on a page: decision, calibration, and its experts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from pipelines.pages.charts import figure, numbers, percent, share_chart, shares, texts
-from pipelines.pages.document import Block, Chart, Section, Table, Tile, Tiles, Words
+from pipelines.pages.charts import numbers, percent, shares, texts
+from pipelines.pages.document import Block, Section, Table, Tile, Tiles, Words
 from pipelines.pages.report_data import Document, routings_of
 
 TRUNKS = {
@@ -26,7 +26,7 @@ DENSE = (
 
 
 def ranker_section(ranker: Document | None) -> Section:
-    """Show what the ranker's order is worth, its calibration and its position bias."""
+    """Show what the ranker's order is worth and its calibration."""
     if ranker is None:
         return Section(key="ranker", title="Ranker", blocks=[])
     order = "The ranker's order is served" if ranker["served"] else "The blend's order is served"
@@ -41,7 +41,6 @@ def ranker_section(ranker: Document | None) -> Section:
         blocks.append(_calibration(trunk))
         if trunk["examined"]:
             impressions = ", and on impression logs"
-            blocks.append(_position_bias(trunk["examined"]))
     return Section(
         key="ranker",
         title="Ranker",
@@ -65,20 +64,6 @@ def _calibration(trunk: Document) -> Table:
             *numbers("predicted", "observed", "calibration error", format="metric"),
         ],
         rows=[(task, *(own[name] for name in names)) for task, own in trunk["tasks"].items()],
-    )
-
-
-def _position_bias(examined: Sequence[float]) -> Chart:
-    return figure(
-        share_chart,
-        "examined",
-        "Position bias",
-        "Examination probability of each slot relative to the first, learned from impressions. "
-        "The ranker predicts feedback on examined items, so serving needs no slot.",
-        [*texts("slot"), *shares("examined")],
-        [(f"slot {place}", share) for place, share in enumerate(examined, start=1)],
-        "label share",
-        x_title="probability relative to the first slot",
     )
 
 

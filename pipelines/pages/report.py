@@ -37,7 +37,6 @@ from pipelines.pages.summary import (
     protocol,
     ranged,
     served_label,
-    source_label,
     time_span,
     worst_slice,
 )
@@ -264,7 +263,7 @@ def _blend_tables(data: ReportData) -> Iterator[Block]:
             note="Of the served blend, for average users and items.",
             columns=[*texts("model"), *numbers(*(name.replace("_", " ") for name in features))],
             rows=[
-                (source_label(source), *(round(weights[name], 4) for name in features))
+                (model_label(source), *(round(weights[name], 4) for name in features))
                 for source, weights in blend["weights"].items()
             ],
         )

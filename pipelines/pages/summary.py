@@ -58,14 +58,9 @@ def served_label(data: ReportData, model: str) -> str:
     return f"the blend of {len(blend['shares'])} models"
 
 
-def source_label(source: str) -> str:
-    """Label a source as its model."""
-    return model_label(source)
-
-
 def method_label(method: str) -> str:
     """Label a method of merging, or the one source that is served in its place."""
-    return METHODS.get(method) or f"{source_label(method)} alone"
+    return METHODS.get(method) or f"{model_label(method)} alone"
 
 
 def answer(data: ReportData) -> str:

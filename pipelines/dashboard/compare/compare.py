@@ -14,7 +14,7 @@ from pipelines.dashboard.compare.blocks import (
     warnings,
 )
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.answers import DEPTH, Side, read_split, side
+from pipelines.dashboard.data.answers import DEPTH, Side, side
 from pipelines.dashboard.data.measures import read_measures
 from pipelines.dashboard.data.paired import Moments, Pairs, interval, join_pairs, p_values
 from pipelines.dashboard.data.sides import (
@@ -27,7 +27,6 @@ from pipelines.dashboard.data.sides import (
     pair_links,
     pair_parameters,
     side_name,
-    split_control,
     suggest_runs,
 )
 from pipelines.dashboard.data.slices import CROSS, CROSSED, Slicing, everything, group_label
@@ -81,9 +80,8 @@ class Comparison:
 
 def build(context: Context, query: Query) -> Page:
     """Build the page."""
-    split = read_split(query)
-    sides = choose_sides(context, query, split)
-    pairs = join_pairs(context, sides, split)
+    sides = choose_sides(context, query)
+    pairs = join_pairs(context, sides)
     names = [side_name(one, sides) for one in sides]
     single = pairs.slicings.groups
     groups = [*single, *(CROSS.join(pair) for pair in CROSSED if {*pair} <= {*single})]
@@ -100,9 +98,9 @@ def build(context: Context, query: Query) -> Page:
             title="Compare",
             lead="These runs have no query in common, so nothing can be compared.",
             blocks=[Words(lines=warnings(pairs.known, names), tone="bad")],
-            controls=controls(context, sides, split),
+            controls=controls(context, sides),
         )
-    measures = measures_table([read_measures(context, one, split) for one in sides], names, sides)
+    measures = measures_table([read_measures(context, one) for one in sides], names, sides)
     pair = pair_parameters(sides[0], sides[1])
     summary = Link(label="A or B: which to release, and why", page="summary", parameters=pair)
     slicing = pairs.slicings.get(group) if group else None
@@ -110,7 +108,7 @@ def build(context: Context, query: Query) -> Page:
     return Page(
         title="Compare " + " and ".join(names),
         lead=f"{len(pairs.known):,} queries of {pairs.known.num_users:,} users that all of them "
-        f"answered, split {split}. Differences are from {names[0]}.",
+        f"answered, split {pairs.known.split}. Differences are from {names[0]}.",
         blocks=[
             *metrics_blocks(shown),
             Section(key="by-k", title="By list length", blocks=[k_chart(shown)]),
@@ -119,11 +117,10 @@ def build(context: Context, query: Query) -> Page:
             Words(lines=["Next:"], links=[summary, *pair_links(sides)]),
         ],
         controls=[
-            *controls(context, sides, split),
+            *controls(context, sides),
             select("metric", "Metric", shown.metric, metrics),
             k_control(shown.k, DEPTH),
             *group_control(group, groups),
-            split_control(sides, split),
         ],
         notices=[*warnings(pairs.known, names), *pairs.slicings.problems],
     )
@@ -250,9 +247,9 @@ def exports(context: Context, query: Query) -> list[Query]:
     try:
         pair = [context.stores.run(key) for key in query.several("runs", at_most=2)]
         if len(pair) < 2:
-            pair = [*default_pair(context, "test", query.text("run"))]
-        sides = [side(run, "test") for run in pair]
-        groups = join_pairs(context, sides, "test").slicings.groups
+            pair = [*default_pair(context, query.text("run"))]
+        sides = [side(run) for run in pair]
+        groups = join_pairs(context, sides).slicings.groups
     except (NotFoundError, QueryError):
         return [query]
     variants: list[dict[str, str]] = [{}, {"metric": "recall"}, {"metric": "mrr"}]

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from pipelines.config.release import GateConfig, ReleaseConfig
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.data.answers import Side, Split, answers
+from pipelines.dashboard.data.answers import Side, answers
 from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
 from pipelines.dashboard.data.paired import Pairs
 from pipelines.dashboard.data.slices import slice_label
@@ -109,15 +109,14 @@ def judge_pair(
 def judge_sides(
     context: Context,
     sides: Sequence[Side],
-    split: Split,
     pairs: Pairs,
     measures: tuple[Measures, Measures],
 ) -> PairJudgement:
     """Judge two sides by ``[release]`` of the second; kept until their files change."""
-    files = [path for one in sides for path in answers(one.run, split).files]
+    files = [path for one in sides for path in answers(one.run).files]
     config = release_config(context, sides[1].run)
     named = tuple((one.run.key, one.model) for one in sides)
-    key = ("judgement", split, named, repr(measures), repr(config))
+    key = ("judgement", named, repr(measures), repr(config))
     return context.cache.get(key, files, lambda: judge_pair(pairs, measures, config))
 
 

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from pipelines.candidates.blends import BLEND, BLEND_FAST
-from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.artifacts import Manifest
 from pipelines.evaluation.per_user import RANK, models_in
@@ -30,7 +30,6 @@ from pipelines.ranking.artefact import RANKED
 from recsys.data.dataset import Sequences
 
 Split = Literal["test", "validation"]
-SPLITS: tuple[Split, ...] = get_args(Split)
 SERVED = "served"
 """The only model of a bundle's answers."""
 DEPTH = 100
@@ -56,6 +55,7 @@ class Answers(NamedTuple):
     """Folder of build_features, whose rows the table is written in; None for a bundle."""
     order: str
     """How tied times were ordered."""
+    split: Split = "test"
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -64,26 +64,25 @@ class Answers(NamedTuple):
         return (self.table, *manifest)
 
 
-def read_split(query: Query) -> Split:
-    """Read which held-out events a page is about."""
-    return "validation" if query.choice("split", SPLITS, "test") == "validation" else "test"
-
-
-def answers(run: Run, split: Split) -> Answers:
-    """Find a run's ranks."""
+def answers(run: Run) -> Answers:
+    """Find a run's ranks on test, else on validation."""
     if run.kind == "bundle":
         version = run.path.name.removeprefix("bundle-")
         table = answers_file(run.path.parent, version)
-        if not table.exists() or split != "test":
+        if not table.exists():
             raise NotFoundError(
-                f"bundle {version} has no {table.name} for the split {split}; a release writes it "
-                "if its run measured test, and compares by it"
+                f"bundle {version} has no {table.name}; a release writes it if its run measured "
+                "test, and compares by it"
             )
         return Answers(table, (SERVED,), None, "")
-    tables = sorted((run.path / "evaluate").glob(f"per_user_*_{split}.parquet"))
+    split: Split = "test"
+    tables = sorted((run.path / "evaluate").glob("per_user_*_test.parquet"))
+    if not tables:
+        split = "validation"
+        tables = sorted((run.path / "evaluate").glob("per_user_*_validation.parquet"))
     if not tables:
         raise NotFoundError(
-            f"{run.name} has no rank by user for the split {split}; run its stage evaluate: "
+            f"{run.name} has no rank by user; run its stage evaluate: "
             f"recsys run {run.path} --until evaluate"
         )
     order = tables[0].stem.removeprefix("per_user_").removesuffix(f"_{split}")
@@ -91,7 +90,7 @@ def answers(run: Run, split: Split) -> Answers:
         models = _models(tables[0], tables[0].stat().st_mtime_ns)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise NotFoundError(f"{tables[0]} cannot be read: {error}") from error
-    return Answers(tables[0], models, run.path / "build_features", order)
+    return Answers(tables[0], models, run.path / "build_features", order, split)
 
 
 @lru_cache(4096)
@@ -100,10 +99,10 @@ def _models(table: Path, changed: int) -> tuple[str, ...]:
     return models_in(list(pl.read_parquet_schema(table)))
 
 
-def has_ranks(run: Run, split: Split, at_least: int = 1) -> bool:
+def has_ranks(run: Run, at_least: int = 1) -> bool:
     """Return whether a run keeps ranks by user, of at least that many models."""
     try:
-        return len(answers(run, split).models) >= at_least
+        return len(answers(run).models) >= at_least
     except NotFoundError:
         return False
 
@@ -114,9 +113,9 @@ def served_model(run: Run, models: Sequence[str]) -> str:
     return next((name for name in choices if name and name in models), models[-1])
 
 
-def side(run: Run, split: Split, model: str | None = None) -> Side:
+def side(run: Run, model: str | None = None) -> Side:
     """Choose a model of a run, by default the one that is served."""
-    models = answers(run, split).models
+    models = answers(run).models
     if model and model not in models:
         raise NotFoundError(f"{run.name} has no model {model!r}; it has {', '.join(models)}")
     return Side(run=run, model=model or served_model(run, models))
@@ -153,6 +152,7 @@ class Joined:
     features: Path | None
     """Folder of build_features, with attributes of users and items."""
     order: str
+    split: Split = "test"
     dropped: tuple[Dropped, ...]
     """Queries that each side lost, [S]."""
 
@@ -172,21 +172,19 @@ class Joined:
         return len(self.starts)
 
 
-def join(sides: Sequence[Side], split: Split) -> Joined:
+def join(sides: Sequence[Side]) -> Joined:
     """Join the ranks of sides, by rows if their prepared data are equal, else by ids."""
     try:
-        known = [answers(one.run, split) for one in sides]
+        known = [answers(one.run) for one in sides]
         if (frame := _joined_by_rows(sides, known)) is not None:
-            return _joined(
-                sides, known, split, frame, [Dropped(num_queries=len(frame))] * len(sides)
-            )
-        frames = [_by_ids(one, found, split) for one, found in zip(sides, known, strict=True)]
+            return _joined(sides, known, frame, [Dropped(num_queries=len(frame))] * len(sides))
+        frames = [_by_ids(one, found) for one, found in zip(sides, known, strict=True)]
     except (OSError, ValueError, pl.exceptions.PolarsError) as error:
         raise NotFoundError(f"the ranks by user cannot be read: {error}") from error
     both = frames[0].rename({"rank": "rank0"})
     for place, frame in list(enumerate(frames))[1:]:
         both = both.join(frame.rename({"rank": f"rank{place}"}), on=KEY)
-    return _joined(sides, known, split, both, [_dropped(frame, frames, both) for frame in frames])
+    return _joined(sides, known, both, [_dropped(frame, frames, both) for frame in frames])
 
 
 def _coded(rank: pl.Expr) -> pl.Expr:
@@ -196,9 +194,10 @@ def _coded(rank: pl.Expr) -> pl.Expr:
 def _joined_by_rows(sides: Sequence[Side], known: Sequence[Answers]) -> pl.DataFrame | None:
     """Put ranks next to each other if all tables list the same rows of the same data."""
     digests = {
-        ("" if one.features is None else data_digest(one.features), one.order) for one in known
+        ("" if one.features is None else data_digest(one.features), one.order, one.split)
+        for one in known
     }
-    if len(digests) > 1 or "" in {digest for digest, _ in digests}:
+    if len(digests) > 1 or "" in {digest for digest, _, _ in digests}:
         return None
     full: pl.DataFrame | None = None
     for place, (one, found) in enumerate(zip(sides, known, strict=True)):
@@ -213,7 +212,7 @@ def _joined_by_rows(sides: Sequence[Side], known: Sequence[Answers]) -> pl.DataF
     return full
 
 
-def _by_ids(one: Side, found: Answers, split: Split) -> pl.DataFrame:
+def _by_ids(one: Side, found: Answers) -> pl.DataFrame:
     """Read user_id, item_id, place (events of the user before the query) and rank."""
     table = pl.scan_parquet(found.table)
     if found.features is None:
@@ -223,7 +222,7 @@ def _by_ids(one: Side, found: Answers, split: Split) -> pl.DataFrame:
     ids = users.select(pl.col("row").alias("user_row"), pl.col("id").alias("user_id"))
     ranks = table.select("user_row", "item_row", _coded(pl.col(f"{RANK}{one.model}")))
     for other, key in (
-        (_places(found, split).lazy(), "user_row"),
+        (_places(found).lazy(), "user_row"),
         (ids, "user_row"),
         (items, "item_row"),
     ):
@@ -231,11 +230,11 @@ def _by_ids(one: Side, found: Answers, split: Split) -> pl.DataFrame:
     return ranks.select(*KEY, "rank").collect()
 
 
-def _places(found: Answers, split: Split) -> pl.DataFrame:
+def _places(found: Answers) -> pl.DataFrame:
     """Count the events before each user row's query."""
     assert found.features is not None
     sequences = Sequences.load(found.features / "sequences" / found.order)
-    ends = sequences.validation_end if split == "test" else sequences.train_end
+    ends = sequences.validation_end if found.split == "test" else sequences.train_end
     before = np.asarray(ends) - np.asarray(sequences.offsets[:-1])
     return pl.DataFrame({"user_row": np.arange(sequences.num_user_rows), "place": before})
 
@@ -268,7 +267,6 @@ def _dropped(frame: pl.DataFrame, frames: Sequence[pl.DataFrame], both: pl.DataF
 def _joined(
     sides: Sequence[Side],
     known: Sequence[Answers],
-    split: Split,
     frame: pl.DataFrame,
     dropped: Sequence[Dropped],
 ) -> Joined:
@@ -278,7 +276,7 @@ def _joined(
     if "user_row" not in frame.columns:
         frame = _numbered(frame, features)
     elif reference is not None:
-        before = _places(reference, split)["place"].to_numpy()
+        before = _places(reference)["place"].to_numpy()
         frame = frame.with_columns(place=before[frame["user_row"].to_numpy()])
     if not frame["user_row"].is_sorted():
         frame = frame.sort("user_row", "item_row")
@@ -293,6 +291,7 @@ def _joined(
         ranks=tuple(frame[f"rank{place}"].to_numpy() for place in range(len(sides))),
         features=features,
         order=order,
+        split=known[0].split,
         dropped=tuple(dropped),
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.data.answers import Side, Split, answers
+from pipelines.dashboard.data.answers import Side, answers
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.workspaces.files import read_or_empty
 from pipelines.dashboard.workspaces.run import Run
@@ -43,7 +43,7 @@ def cost_words(name: str, value: float) -> str:
     return f"{value:.1f} ms" if name == "list_ms" else size(value)
 
 
-def read_measures(context: Context, side: Side, split: Split) -> Measures:
+def read_measures(context: Context, side: Side) -> Measures:
     """Read a side's measures; missing and broken files leave them out."""
     run = side.run
     bundle, measured = _bundle(context, run), _measured(context, side)
@@ -57,10 +57,10 @@ def read_measures(context: Context, side: Side, split: Split) -> Measures:
         costs: dict[str, float | None] = {"seconds": run.seconds, "peak_memory": run.peak_memory}
         if bundle is not None:
             costs |= {"bundle_bytes": _size(bundle), "list_ms": _list_time(bundle)}
-        lists = {} if measured is None else _beyond_accuracy(measured, split)
+        lists = {} if measured is None else _beyond_accuracy(measured)
         return Measures(lists, costs, str(hosts.pop()) if len(hosts) == 1 else None)
 
-    return context.cache.get(("measures", run.key, side.model, split), files, read)
+    return context.cache.get(("measures", run.key, side.model), files, read)
 
 
 def _measured(context: Context, side: Side) -> Side | None:
@@ -74,10 +74,11 @@ def _measured(context: Context, side: Side) -> Side | None:
     return Side(run=maker, model=maker.served)
 
 
-def _beyond_accuracy(side: Side, split: Split) -> Mapping[str, float]:
+def _beyond_accuracy(side: Side) -> Mapping[str, float]:
     try:
-        order = answers(side.run, split).order
-        model = Analysis.load(side.run.path / "evaluate").orders[order][split].models[side.model]
+        found = answers(side.run)
+        analysis = Analysis.load(side.run.path / "evaluate").orders[found.order][found.split]
+        model = analysis.models[side.model]
     except (OSError, ValueError, KeyError, TypeError, NotFoundError):
         return {}
     return {name: value for name, value in model.beyond_accuracy.items() if math.isfinite(value)}

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.data.answers import DEPTH, Joined, Side, Split, answers, join
+from pipelines.dashboard.data.answers import DEPTH, Joined, Side, answers, join
 from pipelines.dashboard.data.slices import Slicing, Slicings
 from recsys.data.batch import Jagged
 from recsys.evaluation.ranking import per_user_metric
@@ -77,15 +77,15 @@ class Pairs:
         return sum_moments(codes, before.numpy(), after.numpy(), len(slicing.names))
 
 
-def join_pairs(context: Context, sides: Sequence[Side], split: Split) -> Pairs:
+def join_pairs(context: Context, sides: Sequence[Side]) -> Pairs:
     """Join sides and return their pairs; kept until a file changes."""
-    files = [path for one in sides for path in answers(one.run, split).files]
-    key = ("pairs", split, tuple((one.run.key, one.model) for one in sides))
+    files = [path for one in sides for path in answers(one.run).files]
+    key = ("pairs", tuple((one.run.key, one.model) for one in sides))
 
     def make() -> Pairs:
-        known = join(sides, split)
+        known = join(sides)
         # Other models of the same runs have the same queries, and so the same slices.
-        alike = ("slicings", split, tuple(dict.fromkeys(one.run.key for one in sides)))
+        alike = ("slicings", tuple(dict.fromkeys(one.run.key for one in sides)))
         return Pairs(known, context.tables.get(alike, files, lambda: Slicings(known)))
 
     return context.tables.get(key, files, make)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.data.answers import SPLITS, Side, Split, answers, has_ranks, side
+from pipelines.dashboard.data.answers import Side, answers, has_ranks, side
 from pipelines.dashboard.data.slices import group_label
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
+from pipelines.dashboard.runs.search import searched
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.document import Control, Link, Option, Origin, Parameters, select
 from pipelines.pages.wording import model_label
@@ -29,9 +30,7 @@ NO_PAIR = (
 )
 
 
-def choose_sides(
-    context: Context, query: Query, split: Split, *, at_most: int = MOST
-) -> list[Side]:
+def choose_sides(context: Context, query: Query, *, at_most: int = MOST) -> list[Side]:
     """Read the sides of a page; a pair is chosen if the page names none.
 
     Two or more ``runs`` are compared by what they serve, or by ``model1``, ``model2``, ...; one run
@@ -45,20 +44,17 @@ def choose_sides(
         models = (query.text("first"), query.text("second"))
         if one or any(models):
             run = context.stores.run(one) if one else None
-            return _models_of_one(context, split, run, models)
+            return _models_of_one(context, run, models)
         try:
-            runs = default_pair(context, split)
+            runs = default_pair(context)
         except NotFoundError:
-            return _models_of_one(context, split)
-    return [
-        side(run, split, query.text(model) or None)
-        for run, model in zip(runs, MODELS, strict=False)
-    ]
+            return _models_of_one(context)
+    return [side(run, query.text(model) or None) for run, model in zip(runs, MODELS, strict=False)]
 
 
-def default_pair(context: Context, split: Split, run: str = "") -> tuple[Run, Run]:
+def default_pair(context: Context, run: str = "") -> tuple[Run, Run]:
     """Choose the served bundle and its challenger, else the two newest runs on the same data."""
-    measured = [one for one in context.stores.runs()[:LOOKED_AT] if has_ranks(one, split)]
+    measured = [one for one in context.stores.runs()[:LOOKED_AT] if has_ranks(one)]
     for pair in _pairs(measured):
         if not run or run in {key for one in pair for key in (one.key, one.made_by)}:
             return pair
@@ -86,17 +82,18 @@ def _pairs(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
 
 
 def _models_of_one(
-    context: Context, split: Split, run: Run | None = None, models: tuple[str, str] = ("", "")
+    context: Context, run: Run | None = None, models: tuple[str, str] = ("", "")
 ) -> list[Side]:
     """Take two models of a run: by default what it serves and the best other one."""
     for one in context.stores.runs()[:LOOKED_AT] if run is None else [run]:
-        if run is None and (one.kind != "workspace" or not has_ranks(one, split)):
+        if run is None and (one.kind != "workspace" or not has_ranks(one)):
             continue
-        first = side(one, split, models[0] or None)
-        others = [name for name in answers(one, split).models if name != first.model]
+        first = side(one, models[0] or None)
+        found = answers(one)
+        others = [name for name in found.models if name != first.model]
         if others:
-            gains = {name: one.metrics.get(f"{split}/{name}/ndcg@10", 0.0) for name in others}
-            second = side(one, split, models[1] or max(gains, key=gains.__getitem__))
+            gains = {name: one.metrics.get(f"{found.split}/{name}/ndcg@10", 0.0) for name in others}
+            second = side(one, models[1] or max(gains, key=gains.__getitem__))
             if second.model == first.model:
                 raise QueryError(f"second is {second.model!r}, as first is; choose another model")
             return [first, second]
@@ -143,9 +140,7 @@ def one_run(context: Context, query: Query, has: Callable[[Run], bool], missing:
     raise NotFoundError(missing)
 
 
-def controls(
-    context: Context, sides: Sequence[Side], split: Split, *, at_most: int = MOST
-) -> list[Control]:
+def controls(context: Context, sides: Sequence[Side], *, at_most: int = MOST) -> list[Control]:
     """Offer other runs and other models of each."""
     if context.exported:
         return []
@@ -164,17 +159,11 @@ def controls(
     ]
     names = ("first", "second") if len(keys) == 1 else MODELS
     for one, name, letter in zip(sides, names, "ABCDE", strict=False):
-        models = answers(one.run, split).models
+        models = answers(one.run).models
         if len(models) > 1:
             options = {model: model_label(model) for model in models}
             found.append(select(name, f"Model of {letter}", one.model, options))
     return found
-
-
-def split_control(sides: Sequence[Side], split: Split) -> Control:
-    """Offer the splits on which all sides were measured."""
-    known = [name for name in SPLITS if all(has_ranks(one.run, name) for one in sides)]
-    return select("split", "Split", split, {name: name for name in known})
 
 
 def group_control(group: str, groups: Sequence[str]) -> list[Control]:
@@ -224,12 +213,6 @@ def run_option(run: Run) -> Option:
     return Option(value=run.key, label=f"{run.name} ({run.kind}{time})")
 
 
-def suggest_runs(context: Context, query: Query, text: str) -> Sequence[Option]:
-    """Find runs that have files by a part of their name, data or place."""
-    wanted = text.casefold()
-    found = (
-        run
-        for run in context.stores.runs()
-        if wanted in f"{run.name} {run.dataset} {run.path} {run.key}".casefold()
-    )
-    return [run_option(run) for run, _ in zip(found, range(OFFERED), strict=False)]
+def suggest_runs(context: Context, query: Query, text: str) -> list[Option]:
+    """Find runs to choose, as the reader types, by the search of the page Runs."""
+    return [run_option(run) for run in searched(context, context.stores.runs(), text)[:OFFERED]]

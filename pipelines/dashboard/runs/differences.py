@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from pipelines.config.removed import REMOVED_KEYS
 from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.data.sides import suggest_runs
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.record import StageRecord, collect_versions, raw_files, read_stages
-from pipelines.dashboard.runs.runs import link_to, nothing_there, suggested, time_text
+from pipelines.dashboard.runs.runs import link_to, nothing_there, time_text
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.charts import numbers, texts
 from pipelines.pages.document import (
@@ -222,6 +223,6 @@ ENTRY = PageEntry(
     name="differences",
     title="Differences",
     build=build,
-    suggest={"runs": suggested},
+    suggest={"runs": suggest_runs},
     in_navigation=False,
 )

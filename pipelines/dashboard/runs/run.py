@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.sides import run_control
+from pipelines.dashboard.data.sides import run_control, suggest_runs
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.record import (
     StageRecord,
@@ -18,7 +18,6 @@ from pipelines.dashboard.runs.record import (
 from pipelines.dashboard.runs.runs import (
     link_to,
     nothing_there,
-    suggested,
     tags_text,
     time_text,
 )
@@ -26,7 +25,7 @@ from pipelines.dashboard.workspaces.files import UnreadableError
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.formats import duration, size
 from pipelines.evaluation.analysis import ANALYSIS
-from pipelines.pages.charts import cost_chart, counts, figure, numbers, texts
+from pipelines.pages.charts import counts, numbers, texts
 from pipelines.pages.document import (
     Block,
     Column,
@@ -269,27 +268,23 @@ def _released(context: Context, run: Run) -> list[Section]:
 
 
 def _costs(run: Run, stages: Sequence[StageRecord]) -> Block:
-    timed = [(one, one.seconds) for one in stages if one.seconds is not None]
-    if not timed:
-        return Words(lines=["Time and memory of its stages are not on record."])
-    return figure(
-        cost_chart,
-        "cost",
-        "Time by stage",
-        "Time of each stage, in the order they ran. A stage whose inputs did not change is "
-        "kept from an earlier run, with its time then.",
-        [
+    timed = [one for one in stages if one.seconds is not None]
+    table = Table(
+        key="cost",
+        title="Time by stage",
+        note="In the order they ran. A stage whose inputs did not change is kept from an earlier "
+        "run, with its time then.",
+        columns=[
             *texts("stage"),
             *numbers("time", format="seconds"),
             *numbers("peak memory", format="bytes"),
             *counts("rows out"),
             Column(label="started (UTC)", format="time"),
         ],
-        [(one.name, seconds, one.peak_memory, one.rows_out, one.started) for one, seconds in timed],
-        "label amount - - -",
-        x_title="seconds",
+        rows=[(one.name, one.seconds, one.peak_memory, one.rows_out, one.started) for one in timed],
         origins=[run.origin],
     )
+    return table if timed else Words(lines=["Time and memory of its stages are not on record."])
 
 
 def _digests(run: Run, stages: Sequence[StageRecord]) -> Table:
@@ -322,6 +317,6 @@ ENTRY = PageEntry(
     name="run",
     title="Run",
     build=build,
-    suggest={"runs": suggested},
+    suggest={"runs": suggest_runs},
     in_navigation=False,
 )

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.data.sides import suggest_runs
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.search import KINDS, ordered, searched
 from pipelines.dashboard.workspaces.run import Run
@@ -34,7 +35,6 @@ NUM_LOOKED_AT = 200
 """Newest runs whose metrics can be chosen."""
 MAX_METRICS = 6
 MAX_COMPARED = 5
-MAX_EXPORTED = 200
 HOW_TO_SEARCH = (
     "Metrics are of the served list on test. Words are searched in names, data sets, kinds, status "
     "and tags. Settings, tags and metrics take bounds: sequence.num_layers=2, num_layers>1, "
@@ -165,15 +165,12 @@ def build(context: Context, query: Query) -> Page:
         return nothing_there(context)
     runs, choice = snapshot.runs, RunChoice.of(query, snapshot.runs)
     columns = list_columns(choice, query, chooses=not context.exported)
-    shown = runs[:MAX_EXPORTED] if context.exported else []
-    rows = [[column.shown(run) for column in columns] for run in shown]
     table = Table(
         key="runs",
         title="All runs",
-        note=f"The newest {len(rows)} of {len(runs):,}." if context.exported else HOW_TO_SEARCH,
+        note="" if context.exported else HOW_TO_SEARCH,
         columns=[one.column for one in columns],
-        rows=rows,
-        source=None if context.exported else "runs",
+        source="runs",
     )
     chosen = [] if context.exported else [_comparison(snapshot.by_key, choice)]
     wrong = sum(run.status != "complete" for run in runs)
@@ -226,7 +223,7 @@ def list_rows(context: Context, query: Query, window: Window) -> Rows:
     """Return the window of the table that is shown."""
     snapshot = context.stores.now()
     choice = RunChoice.of(query, snapshot.runs)
-    columns = list_columns(choice, query, chooses=True)
+    columns = list_columns(choice, query, chooses=not context.exported)
     order = window.order_by
 
     def matching() -> Sequence[Run]:
@@ -244,17 +241,10 @@ def list_rows(context: Context, query: Query, window: Window) -> Rows:
     return Rows(total=len(snapshot.runs), found=len(found), rows=rows)
 
 
-def suggested(context: Context, query: Query, text: str) -> list[Option]:
-    """Find runs to choose, as the reader types."""
-    runs = searched(context, context.stores.runs(), text)[:20]
-    labels = [f"{run.name} ({KINDS[run.kind]}, {(time_text(run) or '')[:10]})" for run in runs]
-    return [Option(value=run.key, label=label) for run, label in zip(runs, labels, strict=True)]
-
-
 ENTRY = PageEntry(
     name="runs",
     title="Runs",
     build=build,
     rows={"runs": list_rows},
-    suggest={"runs": suggested},
+    suggest={"runs": suggest_runs},
 )

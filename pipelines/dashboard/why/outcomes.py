@@ -21,10 +21,8 @@ from pipelines.dashboard.data.answers import (
     SERVED,
     Joined,
     Side,
-    Split,
     answers,
     has_ranks,
-    read_split,
 )
 from pipelines.dashboard.data.paired import Pairs, join_pairs
 from pipelines.dashboard.data.sides import (
@@ -65,7 +63,6 @@ class Contest:
     pairs: Pairs
     sides: Sequence[Side]
     names: tuple[str, str]
-    split: Split
     k: int
     outcomes: Codes
     """Position of each query's outcome in `OUTCOMES`, [M]."""
@@ -94,18 +91,17 @@ class Contest:
     @property
     def parameters(self) -> Parameters:
         """Parameters that keep the page's sides."""
-        return {"split": self.split, "k": str(self.k), **pair_parameters(*self.sides)}
+        return {"k": str(self.k), **pair_parameters(*self.sides)}
 
 
 def read_contest(context: Context, query: Query) -> Contest:
     """Read what the page is about."""
-    split = read_split(query)
     if not any(query.text(name) for name in ("runs", "run")):
         # A workspace keeps every model's list, a bundle its own ranks alone.
-        newest = one_run(context, query, lambda run: has_ranks(run, split, 2), NO_PAIR)
+        newest = one_run(context, query, lambda run: has_ranks(run, 2), NO_PAIR)
         query = Query({**query.values, "run": (newest.key,)})
-    sides = choose_sides(context, query, split, at_most=2)
-    pairs = join_pairs(context, sides, split)
+    sides = choose_sides(context, query, at_most=2)
+    pairs = join_pairs(context, sides)
     k = query.number("k", 10, least=1, most=LISTED)
     first, second = ((ranks > 0) & (ranks <= k) for ranks in pairs.known.ranks[:2])
     outcomes = np.select([first & second, first, second], [0, 1, 2], default=3).astype(np.int8)
@@ -113,7 +109,6 @@ def read_contest(context: Context, query: Query) -> Contest:
         pairs=pairs,
         sides=sides,
         names=(side_name(sides[0], sides), side_name(sides[1], sides)),
-        split=split,
         k=k,
         outcomes=outcomes,
     )
@@ -135,13 +130,13 @@ class LossStep(NamedTuple):
     meaning: str
 
 
-def lost_where(context: Context, side: Side, split: Split, k: int) -> list[LossStep]:
+def lost_where(context: Context, side: Side, k: int) -> list[LossStep]:
     """Count on which step a combined list loses the items that it misses.
 
     Returns:
         Nothing if the list is of one model, so that there are no sources to look at.
     """
-    found = answers(side.run, split)
+    found = answers(side.run)
     sources = [name for name in found.models if name not in COMBINED]
     if side.model not in COMBINED or not sources or found.features is None:
         return []
@@ -162,7 +157,7 @@ def lost_where(context: Context, side: Side, split: Split, k: int) -> list[LossS
             if place < 3 or blend
         ]
 
-    return context.cache.get(("lost", side.run.key, side.model, split, k), found.files, count)
+    return context.cache.get(("lost", side.run.key, side.model, k), found.files, count)
 
 
 def _rank(model: str) -> pl.Expr:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipelines.candidates.blends import BLEND_FAST
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.data.answers import DEPTH, Side, Split, answers
+from pipelines.dashboard.data.answers import DEPTH, Side, answers
 from pipelines.dashboard.data.items import (
     RunCatalogue,
     history,
@@ -50,16 +50,14 @@ from recsys.models.names import SLOW_MODELS
 ALL = "all"
 NOWHERE = 255
 """Sorts a rank that is not there after all others."""
-EXPORTED = 25
 HISTORY = 15
 TOP = "top_k_"
 NO_FEATURES = "users are shown if a workspace keeps their histories and lists"
 
 
-def queries_table(context: Context, shown: Contest, query: Query, title: str) -> Table:
+def queries_table(shown: Contest, title: str) -> Table:
     """List the queries, the second side's greatest gains first."""
     first, second = shown.names
-    file = context.exported
     return Table(
         key="queries",
         title=title,
@@ -72,18 +70,14 @@ def queries_table(context: Context, shown: Contest, query: Query, title: str) ->
             *numbers("gain", format="signed", note="of the second side, by NDCG@100's discount"),
             *texts("outcome"),
         ],
-        source=None if file else "queries",
-        rows=_rows(context, shown, query, Window(length=EXPORTED)).rows if file else (),
+        source="queries",
         origins=shown.origins,
     )
 
 
 def window_of_queries(context: Context, query: Query, window: Window) -> Rows:
     """Return a window of the table of queries."""
-    return _rows(context, read_contest(context, query), query, window)
-
-
-def _rows(context: Context, shown: Contest, query: Query, window: Window) -> Rows:
+    shown = read_contest(context, query)
     if shown.features is None:
         raise NotFoundError(NO_FEATURES)
     known, catalogue = shown.pairs.known, read_catalogue(context, shown.features)
@@ -157,9 +151,9 @@ def user_section(context: Context, shown: Contest, user_id: str) -> Section:
     catalogue = read_catalogue(context, shown.features)
     row = user_row(shown.features, user_id)
     sequences = Sequences.load(shown.features / "sequences" / shown.pairs.known.order)
-    ends = sequences.validation_end if shown.split == "test" else sequences.train_end
+    ends = sequences.validation_end if shown.pairs.known.split == "test" else sequences.train_end
     past = history(sequences, row, int(ends[row] - sequences.offsets[row]))
-    found = [read_answer(side, shown.split, user_id) for side in shown.sides]
+    found = [read_answer(side, user_id) for side in shown.sides]
     held_out = next((one.item_rows for one in found if one is not None), [])
     known = {"seen": {item for item, _ in past}, "hit": {*held_out}}
 
@@ -200,9 +194,9 @@ def user_section(context: Context, shown: Contest, user_id: str) -> Section:
     return Section(key="user", title=f"User {user_id}", blocks=blocks)
 
 
-def read_answer(side: Side, split: Split, user_id: str) -> UserAnswer | None:
+def read_answer(side: Side, user_id: str) -> UserAnswer | None:
     """Read the answer of a run's models; None if it keeps no lists, or none of this user."""
-    found = answers(side.run, split)
+    found = answers(side.run)
     if found.features is None:
         return None
     try:

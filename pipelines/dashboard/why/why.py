@@ -11,7 +11,6 @@ from pipelines.dashboard.data.sides import (
     controls,
     group_control,
     k_control,
-    split_control,
     suggest_runs,
 )
 from pipelines.dashboard.data.slices import Slicing, group_label
@@ -42,7 +41,7 @@ def build(context: Context, query: Query) -> Page:
     """Build the page."""
     shown = read_contest(context, query)
     first, second = shown.names
-    own = controls(context, shown.sides, shown.split, at_most=2)
+    own = controls(context, shown.sides, at_most=2)
     if not len(shown.pairs.known):
         lead = "No query was answered by both, so neither won or lost. Choose runs of one data set."
         return Page(title="Why", lead=lead, blocks=[], controls=own)
@@ -64,7 +63,7 @@ def build(context: Context, query: Query) -> Page:
         *lost_sections(context, shown),
     ]
     if shown.features is not None:
-        users: list[Block] = [queries_table(context, shown, query, title)]
+        users: list[Block] = [queries_table(shown, title)]
         if item := query.text("item"):
             back = Link(label="All users", page="why", parameters=shown.parameters)
             users.insert(0, Words(lines=[f"Only users who wanted the item {item}."], links=[back]))
@@ -77,7 +76,6 @@ def build(context: Context, query: Query) -> Page:
         controls=[
             *own,
             k_control(shown.k, LISTED),
-            split_control(shown.sides, shown.split),
             *group_control(group, groups),
             select("outcome", "Queries", outcome, {ALL: "all", **shown.labels}),
         ],
@@ -146,7 +144,7 @@ def lost_sections(context: Context, shown: Contest) -> list[Section]:
     """Draw on which step the items are lost that each combined list misses."""
     found = []
     for side, name in zip(shown.sides, shown.names, strict=True):
-        steps = lost_where(context, side, shown.split, shown.k)
+        steps = lost_where(context, side, shown.k)
         total = sum(step.queries for step in steps)
         if not total:
             continue

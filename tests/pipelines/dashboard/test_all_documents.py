@@ -6,6 +6,7 @@ import pytest
 
 from pipelines.dashboard.pages import PAGES
 from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.dashboard.web.export import document
 from pipelines.pages.document import Chart, Section, Table
 from pipelines.pages.encoding import encoded
 from tests.pipelines.dashboard.documents import blocks_of, dashboard, words
@@ -48,7 +49,7 @@ def test_a_document_is_small_and_its_charts_have_words_values_and_origins(contex
 @ENTRIES
 def test_a_file_offers_nothing_to_query(context, entry):
     exported = replace(context, exported=True)
-    page = entry.build(exported, Query())
+    page = document(entry, exported, Query()).page
     assert [one.name for one in page.controls if one.kind in ("search", "several")] == []
     assert [one.key for one in blocks_of(page.blocks, Table) if one.source is not None] == []
     assert page.refresh_seconds is None

@@ -12,7 +12,7 @@ def write(folder, lines, **ending):
     (folder / "training.json").write_text(json.dumps(training))
 
 
-def test_loss_and_validation_are_read_by_step(tmp_path):
+def test_validation_is_read_by_step(tmp_path):
     lines = [
         '{"step": 5, "loss": 2.0}',
         '{"step": 10, "ndcg@10": 0.2, "recall@10": 0.3}',

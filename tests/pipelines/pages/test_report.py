@@ -115,7 +115,6 @@ def test_the_ranker_and_its_routing_are_shown(page):
     # A task of one class has no AUC.
     assert {row[1] for row in block_of(page, Table, "calibration").rows} == {0.88, None}
     assert block_of(page, Table, "experts-sparse").rows
-    assert [row[0] for row in block_of(page, Chart, "examined").rows][2] == "slot 3"
 
 
 def test_equal_evaluations_give_equal_bytes(reported, page):

@@ -31,8 +31,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 
 def test_runs_of_the_same_data_share_every_query(runs: dict[str, Run]) -> None:
-    sides = [side(runs["first"], "test"), side(runs["second"], "test", "ease")]
-    found = join(sides, "test")
+    sides = [side(runs["first"]), side(runs["second"], "ease")]
+    found = join(sides)
     assert len(found) == found.num_users == 300
     assert [one.words for one in found.dropped] == ["", ""]
     for one, ranks in zip(sides, found.ranks, strict=True):
@@ -44,8 +44,8 @@ def test_runs_of_the_same_data_share_every_query(runs: dict[str, Run]) -> None:
 
 
 def test_queries_that_differ_are_dropped_with_the_reason(runs: dict[str, Run]) -> None:
-    sides = [side(runs["first"], "test"), side(runs["other"], "test")]
-    found = join(sides, "test")
+    sides = [side(runs["first"]), side(runs["other"])]
+    found = join(sides)
     worlds = (world(7, num_users=300), world(8, num_users=200))
     first, second = (list(zip(one.targets, one.lengths, strict=True)) for one in worlds)
     same = sum(one == other for one, other in zip(first, second, strict=False))
@@ -65,7 +65,7 @@ def test_bundles_are_joined_by_the_ids_of_their_answers(tmp_path: Path) -> None:
         table = pl.DataFrame(answers, schema=schema, orient="row")
         table.write_parquet(tmp_path / f"answers-{version}.parquet")
     bundles = [run_of(tmp_path / f"bundle-{version}", "bundle") for version in ("v1", "v2")]
-    found = join([side(one, "test") for one in bundles], "test")
+    found = join([side(one) for one in bundles])
     assert found.num_users == 1
     assert sorted(zip(*(ranks.tolist() for ranks in found.ranks), strict=True)) == [(0, 7), (1, 4)]
     assert found.dropped[0].words == (
@@ -75,18 +75,18 @@ def test_bundles_are_joined_by_the_ids_of_their_answers(tmp_path: Path) -> None:
 
 def test_a_run_without_ranks_says_which_stage_makes_them(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"recsys run .* --until evaluate"):
-        side(run_of(tmp_path), "test")
+        side(run_of(tmp_path))
 
 
 def test_an_unknown_model_names_those_there_are(runs: dict[str, Run]) -> None:
     with pytest.raises(NotFoundError, match="'bert'; it has blend, ease"):
-        side(runs["first"], "test", "bert")
+        side(runs["first"], "bert")
 
 
 def test_a_table_that_is_torn_is_said_in_words(tmp_path: Path) -> None:
     path = write_workspace(tmp_path / "torn", world(9, num_users=50), {"blend": Model(seed=1)})
-    chosen = side(run_of(path), "test")
+    chosen = side(run_of(path))
     table = path / TABLE
     table.write_bytes(table.read_bytes()[:500])
     with pytest.raises(NotFoundError, match="cannot be read"):
-        join([chosen, chosen], "test")
+        join([chosen, chosen])

@@ -49,7 +49,7 @@ def test_a_real_run_has_its_figures_costs_settings_ledger_and_files(context: Con
     section = block_of(page, Section, "bundles")
     released = [link.label for one in blocks_of(section.blocks, Words) for link in one.links]
     assert released == list(run.bundles)
-    cost = block_of(page, Chart, "cost")
+    cost = block_of(page, Table, "cost")
     assert sum(float(str(row[1])) for row in cost.rows) == pytest.approx(run.seconds)
     files = [link.file for words in blocks_of(page.blocks, Words) for link in words.links]
     assert f"{run.key}/report/report.html" in files

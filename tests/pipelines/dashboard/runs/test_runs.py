@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import Query, QueryError
-from pipelines.dashboard.runs.runs import build, list_rows, suggested
+from pipelines.dashboard.runs.runs import ENTRY, build, list_rows
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.dashboard.workspaces.stores import Places, Snapshot, Stores
 from pipelines.pages.document import Chart, LinkedCell, Table, Window, Words
@@ -107,7 +107,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     write_run(tmp_path / name, dataset='\\"<b>')
     context = dashboard(tmp_path)
     assert shown(context) == [name]
-    assert suggested(context, Query(), "onerror")[0].label.startswith(name)
+    assert ENTRY.suggest["runs"](context, Query(), "onerror")[0].label.startswith(name)
 
 
 def test_a_hundred_thousand_runs_are_ordered_and_searched() -> None:

@@ -62,11 +62,8 @@ def test_items_are_lost_on_the_step_that_lost_them(planted, tmp_path):
         frame = frame.with_columns(pl.Series(f"rank_{name}", ranks, dtype=pl.Int64))
     frame.write_parquet(table)
     side = read_contest(context, Query.of(first="sequence", second="ranked")).sides[1]
-    assert [step.queries for step in lost_where(context, side, "test", 10)] == [1, 1, 2, 1]
-    assert (
-        lost_where(context, read_contest(context, Query.of(first="sequence")).sides[0], "test", 10)
-        == []
-    )
+    assert [step.queries for step in lost_where(context, side, 10)] == [1, 1, 2, 1]
+    assert lost_where(context, read_contest(context, Query.of(first="sequence")).sides[0], 10) == []
 
 
 def test_the_table_is_ordered_filtered_and_searched(planted, pair):
