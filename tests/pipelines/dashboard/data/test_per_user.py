@@ -90,3 +90,12 @@ def test_a_table_that_is_torn_is_said_in_words(tmp_path: Path) -> None:
     table.write_bytes(table.read_bytes()[:500])
     with pytest.raises(NotFoundError, match="cannot be read"):
         join([chosen, chosen])
+
+
+def test_a_run_without_test_shows_validation(tmp_path: Path) -> None:
+    path = write_workspace(tmp_path / "early", world(9, num_users=50), {"blend": Model(seed=1)})
+    before = join([side(run_of(path))] * 2)
+    (path / TABLE).rename(path / TABLE.replace("test", "validation"))
+    found = join([side(run_of(path))] * 2)
+    assert (before.split, found.split) == ("test", "validation")
+    assert (found.places < before.places).all()
