@@ -7,9 +7,9 @@ from itertools import combinations
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Side, answers, has_ranks, side
+from pipelines.dashboard.data.search import searched
 from pipelines.dashboard.data.slices import group_label
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.dashboard.runs.search import searched
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.document import Control, Link, Option, Origin, Parameters, select
 from pipelines.pages.wording import model_label

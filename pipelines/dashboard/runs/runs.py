@@ -10,9 +10,9 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.data.search import KINDS, ordered, searched
 from pipelines.dashboard.data.sides import suggest_runs
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.runs.search import KINDS, ordered, searched
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.charts import numbers
 from pipelines.pages.document import (
