@@ -417,11 +417,7 @@ def _pinned_slots(pins: _Pins, number: int) -> dict[int, int]:
 
 
 def _shown(
-    ranked: RankedItems,
-    order: Rows,
-    propensities: list[float] | None,
-    pins: _Pins,
-    moved: _Moved,
+    ranked: RankedItems, order: Rows, propensities: list[float] | None, pins: _Pins, moved: _Moved
 ) -> Arranged:
     """Put pins into their slots, and the rest around them."""
     number = len(order) + len(pins.slots)

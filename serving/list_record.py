@@ -16,7 +16,7 @@ from serving.online.records import record_document
 from serving.query import Query
 from serving.recommend import Made, Recommender
 
-Rows = NDArray[np.int64]
+NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 DIGITS = 16
 SHARE_DIGITS = 4
 """Digits of a list's id that decide whether it is kept; its draws start from later ones."""
@@ -62,17 +62,13 @@ def is_kept(request_id: str, share: float) -> bool:
     return int(request_id[12 : 12 + SHARE_DIGITS], 16) < share * NUM_SHARES
 
 
-def _hash_history(rows: Rows, times: Rows | None) -> str:
-    """Hash the part of a history that models read."""
-    parts = [rows.astype("<i8").tobytes(), b"" if times is None else times.astype("<i8").tobytes()]
-    return hashlib.sha256(b"|".join(parts)).hexdigest()[:DIGITS]
-
-
 def build_snapshot(query: Query) -> Mapping[str, object]:
     """Collect the inputs of a list.
 
     Returns:
         ``query`` with the row of each categorical feature, ``history`` with its length and digest.
     """
-    history = [len(query.history), _hash_history(query.history, query.times)]
+    arrays = (query.history, NO_ROWS if query.times is None else query.times)
+    content = b"|".join(rows.astype("<i8").tobytes() for rows in arrays)
+    history = [len(query.history), hashlib.sha256(content).hexdigest()[:DIGITS]]
     return {"query": dict(query.categorical), "history": history}

@@ -207,19 +207,14 @@ class ServerMetrics:
         self._counters["lists_logged"]["kept"].inc(num_kept)
         self._counters["lists_logged"]["dropped"].inc(num_dropped)
 
-    def connections(self, num_open: int) -> None:
-        """Note how many connections are open."""
-        self._gauges["connections"].set(num_open)
+    def note(self, **gauges: float) -> None:
+        """Set gauges of `GAUGES`."""
+        for name, value in gauges.items():
+            self._gauges[name].set(value)
 
     def worker_restarted(self, reason: str) -> None:
         """Count a worker that was replaced, for one of ``RESTARTS``."""
         self._counters["worker_restarts"][reason].inc()
-
-    def workers(self, ready: int, wanted: int | None = None) -> None:
-        """Note how many workers answer, and how many there should be."""
-        self._gauges["workers_ready"].set(ready)
-        if wanted is not None:
-            self._gauges["workers_wanted"].set(wanted)
 
     def swap(self, seconds: float) -> None:
         """Count a swap to another bundle."""
@@ -229,10 +224,6 @@ class ServerMetrics:
         """Count a published bundle that is not served."""
         self._swaps_refused.inc()
         self._gauges["bundle_refused"].set(1)
-
-    def published_serves(self) -> None:
-        """Note that the published bundle is served."""
-        self._gauges["bundle_refused"].set(0)
 
     def bundle(self, version: str, digest: str, age_seconds: float) -> None:
         """Set the served bundle; its age grows from here."""

@@ -32,11 +32,7 @@ STALE_SECONDS = 30 * 24 * 3600
 
 
 def settle_moment(
-    given: int | None,
-    clock: int,
-    names: Mapping[str, int],
-    users: Users,
-    degraded: list[Degraded],
+    given: int | None, clock: int, names: Mapping[str, int], users: Users, degraded: list[Degraded]
 ) -> int:
     """Settle the unix second as of which a request's features are computed."""
     if given is not None:
@@ -181,7 +177,12 @@ def hydrate(
     categorical: dict[str, int] = {}
     times: Rows | None = None
     if request.item_id is not None:
-        item_row = _item_row(request.item_id, bundle)
+        item_row = bundle.catalogue.row_of(request.item_id) or 0
+        if not item_row:
+            raise UnknownItemError(
+                f"item {request.item_id!r} is not in the catalogue of bundle {bundle.version}; "
+                "send an item_id of the data it was built from"
+            )
         seen = sent = np.array([item_row], np.int64)
     else:
         sent = session_rows(request.session or [], bundle, degraded)
@@ -218,16 +219,6 @@ def hydrate(
         categorical=categorical,
         degraded=tuple(degraded),
     ).without(without)
-
-
-def _item_row(item_id: str, bundle: Bundle) -> int:
-    row = bundle.catalogue.row_of(item_id)
-    if row is None:
-        raise UnknownItemError(
-            f"item {item_id!r} is not in the catalogue of bundle {bundle.version}; "
-            "send an item_id of the data it was built from"
-        )
-    return row
 
 
 def session_rows(session: list[str], bundle: Bundle, degraded: list[Degraded]) -> Rows:

@@ -129,11 +129,7 @@ def by_reciprocal_rank(
 
 
 def build_items(
-    ranked: RankedItems | None,
-    query: Query,
-    bundle: Bundle,
-    cards: ItemCards,
-    names_history: bool,
+    ranked: RankedItems | None, query: Query, bundle: Bundle, cards: ItemCards, names_history: bool
 ) -> list[RecommendedItem]:
     """Build the items of a reply, with reasons if requested.
 

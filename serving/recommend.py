@@ -30,14 +30,7 @@ from serving.online.store import Visitor
 from serving.query import NOTHING, Query, Rows, fitted, hydrate
 from serving.ranking import FILLER, RankedItems, build_items
 from serving.retrieval import Lists, Retrieval
-from serving.schemas import (
-    Assigned,
-    Context,
-    Degraded,
-    Reply,
-    Request,
-    ServedBy,
-)
+from serving.schemas import Assigned, Context, Degraded, Reply, Request, ServedBy
 from serving.settings import ServingOptions
 
 if TYPE_CHECKING:
@@ -174,11 +167,7 @@ class Recommender:
         self._exclusions = replace(self._exclusions, live=self.live)
 
     def answer(
-        self,
-        request: Request,
-        *,
-        names_history: bool = True,
-        now_ms: int | None = None,
+        self, request: Request, *, names_history: bool = True, now_ms: int | None = None
     ) -> Reply:
         """Make one list; arguments are those of `make`.
 
@@ -213,7 +202,9 @@ class Recommender:
         now_ms, seed = time_of(request_id), read_seed(request_id) if seed is None else seed
         page = None if request.cursor is None else read_cursor(request.cursor, now_ms)
         now_ms = now_ms if page is None else page.now_ms
-        resolved = self._resolved(request, now_ms)
+        moment, domain = request.context.unix_time, request.context.domain
+        seconds = now_ms / 1_000 if moment is None else float(moment)
+        resolved = self._resolver.resolve(request.surface, request.user_id, seconds, domain)
         surface, request = resolved.surface, fitted(request, resolved.surface)
         unreadable: tuple[Degraded, ...] = ()
         if visitor is None:
@@ -251,12 +242,6 @@ class Recommender:
             cursor=None if page is None else page.after([item.item_id for item in items]),
         )
         return Made(reply, query, visitor, eligible, found.lists, ranked, resolved, arranged, seed)
-
-    def _resolved(self, request: Request, now_ms: int) -> Resolved:
-        """Find the surface, the rules and the arm of a request."""
-        moment, domain = request.context.unix_time, request.context.domain
-        seconds = now_ms / 1_000 if moment is None else float(moment)
-        return self._resolver.resolve(request.surface, request.user_id, seconds, domain)
 
     def _parts_used(self, query: Query, candidates: Lists, ranker: str | None) -> ServedBy:
         """Return the parts of the bundle that made the list."""

@@ -82,14 +82,8 @@ ERRORS: Mapping[int, tuple[str, Fault]] = {
         "There is no such item or user, or users are not shown.",
         Fault("unknown_item", "item 'zz' is not in the catalogue of bundle 7a038c5f0bbf"),
     ),
-    408: (
-        "The body took too long.",
-        Fault("too_slow", "the body did not arrive within 10 s"),
-    ),
-    413: (
-        "The body is too large.",
-        Fault("too_large", "the body may have at most 8388608 bytes"),
-    ),
+    408: ("The body took too long.", Fault("too_slow", "the body did not arrive within 10 s")),
+    413: ("The body is too large.", Fault("too_large", "the body may have at most 8388608 bytes")),
     415: (
         "The body is not declared as JSON, or compressed.",
         Fault("not_json", "send the body with content-type application/json (curl: --json)"),

@@ -58,10 +58,7 @@ def sources_of(
         sources[base] = AdaptedSource(sources[base], adapted, index)
     if bundle.generative is not None and full:
         sources[names.GENERATIVE.name] = timed_source(
-            bundle.generative.model,
-            bundle.generative.trie,
-            BEAM_WIDTH,
-            options.beam_timeout_ms,
+            bundle.generative.model, bundle.generative.trie, BEAM_WIDTH, options.beam_timeout_ms
         )
     if (content := _content_source(bundle, learned_content)) is not None:
         sources[names.CONTENT.name] = content

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Annotated, Literal, get_args
@@ -40,11 +40,7 @@ SEARCH = "search"
 """The source of search results, by titles."""
 
 STRICT = ConfigDict(
-    extra="forbid",
-    strict=True,
-    allow_inf_nan=False,
-    validate_by_name=True,
-    validate_by_alias=True,
+    extra="forbid", strict=True, allow_inf_nan=False, validate_by_name=True, validate_by_alias=True
 )
 
 Kind = Literal["home", "related", "cart", "session", "search"]
@@ -67,10 +63,14 @@ def _source(name: str) -> str:
     if name in RENAMED:
         raise ValueError(f"was renamed; write {RENAMED[name]!r}")
     if name not in SOURCES:
-        near = difflib.get_close_matches(name, SOURCES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SOURCES)}"
-        raise ValueError(f"unknown source; {hint}")
+        raise ValueError(f"unknown source; {suggest(name, SOURCES)}")
     return name
+
+
+def suggest(name: str, known: Sequence[str]) -> str:
+    """Offer the nearest of the known names, or all of them."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 
 
 Weights = Mapping[Annotated[str, AfterValidator(_source)], Annotated[float, Field(ge=0)]]

@@ -26,23 +26,13 @@ import recsys.models.names as names
 from recsys.data.durable import digest_of_file, new_directory, replace_link
 from recsys.layers.lora.file import CONFIG, WEIGHTS, load_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, digest_of_weights
-from recsys.models.adapted import (
-    AdaptedRanker,
-    AdaptedRetriever,
-    check_row_layers,
-    copy_layers,
-)
+from recsys.models.adapted import AdaptedRanker, AdaptedRetriever, check_row_layers, copy_layers
 from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import CURRENT, FileEntry, Sha256, Verdict, make_read_only
-from serving.bundle.published import (
-    ADAPTER_MANIFEST,
-    ADAPTERS,
-    permitted,
-    served_adapters,
-)
+from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS, permitted, served_adapters
 
 MAX_DOMAIN = 80
 """Characters of a domain's name, which becomes part of a folder's."""
@@ -98,7 +88,9 @@ def write_adapter(
     Returns:
         Its directory; ``publish_adapter`` serves it.
     """
-    version = _adapter_version(adapter)
+    # A hash of its function: the bytes of safetensors' header may differ.
+    parts = (digest_of_weights(adapter), adapter.base_digest, str(adapter.config.scale))
+    version = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]
     final = domain_directory(bundles_dir, domain) / f"adapter-{version}"
     if not final.exists():
         with new_directory(final) as directory:
@@ -119,12 +111,6 @@ def write_adapter(
             (directory / ADAPTER_MANIFEST).write_text(text, encoding="utf-8")
             make_read_only(directory)
     return final
-
-
-def _adapter_version(adapter: LoraAdapter) -> str:
-    """Hash an adapter's function, since the bytes of safetensors' header may differ."""
-    parts = (digest_of_weights(adapter), adapter.base_digest, str(adapter.config.scale))
-    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]
 
 
 def publish_adapter(directory: Path) -> None:

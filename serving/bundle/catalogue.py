@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.string_table import StringTable
-from serving.bundle.arrays import StoredArrays, check_distinct, check_ragged
+from serving.bundle.arrays import StoredArrays, check_distinct, check_ragged, check_rows
 from serving.bundle.properties import ListColumn
 
 Rows = NDArray[np.int64]
@@ -120,12 +120,8 @@ class Catalogue(StoredArrays):
 
     def check(self, directory: Path) -> None:
         """Check that the parts fit each other."""
-        if len(self.display_texts) != self.num_item_rows:
-            raise ValueError(
-                f"{directory / FOLDER} has {self.num_item_rows} item_ids and "
-                f"{len(self.display_texts)} display_texts rows; its parts come from different "
-                "runs, release the bundle again"
-            )
+        path = directory / FOLDER / "display_texts"
+        check_rows(path, (len(self.display_texts),), (self.num_item_rows,))
         check_ragged(
             directory / FOLDER / "item_categories",
             self.category_values,

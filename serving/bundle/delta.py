@@ -19,15 +19,9 @@ from numpy.typing import NDArray
 
 import recsys.models.names as names
 from recsys.data.durable import new_directory
-from serving.bundle.arrays import load_array, reading
+from serving.bundle.arrays import check_rows, load_array, reading
 from serving.bundle.catalogue import Catalogue
-from serving.bundle.manifest import (
-    BundleManifest,
-    Dimensions,
-    Parent,
-    bundle_directory,
-    seal,
-)
+from serving.bundle.manifest import Dimensions, Parent, bundle_directory, seal
 from serving.bundle.properties import Properties, load_properties
 from serving.bundle.published import Link, read_chain
 from serving.bundle.semantic_ids import ItemSemanticIds, NewIds, check_source
@@ -69,11 +63,8 @@ def read_semantic_ids(
             no_ids = NewIds.none(num_item_rows - found.num_item_rows, found.ids.num_levels)
             with reading(directory / "semantic_ids"):
                 found = found.extended(NewIds.load(directory) or no_ids)
-        if found is not None and found.num_item_rows != num_item_rows:
-            raise ValueError(
-                f"{directory} has semantic IDs for {found.num_item_rows} item rows, the rest of it "
-                f"needs {num_item_rows}; its parts come from different runs, release it again"
-            )
+        if found is not None:
+            check_rows(directory / "semantic_ids", (found.num_item_rows,), (num_item_rows,))
         check_source(directory, found, says)
     return found
 
@@ -118,11 +109,7 @@ class Delta:
         extended = parent.extended(self.added)
         found = (extended.num_item_rows, extended.num_category_rows)
         expected = (self.dimensions.num_item_rows, self.dimensions.num_category_rows)
-        if found != expected:
-            raise ValueError(
-                f"{self.directory} makes {found[0]} item rows and {found[1]} category rows, its "
-                f"manifest says {expected[0]} and {expected[1]}; make the delta again"
-            )
+        check_rows(self.directory, found, expected)
         extended.check(self.directory)
         return extended
 
@@ -169,7 +156,9 @@ def write_delta(
     released = Catalogue.load(base.directory)
     parent = released if earlier is None else earlier.extend(released)
     added = _build_catalogue(items, parent)
-    properties = _build_properties(items, newest.manifest)
+    kinds = newest.manifest.properties
+    values = {name: [item.properties.get(name) for item in items] for name in kinds}
+    properties = Properties.of_values(kinds, values)
     dimensions = newest.manifest.dimensions.model_copy(
         update={
             "num_item_rows": parent.num_item_rows + len(items),
@@ -248,12 +237,6 @@ def _extended(
     if new is not None:
         raise ValueError(f"bundle {parent_version} has no semantic IDs that could be extended")
     return None
-
-
-def _build_properties(items: Sequence[NewItem], manifest: BundleManifest) -> Properties:
-    kinds = manifest.properties
-    values = {name: [item.properties.get(name) for item in items] for name in kinds}
-    return Properties.of_values(kinds, values)
 
 
 def _build_catalogue(items: Sequence[NewItem], parent: Catalogue) -> Catalogue:

@@ -15,13 +15,10 @@ from torch import Tensor
 
 from recsys.data.durable import Held
 from recsys.layers.embedding.tables import filled_later
+from serving.bundle.arrays import check_rows
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.delta import Delta, read_semantic_ids
-from serving.bundle.history_models import (
-    HistoryModels,
-    grown_history_models,
-    load_history_models,
-)
+from serving.bundle.history_models import HistoryModels, grown_history_models, load_history_models
 from serving.bundle.item_index import (
     ItemIndexes,
     Retriever,
@@ -129,12 +126,13 @@ def _load_released(link: Link) -> Bundle:
     check_context_features(directory, manifest.context_features)
     catalogue = Catalogue.load(directory)
     catalogue.check(directory)
-    _check_count(directory, "item", catalogue.num_item_rows, manifest)
-    _check_count(directory, "category", catalogue.num_category_rows, manifest)
-    num_item_rows = manifest.dimensions.num_item_rows
+    expected = manifest.dimensions
+    num_item_rows = expected.num_item_rows
+    found = (catalogue.num_item_rows, catalogue.num_category_rows)
+    check_rows(directory / "catalogue", found, (num_item_rows, expected.num_category_rows))
     users = Users.load(directory, list(manifest.user_features))
     users.check(directory, num_item_rows, manifest.user_features)
-    _check_count(directory, "user", users.num_user_rows, manifest)
+    check_rows(directory / "users", (users.num_user_rows,), (expected.num_user_rows,))
 
     properties = load_properties(directory, manifest)
     properties.check(directory, num_item_rows)
@@ -184,12 +182,3 @@ def _grown(released: Bundle, chain: Sequence[Link]) -> Bundle:
         ranker=None if ranker is None else ranker.grown(data.items),
         properties=properties,
     )
-
-
-def _check_count(directory: Path, name: str, found: int, manifest: BundleManifest) -> None:
-    expected = getattr(manifest.dimensions, f"num_{name}_rows")
-    if found != expected:
-        raise ValueError(
-            f"{directory} has {found} {name} rows, its manifest says {expected}; its parts come "
-            "from different runs, release the bundle again"
-        )

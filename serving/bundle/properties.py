@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.string_table import StringTable
-from serving.bundle.arrays import Numbers, StoredArrays, check_distinct, check_ragged
+from serving.bundle.arrays import Numbers, StoredArrays, check_distinct, check_ragged, check_rows
 from serving.bundle.manifest import BundleManifest, PropertyKind
 
 Mask = NDArray[np.bool_]
@@ -273,11 +273,7 @@ class Properties:
         """Check that the columns hold what they may and cover the catalogue."""
         for name, column in self.columns.items():
             path = directory / FOLDER / name
-            if column.num_item_rows != num_item_rows:
-                raise ValueError(
-                    f"{path} has {column.num_item_rows} rows, the bundle has {num_item_rows} item "
-                    "rows; its parts come from different runs, release it again"
-                )
+            check_rows(path, (column.num_item_rows,), (num_item_rows,))
             column.check(path)
 
 

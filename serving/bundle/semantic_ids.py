@@ -30,7 +30,7 @@ from torch import Tensor
 
 from recsys.semantic_ids.codes import FILE_NAME, NO_CODE, ItemCodes, SemanticIds
 from recsys.semantic_ids.tensor_file import read_description
-from serving.bundle.arrays import load_array, load_rows, reading
+from serving.bundle.arrays import check_rows, load_array, load_rows, reading
 from serving.bundle.manifest import SemanticIdSource
 
 Rows = NDArray[np.int64]
@@ -141,11 +141,8 @@ class ItemSemanticIds:
                 f"{path} gives id row {twice[0]} to two items; an ID belongs to one item, release "
                 "the bundle again"
             )
-        if self.from_content is not None and len(self.from_content) != len(rows):
-            raise ValueError(
-                f"{path.parent / CONTENT_CODES} has {len(self.from_content)} rows, {path} "
-                f"{len(rows)}; they come from different runs, release the bundle again"
-            )
+        if self.from_content is not None:
+            check_rows(path.parent / CONTENT_CODES, (len(self.from_content),), (len(rows),))
 
     @property
     def content_codes(self) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor
 from features.point_in_time import FEATURES
 from recsys.data.string_table import StringTable
 from recsys.retrieval.blend.demand import item_demand
-from serving.bundle.arrays import StoredArrays, check_distinct, check_ragged, load_rows
+from serving.bundle.arrays import StoredArrays, check_distinct, check_ragged, check_rows, load_rows
 
 Rows = NDArray[np.int64]
 
@@ -121,16 +121,8 @@ class Users(StoredArrays):
             )
         for name, rows in self.features.items():
             path = directory / "users" / f"feature.{name}.npy"
-            if len(rows) != self.num_user_rows:
-                raise ValueError(
-                    f"{path} has {len(rows)} rows, the bundle has {self.num_user_rows} user rows; "
-                    "release the bundle again"
-                )
-            if not 0 <= rows.min() <= rows.max() < cardinalities[name]:
-                raise ValueError(
-                    f"{path} holds rows {rows.min()} to {rows.max()}, allowed are "
-                    f"[0, {cardinalities[name]}); release the bundle again"
-                )
+            check_rows(path, rows.shape, (self.num_user_rows,))
+            check_ragged(path, rows, np.array([0, len(rows)]), 1, cardinalities[name])
         check_distinct(directory / "users" / "user_ids", self.user_ids)
 
 

@@ -130,7 +130,13 @@ def write_bundle(
             kind="bundle",
             version=version,
             profile="full" if parts.generative or parts.ensemble else "fast",
-            dimensions=_dimensions(parts),
+            dimensions=Dimensions(
+                num_item_rows=parts.catalogue.num_item_rows,
+                num_user_rows=parts.users.num_user_rows,
+                num_category_rows=parts.catalogue.num_category_rows,
+                num_events=len(parts.users.item_rows),
+                embedding_dim=parts.two_tower.item_vectors.shape[1] if parts.two_tower else 0,
+            ),
             user_features=dict(parts.user_features),
             context_features=dict(parts.context_features),
             properties=parts.properties.kinds,
@@ -177,17 +183,6 @@ def _items(parts: BundleParts) -> ItemCatalogue:
     content = np.zeros((num_item_rows, 0), np.float32) if parts.content is None else parts.content
     categories = known_categories(parts.catalogue, parts.catalogue.num_category_rows)
     return ItemCatalogue(torch.from_numpy(np.asarray(content, np.float32)), categories)
-
-
-def _dimensions(parts: BundleParts) -> Dimensions:
-    two_tower = parts.two_tower
-    return Dimensions(
-        num_item_rows=parts.catalogue.num_item_rows,
-        num_user_rows=parts.users.num_user_rows,
-        num_category_rows=parts.catalogue.num_category_rows,
-        num_events=len(parts.users.item_rows),
-        embedding_dim=0 if two_tower is None else two_tower.item_vectors.shape[1],
-    )
 
 
 def copy_model(source: Path, target: Path) -> None:

@@ -23,6 +23,7 @@ from serving.client.calls import Call, ServerError, UnreachableError
 from serving.client.clients import AsyncClient
 from serving.online.events import EventType
 from serving.schemas import MAX_EXPLAINED, MAX_QUERY, Id, Request, Strict, to_json
+from serving.web.http import printable
 
 if TYPE_CHECKING:
     import mcp_types as types
@@ -146,7 +147,7 @@ def build_call(name: str, arguments: Mapping[str, Any], *, allow_events: bool) -
     """
     if name not in TOOLS:
         there = ", ".join(one for one in TOOLS if allow_events or one not in WRITING)
-        raise ValueError(f"there is no tool {_printable(name)!r}; there are {there}")
+        raise ValueError(f"there is no tool {printable(name)!r}; there are {there}")
     if name in WRITING and not allow_events:
         raise ValueError(f"{name} is switched off; recsys mcp --allow-events switches it on")
     try:
@@ -154,16 +155,12 @@ def build_call(name: str, arguments: Mapping[str, Any], *, allow_events: bool) -
     except ValidationError as error:
         faults = []
         for one in error.errors(include_url=False, include_context=False, include_input=False):
-            field = _printable(".".join(map(str, one["loc"])))
+            field = printable(".".join(map(str, one["loc"])))
             message = one["msg"].removeprefix("Value error, ")
             if one["type"] == "extra_forbidden":
                 message = f"no such argument; it takes {', '.join(TOOLS[name].model_fields)}"
             faults.append(f"{field}: {message}" if field else message)
         raise ValueError(f"{name}: {'; '.join(faults)}") from None
-
-
-def _printable(text: str) -> str:
-    return text.encode("ascii", "backslashreplace").decode()[:80]
 
 
 def door(options: DoorOptions) -> Server[Any]:

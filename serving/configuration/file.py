@@ -29,7 +29,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from serving.configuration.contradictions import clashes, contradictions, list_variants
 from serving.configuration.rules import Experiment, Rule
-from serving.surfaces import ALIASES, BUILT_IN, HOME, KINDS, Surface
+from serving.surfaces import ALIASES, BUILT_IN, HOME, KINDS, Surface, suggest
 
 MAX_BYTES = 4 << 20
 MAX_TABLES = {"surfaces": 100, "rules": 1_000, "experiments": 100}
@@ -257,10 +257,7 @@ def _dataclasses_in(hint: Any) -> Iterator[type]:
 
 
 def _unknown(key: str, allowed: Iterable[str]) -> str:
-    allowed = sorted(allowed)
-    near = difflib.get_close_matches(key.rpartition(".")[2], allowed, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(allowed)}"
-    return f"unknown {key!r}; {hint}"
+    return f"unknown {key!r}; {suggest(key.rpartition('.')[2], sorted(allowed))}"
 
 
 def _shown(value: object) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from serving.configuration.file import ServingConfiguration
@@ -81,7 +81,9 @@ class _Plan:
         spans = [*(rule.span for rule in rules), *(one.span for one in experiments)]
         moments = {moment for span in spans for moment in span}
         self._begins = sorted({ALWAYS[0], *moments})
-        self._rules = [_during(rules, begin) for begin in self._begins]
+        self._rules = [
+            tuple(rule for rule in rules if holds(rule.span, begin)) for begin in self._begins
+        ]
         assigners = [_Assigner(one, surface) for one in experiments]
         self._assigners = [
             next((one for one in assigners if holds(one.experiment.span, begin)), None)
@@ -104,10 +106,6 @@ class _Plan:
             return Resolved(self._surface, rules)
         arm, surface = assigner.assign(user_id)
         return Resolved(surface, rules, assigner.experiment.name, arm)
-
-
-def _during(rules: Sequence[Rule], begin: float) -> tuple[Rule, ...]:
-    return tuple(rule for rule in rules if holds(rule.span, begin))
 
 
 class _Assigner:

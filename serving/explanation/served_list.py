@@ -6,7 +6,7 @@ bundle that made it is still served the result is the same to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,11 +32,7 @@ from serving.schemas import (
 
 
 def explain_list(
-    recommender: Recommender,
-    record: RequestRecord,
-    item_id: str | None,
-    *,
-    names_history: bool,
+    recommender: Recommender, record: RequestRecord, item_id: str | None, *, names_history: bool
 ) -> Explanation:
     """Explain a served list, or why an item is not in it.
 
@@ -53,7 +49,8 @@ def explain_list(
     replay = _Replay(recommender, logged)
     same = logged["digest"] == recommender.bundle.digest
     same &= logged.get("configuration") == recommender.configuration.version
-    slots, num_left_out = [_slot(recommender, place, one) for place, one in _places(logged)], None
+    places = enumerate(logged["items"], start=1)
+    slots, num_left_out = [_slot(recommender, place, one) for place, one in places], None
     if same:
         words = _Words(replay, names_history)
         measured = words.influences(slots) if item_id is None else None
@@ -75,10 +72,6 @@ def explain_list(
     )
 
 
-def _places(logged: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    return enumerate(logged["items"], start=1)
-
-
 def _slot(recommender: Recommender, place: int, item: Mapping[str, Any]) -> SlotExplained:
     """Take what the record says of a place."""
     row = recommender.bundle.catalogue.row_of(item["item_id"])
@@ -93,19 +86,15 @@ def _slot(recommender: Recommender, place: int, item: Mapping[str, Any]) -> Slot
     )
 
 
-def read_visitor(logged: Mapping[str, Any]) -> Visitor:
-    """Return the visitor of a record, as known when the list was made."""
-    live = [RecentEvent(*event) for event in logged.get("live", ())]
-    return Visitor(live, logged.get("forgotten_ms"), shown=logged.get("shown", ()))
-
-
 class _Replay:
     """Makes the list of a record again."""
 
     def __init__(self, recommender: Recommender, logged: Mapping[str, Any]) -> None:
         self.recommender, self._logged = recommender, logged
         self._request = Request.model_validate(logged["request"])
-        self._visitor = read_visitor(logged)
+        live = [RecentEvent(*event) for event in logged.get("live", ())]
+        # As known when the list was made.
+        self._visitor = Visitor(live, logged.get("forgotten_ms"), shown=logged.get("shown", ()))
 
     def made(
         self,

@@ -15,10 +15,7 @@ from serving.explanation.removal import DEPTH, LOST, Influence
 from serving.schemas import WhyNotCode
 from serving.surfaces import SEARCH
 
-BY_SOURCE = {
-    **{one.name: one.explanation for one in MODELS},
-    SEARCH: "is what was searched for",
-}
+BY_SOURCE = {**{one.name: one.explanation for one in MODELS}, SEARCH: "is what was searched for"}
 BY_THE_ITEM = "is like the item that it is shown beside"
 LEAST_SHARE = 0.1
 """Least share of the score that is named."""

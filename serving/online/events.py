@@ -78,16 +78,5 @@ class Event:
                 f"{(time_ms - now_ms) / 1_000:.0f} s ahead of the server's clock; at most "
                 f"{MAX_AHEAD_MS // 1_000} are allowed, send unix seconds"
             )
-        return cls(
-            event_id=sent.event_id,
-            user_id=sent.user_id,
-            item_id=sent.item_id,
-            event_type=sent.event_type,
-            time_ms=min(time_ms, now_ms),
-            received_ms=now_ms,
-            value=sent.value,
-            request_id=sent.request_id,
-            slot=sent.slot,
-            domain=sent.domain,
-            session_id=sent.session_id,
-        )
+        others = {name: value for name, value in sent if name != "unix_time"}
+        return cls(**others, time_ms=min(time_ms, now_ms), received_ms=now_ms)

@@ -118,10 +118,11 @@ local function hidden_items()
 end
 """
 
-# ARGV: prefix, elements kept a list, hashes an event, when the first was received, then event id,
-# user, h, p and the hashes of the user's id of each event. Without hashes nothing is stored, and
-# nil is returned, if a user was forgotten since.
-ADD_EVENTS = """
+_TEXTS = {
+    # ARGV: prefix, elements kept a list, hashes an event, when the first was received, then event
+    # id, user, h, p and the hashes of the user's id of each event. Without hashes nothing is
+    # stored, and nil is returned, if a user was forgotten since.
+    "add_events": """
 local kept, hashes, added = tonumber(ARGV[2]), tonumber(ARGV[3]), {}
 if hashes == 0 and last_forgotten() >= tonumber(ARGV[4]) then
   return nil
@@ -152,11 +153,10 @@ for i = 5, #ARGV, 4 + hashes do
   end
 end
 return added
-"""
-
-# ARGV: prefix, hashes a list, when the first was made, then id, value, user ('': none), member of
-# the user's lists, time and the hashes of the user's id of each list; nil as of ADD_EVENTS.
-ADD_REQUESTS = """
+""",
+    # ARGV: prefix, hashes a list, when the first was made, then id, value, user ('': none), member
+    # of the user's lists, time and the hashes of the user's id of each list; nil as of add_events.
+    "add_requests": """
 local hashes = tonumber(ARGV[2])
 if hashes == 0 and last_forgotten() >= tonumber(ARGV[3]) then
   return nil
@@ -172,10 +172,10 @@ for i = 4, #ARGV, 5 + hashes do
   end
 end
 return 1
-"""
-
-# ARGV: prefix, user, most events, before which time ('': any), then the hashes of the user's id.
-VISITOR = """
+""",
+    # ARGV: prefix, user, most events, before which time ('': any), then the hashes of the user's
+    # id.
+    "visitor": """
 local key = prefix .. 'recent:' .. ARGV[2]
 local count = ARGV[4] == '' and redis.call('LLEN', key) or count_until(key, ARGV[4] - 1)
 local events = {}
@@ -187,19 +187,17 @@ return {
   forgotten_at(5, #ARGV - 4),
   redis.call('GET', prefix .. 'items_version')
 }
-"""
-
-# ARGV: prefix, user, since which time, the ids of lists from then on, most lists.
-SHOWN = """
+""",
+    # ARGV: prefix, user, since which time, the ids of lists from then on, most lists.
+    "shown": """
 local key = prefix .. 'impressions:' .. ARGV[2]
 return {
   redis.call('LRANGE', key, count_until(key, ARGV[3] - 1), -1),
   redis.call('ZRANGEBYLEX', prefix .. 'lists:' .. ARGV[2], ARGV[4], '+')
 }
-"""
-
-# ARGV: prefix, lowest and highest id as ZRANGEBYLEX has them, most lists.
-REQUESTS_BETWEEN = """
+""",
+    # ARGV: prefix, lowest and highest id as ZRANGEBYLEX has them, most lists.
+    "requests_between": """
 local found = {}
 local ids = redis.call(
   'ZRANGEBYLEX', prefix .. 'requests', ARGV[2], ARGV[3], 'LIMIT', 0, ARGV[4])
@@ -207,22 +205,19 @@ for _, id in ipairs(ids) do
   found[#found + 1] = {id, redis.call('GET', prefix .. 'request:' .. id)}
 end
 return found
-"""
-
-ITEMS = """
+""",
+    "items": """
 return {
   redis.call('GET', prefix .. 'items_version'),
   redis.call('HGETALL', prefix .. 'items')
 }
-"""
-
-HIDDEN_ITEMS = """
+""",
+    "hidden_items": """
 local hidden = redis.call('SMEMBERS', hidden_items())
 return {redis.call('GET', prefix .. 'items_version'), hidden}
-"""
-
-# ARGV: prefix, then item and state ('' resets it) of each.
-CHANGE_ITEMS = """
+""",
+    # ARGV: prefix, then item and state ('' resets it) of each.
+    "change_items": """
 local hidden = hidden_items()
 for i = 2, #ARGV, 2 do
   if ARGV[i + 1] == '' then
@@ -236,11 +231,10 @@ end
 local version = redis.call('INCR', prefix .. 'items_version')
 redis.call('SET', prefix .. 'hidden_version', version)
 return version
-"""
-
-# ARGV: prefix, user, when, the key ('': that of the environment), its name, then the hashes of the
-# user's id, that of the key first. From here on no reader sees a history.
-FORGET = """
+""",
+    # ARGV: prefix, user, when, the key ('': that of the environment), its name, then the hashes of
+    # the user's id, that of the key first. From here on no reader sees a history.
+    "forget": """
 if ARGV[4] ~= '' then
   redis.call('SET', prefix .. 'user_key', ARGV[4], 'NX')
   if redis.call('GET', prefix .. 'user_key') ~= ARGV[4] then
@@ -253,10 +247,10 @@ redis.call('HSET', prefix .. 'forgotten', ARGV[6], time)
 redis.call('SADD', prefix .. 'user_key_names', ARGV[5])
 redis.call('DEL', prefix .. 'recent:' .. ARGV[2], prefix .. 'impressions:' .. ARGV[2])
 return redis.call('GET', prefix .. 'place')
-"""
-
-# ARGV: prefix, user, up to which place, most events. Returns how many were looked at, and removed.
-FORGET_EVENTS = """
+""",
+    # ARGV: prefix, user, up to which place, most events. Returns how many were looked at, and
+    # removed.
+    "forget_events": """
 local key = prefix .. 'places:' .. ARGV[2]
 local looked, removed = 0, 0
 for _, place in ipairs(redis.call('LRANGE', key, 0, ARGV[4] - 1)) do
@@ -271,10 +265,9 @@ for _, place in ipairs(redis.call('LRANGE', key, 0, ARGV[4] - 1)) do
   end
 end
 return {looked, removed}
-"""
-
-# ARGV: prefix, user, most lists. Returns how many were looked at, and removed.
-FORGET_REQUESTS = """
+""",
+    # ARGV: prefix, user, most lists. Returns how many were looked at, and removed.
+    "forget_requests": """
 local key = prefix .. 'lists:' .. ARGV[2]
 local members = redis.call('ZRANGE', key, 0, ARGV[3] - 1)
 local removed = 0
@@ -283,11 +276,10 @@ for _, member in ipairs(members) do
   redis.call('ZREM', key, member)
 end
 return {#members, removed}
-"""
-
-# ARGV: prefix, arrived before which time, after which place, most events.
-# Returns how many were looked at, how many removed, and the last place.
-REMOVE_EVENTS = """
+""",
+    # ARGV: prefix, arrived before which time, after which place, most events. Returns how many
+    # were looked at, how many removed, and the last place.
+    "remove_events": """
 local entries = redis.call(
   'XRANGE', prefix .. 'events', '(' .. ARGV[3] .. '-0', '+', 'COUNT', ARGV[4])
 local removed, last = 0, ARGV[3]
@@ -298,10 +290,9 @@ for _, entry in ipairs(entries) do
   end
 end
 return {#entries, removed, last}
-"""
-
-# ARGV: prefix, first id that stays as ZRANGEBYLEX has it, most lists.
-REMOVE_REQUESTS = """
+""",
+    # ARGV: prefix, first id that stays as ZRANGEBYLEX has it, most lists.
+    "remove_requests": """
 local ids = redis.call(
   'ZRANGEBYLEX', prefix .. 'requests', '-', ARGV[2], 'LIMIT', 0, ARGV[3])
 for _, id in ipairs(ids) do
@@ -310,24 +301,7 @@ for _, id in ipairs(ids) do
   drop_request(id, user ~= cjson.null and user or nil)
 end
 return #ids
-"""
-
-SCRIPTS = {
-    name: (SHARED + text).encode()
-    for name, text in {
-        "add_events": ADD_EVENTS,
-        "add_requests": ADD_REQUESTS,
-        "visitor": VISITOR,
-        "shown": SHOWN,
-        "requests_between": REQUESTS_BETWEEN,
-        "items": ITEMS,
-        "hidden_items": HIDDEN_ITEMS,
-        "change_items": CHANGE_ITEMS,
-        "forget": FORGET,
-        "forget_events": FORGET_EVENTS,
-        "forget_requests": FORGET_REQUESTS,
-        "remove_events": REMOVE_EVENTS,
-        "remove_requests": REMOVE_REQUESTS,
-    }.items()
+""",
 }
+SCRIPTS = {name: (SHARED + text).encode() for name, text in _TEXTS.items()}
 DIGESTS = {name: sha1(text, usedforsecurity=False).hexdigest() for name, text in SCRIPTS.items()}

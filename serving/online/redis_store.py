@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from logging import WARNING
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -28,6 +29,7 @@ from serving.online.store import (
     RequestRecord,
     StoreError,
     Visitor,
+    first_id,
 )
 
 if TYPE_CHECKING:
@@ -47,23 +49,13 @@ PAUSE_SECONDS = 0.01
 """Between removals, as long as one takes, so that others get half of the time."""
 READ_A_CALL = 2_000
 SLOW_TIMEOUT_MS = 2_000.0
-MAX_MS = (1 << 48) - 1
 
 
-def _first_id(since_ms: int) -> str:
-    """Write the lowest id of a list served at a time or later, as ZRANGEBYLEX has it."""
-    return f"[{min(max(since_ms, 0), MAX_MS):012x}"
+_REST = attrgetter("received_ms", "value", "request_id", "slot", "domain", "session_id")
 
 
 def _packed_event(event: Event) -> tuple[str, str, str, bytes]:
-    rest: list[object] = [
-        event.received_ms,
-        event.value,
-        event.request_id,
-        event.slot,
-        event.domain,
-        event.session_id,
-    ]
+    rest = list(_REST(event))
     while rest[-1] is None:
         rest.pop()
     recent = f"{event.time_ms} {event.event_type} {event.item_id}"
@@ -242,7 +234,9 @@ class RedisStore(OnlineStore):
         )
 
     def shown_items(self, user_id: str, since_ms: int) -> list[str]:
-        impressions, lists = self._redis.script("shown", user_id, since_ms, _first_id(since_ms))
+        impressions, lists = self._redis.script(
+            "shown", user_id, since_ms, f"[{first_id(since_ms)}"
+        )
         shown = [_recent_event(element).item_id for element in impressions]
         shown += [item for member in lists for item in orjson.loads(member[32:])]
         return list(dict.fromkeys(shown))
@@ -319,9 +313,9 @@ class RedisStore(OnlineStore):
     def requests_between(
         self, since_ms: int, before_ms: int, limit: int, after_id: str = ""
     ) -> list[RequestRecord]:
-        first = max(_first_id(since_ms)[1:], after_id)
+        first = max(first_id(since_ms), after_id)
         low = f"({first}" if first == after_id else f"[{first}"
-        high = f"({_first_id(before_ms)[1:]}"
+        high = f"({first_id(before_ms)}"
         found = self._redis.script("requests_between", low, high, limit, slow=True)
         return [_request(name, value) for name, value in found if value is not None]
 
@@ -342,7 +336,7 @@ class RedisStore(OnlineStore):
             if looked < REMOVED_A_SCRIPT or removed == 0:
                 break
             time.sleep(PAUSE_SECONDS)
-        stays = f"({_first_id(requests_before_ms)[1:]}"
+        stays = f"({first_id(requests_before_ms)}"
         remove = partial(self._redis.script, "remove_requests", stays, REMOVED_A_SCRIPT, slow=True)
         while remove() == REMOVED_A_SCRIPT:
             time.sleep(PAUSE_SECONDS)

@@ -12,12 +12,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from serving.online.sqlite_files import FILES_LOCK, SqliteFile, describe_failure
-from serving.online.store import RequestRecord
+from serving.online.store import RequestRecord, first_id
 
 VERSION = 1
 MAX_OPEN = 16
 """Days whose files stay open in a process."""
-MAX_MS = (1 << 48) - 1
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SCHEMA = """
 CREATE TABLE requests (
@@ -86,7 +85,7 @@ class DailyRequests:
     ) -> list[RequestRecord]:
         """Read lists in the order of their ids."""
         found: list[RequestRecord] = []
-        bounds = (max(_first_id(since_ms), after_id), after_id, _first_id(before_ms))
+        bounds = (max(first_id(since_ms), after_id), after_id, first_id(before_ms))
         for file in self._existing(since_ms):
             if len(found) >= limit or file.path.name > _name(_day(before_ms - 1)):
                 break
@@ -138,35 +137,32 @@ class DailyRequests:
     def _file(self, day: str, *, create: bool = False) -> SqliteFile | None:
         """Return a day's file, None if there is none."""
         with FILES_LOCK:
-            return self._held_file(day, create)
-
-    def _held_file(self, day: str, create: bool) -> SqliteFile | None:
-        path = self._folder / _name(day)
-        held = self._files.get(day)
-        try:
-            inode = path.stat().st_ino
-        except FileNotFoundError:
-            self._drop(day)
-            if not create:
-                return None
-        else:
-            # Another server may have removed the file that is held, and begun it again.
-            if held is not None and held[0] == inode:
-                return held[1]
-            self._drop(day)
-        while len(self._files) >= MAX_OPEN:
-            self._drop(min(self._files))
-        file = SqliteFile(
-            path,
-            version=VERSION,
-            readonly=self._readonly,
-            timeout_ms=self._timeout_ms,
-            pragmas=() if self._readonly else PRAGMAS,
-        )
-        if create:
-            file.create(SCHEMA)
-        self._files[day] = (path.stat().st_ino, file)
-        return file
+            path = self._folder / _name(day)
+            held = self._files.get(day)
+            try:
+                inode = path.stat().st_ino
+            except FileNotFoundError:
+                self._drop(day)
+                if not create:
+                    return None
+            else:
+                # Another server may have removed the file that is held, and begun it again.
+                if held is not None and held[0] == inode:
+                    return held[1]
+                self._drop(day)
+            while len(self._files) >= MAX_OPEN:
+                self._drop(min(self._files))
+            file = SqliteFile(
+                path,
+                version=VERSION,
+                readonly=self._readonly,
+                timeout_ms=self._timeout_ms,
+                pragmas=() if self._readonly else PRAGMAS,
+            )
+            if create:
+                file.create(SCHEMA)
+            self._files[day] = (path.stat().st_ino, file)
+            return file
 
     def _drop(self, day: str) -> None:
         with FILES_LOCK:
@@ -189,10 +185,6 @@ def _day(time_ms: int) -> str:
 def _day_of_id(request_id: str) -> str:
     """Return the day of a list."""
     return _day(int(request_id[:12], 16))
-
-
-def _first_id(time_ms: int) -> str:
-    return f"{min(max(time_ms, 0), MAX_MS):012x}"
 
 
 def _records(rows: Sequence[tuple[str, int, str | None, bytes]]) -> list[RequestRecord]:

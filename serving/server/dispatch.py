@@ -159,7 +159,10 @@ class Dispatcher:
             key=key,
         )
         if kind == "batch":
-            self._submit_batch(job, now)
+            if len(self._batches) >= MAX_BATCHES:
+                raise OverloadedError
+            self._batches.append(job)
+            self._feed_batches(now)
         else:
             self._submit_list(job, now)
         if key is not None:
@@ -181,12 +184,6 @@ class Dispatcher:
     def _patience(self) -> float:
         """Time that a job may wait now."""
         return self.queue_seconds if self.workers else max(self.queue_seconds, RESPAWN_SECONDS)
-
-    def _submit_batch(self, job: WorkerJob, now: float) -> None:
-        if len(self._batches) >= MAX_BATCHES:
-            raise OverloadedError
-        self._batches.append(job)
-        self._feed_batches(now)
 
     def abandon(self, job: WorkerJob) -> None:
         """Note that a connection does not want its reply any more."""

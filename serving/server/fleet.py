@@ -322,4 +322,4 @@ class Fleet:
 
     def _published_serves(self) -> None:
         self.state.refused, self._pause = None, MIN_PAUSE_SECONDS
-        self.metrics.published_serves()
+        self.metrics.note(bundle_refused=0)

@@ -282,9 +282,12 @@ class Front:
 
     def _measured(self) -> HttpAnswer:
         metrics, dispatcher = self._metrics, self._dispatcher
-        metrics.queue(len(dispatcher.queue))
-        metrics.connections(len(self._connections.open))
-        metrics.workers(len(dispatcher.workers), self._settings.num_workers)
+        metrics.note(
+            queue_depth=len(dispatcher.queue),
+            connections=len(self._connections.open),
+            workers_ready=len(dispatcher.workers),
+            workers_wanted=self._settings.num_workers,
+        )
         body, kind = metrics.render()
         headers = ((b"content-type", kind.encode()), (b"cache-control", b"no-store"))
         return HttpAnswer(200, body, {}, headers)

@@ -83,23 +83,19 @@ class Server(uvicorn.Server):
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, after running requests; SIGHUP polls for a bundle."""
     log_to_stderr()
-    access, traces = Access(settings), _traces(settings)
+    access = Access(settings)
+    traces: Traces | None = None
+    if settings.otlp_endpoint is not None:
+        # Takes a tenth of a second to import.
+        from serving.server.traces import open_traces
+
+        traces = open_traces(settings.otlp_endpoint)
     settings, writer = open_writer(settings)
     with _listening(settings) as listener, suppress(KeyboardInterrupt):
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, access, traces, writer, listener))
-
-
-def _traces(settings: Settings) -> Traces | None:
-    """Open the traces where they have a collector."""
-    if settings.otlp_endpoint is None:
-        return None
-    # Takes a tenth of a second to import.
-    from serving.server.traces import open_traces
-
-    return open_traces(settings.otlp_endpoint)
 
 
 async def _serve(

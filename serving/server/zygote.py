@@ -50,7 +50,8 @@ def run_zygote(control: socket.socket) -> None:
 
     ``{"settings": {...}, "target": path}`` is for a loader, without target for the request log.
     """
-    _leave_signals_to_the_front()
+    for number in FORWARDED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     _reap(lambda *_: None)
     # Everything that a request needs; all processes share these imports.
     import torch
@@ -144,11 +145,6 @@ def _run(process: Any, *arguments: Any) -> None:
     finally:
         sys.stderr.flush()
         os._exit(code)
-
-
-def _leave_signals_to_the_front() -> None:
-    for number in FORWARDED_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _reap(ended: Any) -> None:

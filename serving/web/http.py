@@ -199,7 +199,7 @@ def _invalid(error: ValidationError) -> RefusedError:
     """Turn a failed validation into a 422 that names fields but not their values."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     fields = [
-        {"field": _printable(".".join(map(str, one["loc"])) or "body"), "message": _message(one)}
+        {"field": printable(".".join(map(str, one["loc"])) or "body"), "message": _message(one)}
         for one in found[:MAX_FIELDS_NAMED]
     ]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
@@ -215,6 +215,6 @@ def _message(error: ErrorDetails) -> str:
     return error["msg"].removeprefix("Value error, ")
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
     """Cut a field's name, which the client may have made up, to something printable."""
     return name.encode("ascii", "backslashreplace").decode()[:80]

@@ -28,11 +28,11 @@ def test_the_page_has_what_was_observed() -> None:
     metrics.queue(3, 0.004)
     metrics.queue(2)
     metrics.refused("queue_full")
-    metrics.connections(17)
+    metrics.note(connections=17)
     metrics.lists_kept(3, 0)
     metrics.lists_kept(2, 1)
     metrics.worker_restarted("killed")
-    metrics.workers(1, 2)
+    metrics.note(workers_ready=1, workers_wanted=2)
     found = samples(metrics)
     assert found["recsys_requests_total", "/v1/recommend", "200"] == 2
     assert found["recsys_requests_total", "/v1/recommend", "503"] == 1
@@ -81,7 +81,7 @@ def test_a_refused_bundle_shows_until_one_is_served() -> None:
     metrics = ServerMetrics()
     metrics.swap_refused()
     assert samples(metrics)["recsys_bundle_refused",] == 1
-    metrics.published_serves()
+    metrics.note(bundle_refused=0)
     found = samples(metrics)
     assert found["recsys_bundle_refused",] == 0
     assert found["recsys_swaps_refused_total",] == 1

@@ -150,7 +150,11 @@ def test_table_swapped_for_another_of_equal_size_is_refused(bundles_dir, reseal)
         ("histories/offsets.npy", np.zeros(14, np.int64), "do not cut its"),
         ("histories/times.npy", np.zeros(3, np.int64), "3 times for"),
         ("catalogue/item_ids.utf8.npy", np.full(231, 255, np.uint8), "item_ids"),
-        ("users/feature.age.npy", np.zeros(5, np.int64), "5 rows, the bundle has 13"),
+        (
+            "users/feature.age.npy",
+            np.zeros(5, np.int64),
+            "feature.age.npy is 5, the rest of the bundle needs 13",
+        ),
         ("users/feature.age.npy", np.full(13, -1), "rows -1 to -1"),
     ],
 )

@@ -84,7 +84,7 @@ def npy(path):
 @pytest.mark.parametrize(
     ("file", "change", "says"),
     [
-        ("price.npy", lambda a: a[:-1], "has 40 rows, the bundle has 41 item rows"),
+        ("price.npy", lambda a: a[:-1], "price is 40, the rest of the bundle needs 41"),
         ("price.npy", lambda a: np.where(np.isnan(a), np.inf, a), "must hold finite numbers"),
         ("price.npy", lambda a: a.astype(np.float32), "expected float64"),
         ("new.npy", lambda a: a * 2, "is a boolean and holds other numbers"),

@@ -375,7 +375,7 @@ def test_delta_with_ids_of_another_length_is_refused(bundles_dir, reseal):
         path = writable(directory) / "semantic_ids" / f"{name}.npy"
         np.save(path, np.load(path)[:1])
     reseal(directory)
-    with pytest.raises(ValueError, match="semantic IDs for 42 item rows, the rest of it needs 43"):
+    with pytest.raises(ValueError, match="semantic_ids is 42, the rest of the bundle needs 43"):
         load_bundle(directory)
 
 
