@@ -135,11 +135,6 @@ class Eligible(NamedTuple):
     shown: tuple[str, ...]
     """Items that are left out because the user was shown them lately."""
 
-    @property
-    def shows_seen(self) -> bool:
-        """True if the list shows the history, because nothing else is left."""
-        return SEEN_ITEMS_SHOWN in self.notes
-
     def why(self, item_row: int) -> Exclusion | None:
         """Return the first reason that leaves an item out; None if the list may show it."""
         return next((one for one in self.exclusions if one.holds_for(item_row)), None)

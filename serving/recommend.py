@@ -22,7 +22,7 @@ from serving.bundle.adapters import NO_ADAPTERS, Adapters, load_adapters, models
 from serving.bundle.load import Bundle, load_bundle
 from serving.configuration.file import ServingConfiguration, read_configuration
 from serving.configuration.resolve import Resolved, Resolver
-from serving.exclusions import Eligible, Exclusions, read_cursor
+from serving.exclusions import SEEN_ITEMS_SHOWN, Eligible, Exclusions, read_cursor
 from serving.items import ItemCards, ItemSearch, build_search
 from serving.live import LiveState, Opener
 from serving.online.records import new_request_id, read_seed, time_of
@@ -218,7 +218,9 @@ class Recommender:
             )
             mask = eligible.mask
             clock.lap("filter")
-            found = self.retrieval.retrieve(query, mask, searched, relaxed=eligible.shows_seen)
+            found = self.retrieval.retrieve(
+                query, mask, searched, relaxed=SEEN_ITEMS_SHOWN in eligible.notes
+            )
             clock.lap("retrieve")
             length = max(depth, self.arranger.length(resolved, request))
             ranked, ranker, not_ranked = self.retrieval.rank(found, query, length)

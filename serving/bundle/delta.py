@@ -151,7 +151,10 @@ def write_delta(
     chain = read_chain(bundle_directory(bundles_dir, parent_version).resolve())
     base, newest = chain[0], chain[-1]
     vectors = _check_vectors(chain, len(items), content, item_vectors)
-    ids = _extended(read_semantic_ids(chain), semantic_ids, len(items), parent_version)
+    if (ids := read_semantic_ids(chain)) is not None:
+        ids = ids.extended(semantic_ids or NewIds.none(len(items), ids.ids.num_levels))
+    elif semantic_ids is not None:
+        raise ValueError(f"bundle {parent_version} has no semantic IDs that could be extended")
     earlier = Delta.load(newest) if newest is not base else None
     released = Catalogue.load(base.directory)
     parent = released if earlier is None else earlier.extend(released)
@@ -227,16 +230,6 @@ def _check_vectors(
             "nothing would find new items; release a whole bundle with them instead"
         )
     return found
-
-
-def _extended(
-    parent: ItemSemanticIds | None, new: NewIds | None, num_new: int, parent_version: str
-) -> ItemSemanticIds | None:
-    if parent is not None:
-        return parent.extended(new or NewIds.none(num_new, parent.ids.num_levels))
-    if new is not None:
-        raise ValueError(f"bundle {parent_version} has no semantic IDs that could be extended")
-    return None
 
 
 def _build_catalogue(items: Sequence[NewItem], parent: Catalogue) -> Catalogue:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from serving.configuration.contradictions import list_variants
 from serving.configuration.file import ServingConfiguration
 from serving.configuration.rules import Rule
 from serving.filtering.expression import FilterError, parse
-from serving.surfaces import BUILT_IN, Surface
+from serving.surfaces import BUILT_IN, Surface, suggest
 
 if TYPE_CHECKING:
     from serving.bundle.load import Bundle
@@ -52,8 +51,7 @@ def _unfit_surface(
     known = [CATEGORY, *bundle.properties.columns]
     for what, name in named.items():
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"they have {', '.join(known)}"
+            hint = suggest(name, known)
             yield f"{words} has {what}, which items of the bundle do not have; {hint}"
     if surface.filter is not None:
         yield from _unfit_expression(f"the filter of {words}", surface.filter, bundle)

@@ -208,16 +208,15 @@ class _Words:
         )
         if influence is None:
             return found
-        because = [self._shown(one) for one in influence.because if self._may_name(one)]
+        named = self._named
+        may_name = [one for one in influence.because if named is None or one.item_row in named]
+        because = [self._shown(one) for one in may_name]
         return replace(
             found,
             place=influence.place,
             because=because or None,
             place_without=influence.place_without,
         )
-
-    def _may_name(self, one: Mattered) -> bool:
-        return self._named is None or one.item_row in self._named
 
     def _shown(self, one: Mattered) -> HistoryItem:
         card = self._replay.recommender.cards.of(one.item_row)

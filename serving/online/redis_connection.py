@@ -82,15 +82,6 @@ class Breaker:
         self._until = None
 
 
-def _read_url(url: str) -> dict[str, Any]:
-    """Read a URL into the settings of a connection."""
-    settings = parse_url(url)
-    kind = settings.pop("connection_class", Connection)
-    # Each step of a handshake costs a round trip: no HELLO, no names.
-    settings |= {"protocol": 2, "driver_info": None, "parser_class": _Parser}
-    return {"kind": kind, **settings}
-
-
 class RedisConnections:
     """Runs commands on connections of the calling process; safe for threads and after a fork."""
 
@@ -102,9 +93,11 @@ class RedisConnections:
         slow_timeout_ms: float,
         pause_seconds: float = PAUSE_SECONDS,
     ) -> None:
-        settings = _read_url(url)
-        self._make = settings.pop("kind")
-        self._settings = settings
+        settings = parse_url(url)
+        self._make = settings.pop("connection_class", Connection)
+        # Each step of a handshake costs a round trip: no HELLO, no names.
+        settings |= {"protocol": 2, "driver_info": None, "parser_class": _Parser}
+        self._settings: dict[str, Any] = settings
         self.prefix: str = settings.pop("prefix", DEFAULT_PREFIX)
         """Prefix of all keys; ``?prefix=shop:`` in the URL."""
         self._prefix = self.prefix.encode()

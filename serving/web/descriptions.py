@@ -16,7 +16,7 @@ from serving.configuration.rules import Rule, holds
 from serving.filtering.compile import known_properties
 from serving.items import END
 from serving.recommend import Recommender
-from serving.replies import CatalogueReply, Category, PastItem, RuleCard, SurfaceCard, UserCard
+from serving.replies import CatalogueReply, Category, PastItem, RuleCard, SurfaceCard
 
 MAX_CATEGORIES = 500
 """Categories on the page, largest first."""
@@ -84,11 +84,6 @@ def list_history(recommender: Recommender, user_row: int, k: int) -> list[PastIt
         moment = None if times is None else int(times[place])
         found.append(PastItem(card.item_id, card.title, card.categories, card.semantic_id, moment))
     return found
-
-
-def describe_user(bundle: Bundle, user_row: int) -> UserCard:
-    """Describe a user for a list."""
-    return UserCard(bundle.users.user_ids[user_row], len(bundle.users.history(user_row)))
 
 
 def _category_sizes(bundle: Bundle) -> list[Category]:

@@ -19,7 +19,7 @@ from serving.list_record import write_record
 from serving.online.store import RequestRecord, StoreError
 from serving.query import RequestError, UnknownItemError
 from serving.recommend import Made, Recommender
-from serving.replies import HistoryReply, ItemsReply, UsersReply
+from serving.replies import HistoryReply, ItemsReply, UserCard, UsersReply
 from serving.routes import BY_NAME
 from serving.schemas import (
     ExplainParameters,
@@ -32,7 +32,7 @@ from serving.schemas import (
     UsersParameters,
     to_json,
 )
-from serving.web.descriptions import UserIndex, describe_catalogue, describe_user, list_history
+from serving.web.descriptions import UserIndex, describe_catalogue, list_history
 from serving.web.http import Head, HttpAnswer, RefusedError, read_input, validated
 from serving.web.openapi import document
 from serving.web.writes import NO_STORE
@@ -181,9 +181,10 @@ class Handlers:
             rows = range(1, bundle.users.num_user_rows)
             chosen = self._random.sample(rows, min(given.k, len(rows)))
         else:
-            ids = self._user_index.beginning_with(given.prefix, given.k)
-            chosen = [bundle.users.row_of(user_id) or 0 for user_id in ids]
-        found = [describe_user(bundle, row) for row in chosen]
+            near = self._user_index.beginning_with(given.prefix, given.k)
+            chosen = [bundle.users.row_of(user_id) or 0 for user_id in near]
+        ids, history = bundle.users.user_ids, bundle.users.history
+        found = [UserCard(ids[row], len(history(row))) for row in chosen]
         return HttpAnswer(200, to_json(UsersReply(bundle.version, found)), {})
 
     def history(self, given: HistoryParameters, head: Head) -> HttpAnswer:

@@ -326,8 +326,8 @@ def test_semantic_ids_the_manifest_does_not_name_are_refused(bundles_dir, reseal
 @pytest.mark.parametrize(
     ("id_rows", "message"),
     [
-        (np.arange(40), "40 item rows, the rest of it needs 41"),
-        (np.arange(42) % 41, "42 item rows, the rest of it needs 41"),
+        (np.arange(40), "semantic_ids is 40, the rest of the bundle needs 41"),
+        (np.arange(42) % 41, "semantic_ids is 42, the rest of the bundle needs 41"),
         (np.arange(41) + 1, "must begin with 0"),
         (np.arange(41) * 2, r"hold id rows in \[0, 41\)"),
         (np.arange(41) // 2, "to two items"),
