@@ -72,12 +72,9 @@ class Forgotten:
     num_requests: int
 
 
-MAX_MS = (1 << 48) - 1
-
-
 def first_id(time_ms: int) -> str:
     """Write the beginning of the lowest id of a list that is served at a time."""
-    return f"{min(max(time_ms, 0), MAX_MS):012x}"
+    return f"{min(max(time_ms, 0), (1 << 48) - 1):012x}"
 
 
 class OnlineStore(Protocol):
