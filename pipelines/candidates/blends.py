@@ -28,7 +28,7 @@ from serving.bundle.manifest import Profile
 
 FAST: Profile = "fast"
 FULL: Profile = "full"
-BLEND, BLEND_FAST = "blend", "blend_fast"
+BLEND, BLEND_FAST, RANKED = "blend", "blend_fast", "ranked"
 """Rows of the metrics."""
 FILE = "blends.json"
 TEXT_SEARCH, SEARCH_FILE = "text_search", "search_metrics.json"

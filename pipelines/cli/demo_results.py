@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.candidates.blends import BLEND, BLEND_FAST
+from pipelines.candidates.blends import BLEND, BLEND_FAST, RANKED
 from pipelines.cli.output import make_table, print_lines
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
@@ -24,7 +24,7 @@ from pipelines.evaluation.analysis import Analysis, SplitAnalysis
 from pipelines.inputs.tensors import released_order
 from pipelines.pages.wording import MODELS
 from pipelines.presets.resolve import resolve
-from pipelines.ranking.artefact import FILE, RANKED
+from pipelines.ranking.artefact import FILE
 from pipelines.stages.report import report_path
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import CURRENT

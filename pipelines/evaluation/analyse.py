@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -21,6 +22,7 @@ from torch import Tensor
 from pipelines.config.run import EvaluationConfig
 from pipelines.evaluation.analysis import ModelAnalysis, SplitAnalysis
 from recsys.data.batch import Jagged
+from recsys.data.dataset import Sequences
 from recsys.data.top_k import ItemMask
 from recsys.evaluation.beyond_accuracy import (
     average_popularity,
@@ -94,6 +96,17 @@ class Background:
             domains=domains,
             domain_names=domain_names,
         )
+
+
+def lengths_before(
+    sequences: Sequences,
+    split: Literal["validation", "test"],
+    results: Mapping[str, RankingResult],
+) -> Tensor:
+    """Count the events of each measured user before the split, [U]."""
+    ends = sequences.train_end if split == "validation" else sequences.validation_end
+    lengths = np.asarray(ends) - np.asarray(sequences.offsets[:-1])
+    return torch.from_numpy(lengths)[next(iter(results.values())).user_rows]
 
 
 def category_names(features: Path, num_categories: int) -> list[str]:

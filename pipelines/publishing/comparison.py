@@ -16,11 +16,10 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from pipelines.candidates.blends import BLEND, BLEND_FAST
+from pipelines.candidates.blends import BLEND, BLEND_FAST, RANKED
 from pipelines.config.release import ReleaseConfig
 from pipelines.publishing.gate.subject import at_least
 from pipelines.publishing.same_queries import SameQueries
-from pipelines.ranking.artefact import RANKED
 from recsys.data.batch import Jagged
 from recsys.evaluation.bootstrap import time_blocks
 from recsys.evaluation.paired import Paired, SliceLoss, paired, slice_losses

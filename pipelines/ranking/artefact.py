@@ -18,8 +18,6 @@ from typing import Any
 from recsys.models.item_tower import ItemCatalogue
 from serving.bundle.ranker import LoadedRanker
 
-RANKED = "ranked"
-"""Row of the metrics."""
 RANKER, MEASURED = "ranker", "measured"
 FILE = "ranker.json"
 CALIBRATION = "calibration.json"

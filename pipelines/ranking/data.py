@@ -32,7 +32,7 @@ from recsys.fitting.queries import ModelInputs
 from recsys.retrieval.blend.candidate_features import CandidateBuilder
 from recsys.retrieval.sources import Source, behaviour_vectors
 from recsys.training.ranking_examples import RankingExamples, choose_tasks
-from recsys.training.shown_lists import impression_examples
+from recsys.training.shown_lists import impression_examples, usable
 
 
 class TooLittleDataError(Exception):
@@ -54,6 +54,18 @@ class RankingData(NamedTuple):
     """Lists of every source, as the blend merges them."""
     impressions: RankingExamples | None
     num_slots: int
+
+    def num_shown_lists(self) -> int:
+        """Count the shown lists that a ranker can be trained on."""
+        return 0 if self.impressions is None else len(usable(self.impressions))
+
+    def served_builder(
+        self, inputs: ModelInputs, sources: Mapping[str, Source], config: RunConfig
+    ) -> CandidateBuilder:
+        """Make the builder that a bundle carries, with features fitted on every event."""
+        everything, vectors = inputs.sequences.offsets[1:], behaviour_vectors(sources)
+        settings = config.ranker_training
+        return candidate_builder(self.builder.blend, inputs, everything, vectors, settings)
 
 
 def ranking_data(

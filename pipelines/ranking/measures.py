@@ -14,12 +14,14 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from pipelines.candidates.blends import RANKED
 from recsys.data.batch import Jagged
 from recsys.evaluation.calibration import (
     area_under_curve,
     expected_calibration_error,
     reliability_curve,
 )
+from recsys.fitting.blend import NUM_STANDARD_ERRORS, paired_difference
 from recsys.fitting.queries import ModelInputs
 from recsys.layers.moe.routing import expert_use, load_by_group
 from recsys.models.ranker.config import count_flops
@@ -49,6 +51,31 @@ class Grouping(NamedTuple):
     groups: tuple[str, ...]
     of_item: Tensor
     """[N] group of each item row, -1 for none."""
+
+
+def decision(values: Tensor, blend_values: Tensor, metric: str) -> dict[str, Any]:
+    """Compare the ranker's order with the blend's on validation.
+
+    Args:
+        values: Metric of the ranker's order, [U]; NaN without a target.
+    """
+    ahead, error, num_users = paired_difference(values, blend_values)
+    low, high = (ahead + sign * NUM_STANDARD_ERRORS * error for sign in (-1, 1))
+    return {
+        "served": low > 0,
+        "reason": (
+            f"on validation the ranker's order has {ahead:+.4f} {metric} against the blend's (95% "
+            f"interval {low:+.4f} to {high:+.4f}, {num_users} users); it is served only if "
+            "the whole interval is above 0"
+        ),
+        "metric": metric,
+        "ahead": ahead,
+        "standard_error": error,
+        "validation": {
+            "blend": float(blend_values.nanmean()),
+            RANKED: float(values.nanmean()),
+        },
+    }
 
 
 def trunk_summary(ranker: Ranker, values: Tensor, measures: dict[str, Any]) -> dict[str, Any]:

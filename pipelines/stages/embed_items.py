@@ -5,20 +5,24 @@ Texts are cached by their hashes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from pipelines.config.content import ContentConfig
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import read_json, to_json
+from pipelines.engine.artifacts import to_json
 from pipelines.engine.console import log
-from pipelines.engine.ray_cluster import ray_cluster
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.content_models import cache_dir, describe_item, encoder_files, make_encoder
+from pipelines.inputs.content_models import (
+    cache_dir,
+    describe_item,
+    encoded_on_ray,
+    encoder_files,
+    make_encoder,
+)
 from pipelines.inputs.item_columns import (
     column_values,
     fit_columns,
@@ -27,53 +31,19 @@ from pipelines.inputs.item_columns import (
     images_name,
 )
 from pipelines.inputs.tensors import CONTENT_FILE, released_order
-from pipelines.stages.enrich_items import load_enrichment
+from pipelines.stages.enrich_items import described_by, load_enrichment
 from recsys.content.attribute_gate import K, choose_attributes, cut_queries
 from recsys.content.attribute_schema import Extraction, build_extraction
 from recsys.content.attributes import Value, enriched_text
 from recsys.content.columns import ColumnEncoder
 from recsys.content.embedding_cache import encode_cached, in_turn
-from recsys.content.encoder import Encoder, HashEncoder, JoinedEncoder, Vectors
+from recsys.content.encoder import Vectors
 from recsys.data.dataset import Sequences
 
 
 def raw_files(config: RunConfig) -> Mapping[str, Path]:
     """List the files of an encoder that is given by path."""
     return {**encoder_files(config.content), **image_files(config.content)}
-
-
-def encoded_on_ray(
-    config: RunConfig, encoder: Encoder, batches: Iterable[list[str]]
-) -> Iterator[Vectors]:
-    """Encode each batch as a task of the Ray cluster, [n, D]."""
-    todo = list(batches)
-    if isinstance(encoder, HashEncoder) or len(todo) < 2:
-        yield from in_turn(encoder, todo)
-        return
-    with ray_cluster(config.ray) as run:
-        yield from run(encoded_on_node, [(config.content, texts) for texts in todo])
-
-
-def encoded_on_node(task: tuple[ContentConfig, list[str]]) -> Vectors:
-    """Encode a batch where this runs, [n, D], without the words that are joined to it."""
-    config, texts = task
-    encoder = encoder_here(config)
-    return (encoder.first if isinstance(encoder, JoinedEncoder) else encoder).encode(texts)
-
-
-@lru_cache(maxsize=1)
-def encoder_here(config: ContentConfig) -> Encoder:
-    """Load a task's encoder once a process."""
-    encoder = make_encoder(config)
-    assert encoder is not None
-    return encoder
-
-
-def described_by(folder: Path, keep: Sequence[str], unmeasured: Sequence[str]) -> dict[str, object]:
-    """Describe the attributes' language model and prompt, and which of them are read."""
-    summary = read_json(folder / "enrichment.json")
-    made = {name: summary[name] for name in ("model", "prompt_version")}
-    return made if tuple(keep) == tuple(unmeasured) else {**made, "kept": list(keep)}
 
 
 def attributes_that_help(
@@ -142,7 +112,7 @@ def embed_items(
                 log.print(f"  {done:,} of {total:,} texts", style="dim")
 
         on_ray = context.config.engine == "ray"
-        encoding = partial(encoded_on_ray, context.config) if on_ray else in_turn
+        encoding = partial(encoded_on_ray, config, context.config.ray) if on_ray else in_turn
 
         def encode(these: Sequence[str]) -> Vectors:
             cache = cache_dir("embeddings")

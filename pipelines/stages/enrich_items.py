@@ -7,14 +7,14 @@ enrichment.json         model, counts, tokens and cost of all runs on these item
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import to_json
+from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.content_models import (
@@ -56,6 +56,13 @@ def load_enrichment(folder: Path, extraction: Extraction) -> dict[int, dict[str,
         is_list = type_of(extraction.schema["properties"][name]) == "array"
         found.setdefault(item_row, {})[name] = tuple(values) if is_list else values[0]
     return found
+
+
+def described_by(folder: Path, keep: Sequence[str], unmeasured: Sequence[str]) -> dict[str, object]:
+    """Describe the attributes' language model and prompt, and which of them are read."""
+    summary = read_json(folder / "enrichment.json")
+    made = {name: summary[name] for name in ("model", "prompt_version")}
+    return made if tuple(keep) == tuple(unmeasured) else {**made, "kept": list(keep)}
 
 
 def enrich_items(context: StageContext) -> StageRows:

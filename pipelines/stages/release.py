@@ -16,6 +16,7 @@ from typing import Any
 
 import polars as pl
 
+from pipelines.candidates.blends import RANKED
 from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
@@ -54,7 +55,7 @@ from pipelines.publishing.write_release import (
     repeatable,
     write_release,
 )
-from pipelines.ranking.artefact import RANKED, served_ranker
+from pipelines.ranking.artefact import served_ranker
 from pipelines.semantic_ids.artefact import open_id_store, publish_version
 from recsys.fitting.queries import ModelInputs
 from serving.bundle.load import Bundle, load_bundle

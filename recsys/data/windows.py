@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch, cut_offsets
-from recsys.data.dataset import Rows, Sequences, Split, concatenated_ranges
+from recsys.data.dataset import FitSplit, Rows, Sequences, Split, concatenated_ranges
 
 
 class Windows(NamedTuple):
@@ -53,6 +53,11 @@ def training_windows(
     ends = np.repeat(end, counts) - place * max_length
     starts = np.maximum(np.repeat(first, counts), ends - max_length - 1)
     return Windows(starts, ends)
+
+
+def num_windows(sequences: Sequences, split: FitSplit, max_length: int) -> int:
+    """Count the examples of one pass."""
+    return len(training_windows(sequences, split, max_length))
 
 
 def window_batch(sequences: Sequences, starts: Rows, ends: Rows) -> JaggedBatch:

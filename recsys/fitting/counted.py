@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from recsys.data.dataset import FitSplit, Rows
-from recsys.evaluation.ranking import RankingConfig
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, measure
 from recsys.fitting.spec import Data, Fitted, ModelSpec, Start, counted, vector_source
 from recsys.models import names
@@ -187,7 +186,7 @@ def _best(
 
 def _quality(model: ItemWeights, judge: EvaluationQueries, device: torch.device) -> float:
     source = ScoredSource(model.to(device).score)
-    return measure(source, judge, RankingConfig(ks=(10,)), device)[METRIC]
+    return measure(source, judge, device)[METRIC]
 
 
 def _spec(name: names.ModelName, config: type, fit: Callable[..., ItemWeights | None]) -> ModelSpec:

@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 
 from recsys.data.dataset import FitSplit
-from recsys.data.windows import BatchOrder, training_windows
+from recsys.data.windows import BatchOrder, num_windows, training_windows
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSettings
-from recsys.fitting.sequence import num_windows
 from recsys.fitting.spec import Data, Fitted, ModelSpec, Start, StopBy, TrainingRun, fit_retriever
 from recsys.models import names
 from recsys.models.generative.config import GenerativeConfig, TeachingConfig
 from recsys.models.generative.model import GenerativeInputs, GenerativeModel
-from recsys.models.item_tower import FeatureSizes
 from recsys.models.outside import Over
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.generated import generated_source
@@ -38,24 +36,6 @@ class SequenceTeacher(NamedTuple):
 
     model: SequenceModel
     config: TeachingConfig
-
-
-def generative_inputs(
-    sizes: FeatureSizes, item_codes: ItemCodes, vector_dim: int = 0
-) -> GenerativeInputs:
-    """Return the sizes of the model's inputs.
-
-    Args:
-        vector_dim: F, 0 without such vectors.
-    """
-    return GenerativeInputs(
-        num_item_rows=sizes.num_item_rows,
-        level_sizes=item_codes.level_sizes,
-        semantic_ids=item_codes.version,
-        content_dim=sizes.content_dim,
-        num_categories=sizes.num_categories,
-        vector_dim=vector_dim,
-    )
 
 
 def fit_generative(
@@ -79,7 +59,14 @@ def fit_generative(
         code_teacher = CodeTeacher(
             sequence, item_codes.codes, item_codes.level_sizes, teacher.config
         )
-    sizes = generative_inputs(inputs.sizes, item_codes, 0 if vectors is None else vectors.shape[1])
+    sizes = GenerativeInputs(
+        num_item_rows=inputs.sizes.num_item_rows,
+        level_sizes=item_codes.level_sizes,
+        semantic_ids=item_codes.version,
+        content_dim=inputs.sizes.content_dim,
+        num_categories=inputs.sizes.num_categories,
+        vector_dim=0 if vectors is None else vectors.shape[1],
+    )
     counts = inputs.item_counts(split)
     torch.manual_seed(run.seed)
     model = GenerativeModel(config, sizes, item_codes.codes, inputs.catalogue, counts, vectors)

@@ -226,8 +226,9 @@ def rank_queries(
 def measure(
     source: Source,
     queries: EvaluationQueries,
-    config: RankingConfig,
     device: torch.device | str = "cpu",
+    *,
+    ks: tuple[int, ...] = (10,),
 ) -> dict[str, float]:
     """Measure a source on the queries of a split: means over those with a target."""
     targets, ranks = queries.targets(), []
@@ -249,4 +250,4 @@ def measure(
             "no query has a target, so there is nothing to measure; check the split, or "
             "evaluate on one with held-out events"
         )
-    return mean_metrics(Jagged(torch.cat(ranks), targets.offsets), config)
+    return mean_metrics(Jagged(torch.cat(ranks), targets.offsets), RankingConfig(ks=ks))

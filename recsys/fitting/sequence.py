@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.dataset import FitSplit, Sequences
-from recsys.data.windows import BatchOrder, Windows, training_windows
+from recsys.data.windows import BatchOrder, Windows, num_windows, training_windows
 from recsys.fitting.fixed_shapes import FixedWindows
 from recsys.fitting.queries import ModelInputs, NewEvents
 from recsys.fitting.spec import (
@@ -33,16 +33,8 @@ from recsys.retrieval.sources import ScoredSource
 from recsys.training.captured import FixedShapeLoss
 from recsys.training.loop import TrainResult
 from recsys.training.passes import TrainingConfig
-from recsys.training.progress import Tracker
 
 Trained = tuple[SequenceModel, TrainResult]
-SEEDS = 1000
-"""Seeds of a run are below; those of its further members above."""
-
-
-def member_seed(seed: int, number: int) -> int:
-    """Return the seed of a member; the first has the run's."""
-    return seed + SEEDS * number
 
 
 def train_members(
@@ -124,31 +116,6 @@ def near_items(inputs: ModelInputs, split: FitSplit, num_neighbours: int) -> Ite
     )
 
 
-class MemberCurve:
-    """Logs a member's metrics under its own name."""
-
-    def __init__(self, curve: Tracker, number: int) -> None:
-        self._curve, self._name = curve, f"member {number + 1}"
-
-    def log(self, step: int, **values: float) -> None:
-        self._curve.log(step, **{f"{self._name}/{name}": value for name, value in values.items()})
-
-
-def num_windows(sequences: Sequences, split: FitSplit, max_length: int) -> int:
-    """Count the examples of one pass."""
-    return len(training_windows(sequences, split, max_length))
-
-
-def member_run(run: TrainingRun, number: int) -> TrainingRun:
-    """Return a member's run with its own seed and checkpoints; the first one logs the curve."""
-    return replace(
-        run,
-        seed=member_seed(run.seed, number),
-        checkpoint_dir=run.checkpoint_dir and run.checkpoint_dir / f"member-{number}",
-        curve=run.curve if number == 0 else MemberCurve(run.curve, number),
-    )
-
-
 def member_training(training: TrainingConfig, num_members: int) -> TrainingConfig:
     """Return a member's training with its share of the time."""
     limit = training.max_seconds
@@ -177,7 +144,7 @@ def fit_sequence(
     neighbours = near_items(inputs, split, config.num_neighbours)
 
     def fit_one(part: SequenceConfig, number: int | None) -> Trained:
-        own = run if number is None else member_run(run, number)
+        own = run if number is None else run.for_member(number)
         steps = training if number is None else member_training(training, config.num_members)
         torch.manual_seed(own.seed)
         counts = inputs.item_counts(split)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import FitSplit, Sequences
-from recsys.evaluation.ranking import RankingConfig
 from recsys.fitting.queries import (
     EvaluationQueries,
     ModelInputs,
@@ -30,7 +29,7 @@ from recsys.semantic_ids.codes import ItemCodes
 from recsys.training.loop import Evaluate, TrainResult, train
 from recsys.training.optim import LoopConfig, adamw
 from recsys.training.passes import TrainingConfig
-from recsys.training.progress import Progress, SilentProgress, SilentTracker, Tracker
+from recsys.training.progress import MemberCurve, Progress, SilentProgress, SilentTracker, Tracker
 from recsys.training.ranks import ALONE, Ranks
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -39,6 +38,13 @@ NOT_TRAINED = TrainResult(
     num_steps=0, best_step=0, best_metric=None, bad_steps=0, stopped_early=False
 )
 """Result of a fit that has no training."""
+SEEDS = 1000
+"""Seeds of a run are below; those of its further members above."""
+
+
+def member_seed(seed: int, number: int) -> int:
+    """Return the seed of a member; the first has the run's."""
+    return seed + SEEDS * number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +59,15 @@ class TrainingRun:
     curve: Tracker = field(default_factory=SilentTracker)
     ranks: Ranks = ALONE
     """The processes that train together."""
+
+    def for_member(self, number: int) -> TrainingRun:
+        """Return a member's run with its own seed and checkpoints; the first one logs the curve."""
+        return replace(
+            self,
+            seed=member_seed(self.seed, number),
+            checkpoint_dir=self.checkpoint_dir and self.checkpoint_dir / f"member-{number}",
+            curve=self.curve if number == 0 else MemberCurve(self.curve, number),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +195,7 @@ def fit_retriever(
     queries = stop_by
 
     def evaluate(_: nn.Module) -> dict[str, float]:
-        return measure(source, queries, RankingConfig(ks=(10,)), run.device)
+        return measure(source, queries, run.device)
 
     config = training.for_examples(num_examples)
     return run_training(model, loss_at, training, config, run, evaluate)

@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from recsys.data.dataset import Sequences
-from recsys.evaluation.ranking import RankingConfig
 from recsys.fitting.catalogue import SPECS
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, NewEvents, measure
 from recsys.fitting.spec import ModelSpec, Refit, Start, device_named
@@ -154,11 +153,10 @@ class StepFits:
         found = {
             life: self.experiment.fit(spec, replace(config, half_life_days=life)) for life in lives
         }
-        measures = RankingConfig(ks=(10,))
 
         def quality(half_life: float) -> float:
             source = found[half_life].source
-            return measure(source, judge, measures, self.experiment.device)["ndcg@10"]
+            return measure(source, judge, self.experiment.device)["ndcg@10"]
 
         best = max(lives, key=quality)
         return found[best]._replace(settings={"half_life_days": best})

@@ -32,6 +32,16 @@ class SilentTracker:
         pass
 
 
+class MemberCurve:
+    """Logs a member's metrics under its own name."""
+
+    def __init__(self, curve: Tracker, number: int) -> None:
+        self._curve, self._name = curve, f"member {number + 1}"
+
+    def log(self, step: int, **values: float) -> None:
+        self._curve.log(step, **{f"{self._name}/{name}": value for name, value in values.items()})
+
+
 class SilentProgress:
     """Shows nothing."""
 

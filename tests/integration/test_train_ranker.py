@@ -11,8 +11,8 @@ from click.testing import Result
 
 from pipelines.ranking.artefact import FILE, served_ranker
 from pipelines.ranking.fit import metric_by_query
+from pipelines.ranking.measures import decision
 from pipelines.stages.report import report_path
-from pipelines.stages.train_ranker import decision
 from recsys.training.checkpoint import save_checkpoint
 from serving.recommend import Recommender
 from serving.schemas import Request

@@ -19,14 +19,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from pipelines.candidates.blends import BLEND, BLEND_FAST
+from pipelines.candidates.blends import BLEND, BLEND_FAST, RANKED
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.artifacts import Manifest
 from pipelines.evaluation.per_user import RANK, models_in
 from pipelines.inputs.tensors import released_order
 from pipelines.publishing.same_queries import KEY, answers_file
-from pipelines.ranking.artefact import RANKED
 from recsys.data.dataset import Sequences
 
 Split = Literal["test", "validation"]

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from pipelines.candidates.blends import BLEND, BLEND_FAST
+from pipelines.candidates.blends import BLEND, BLEND_FAST, RANKED
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import (
     DEPTH,
@@ -37,7 +37,6 @@ from pipelines.dashboard.query import Query
 from pipelines.evaluation.per_user import RANK
 from pipelines.pages.charts import NOBODY, SHARED, color_of
 from pipelines.pages.document import Origin, Parameters
-from pipelines.ranking.artefact import RANKED
 from recsys.models.names import SLOW_MODELS
 
 OUTCOMES = ("both", "first", "second", "neither")

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from pipelines.candidates.blends import BLEND_FAST
+from pipelines.candidates.blends import BLEND_FAST, RANKED
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import DEPTH, Side, answers
 from pipelines.dashboard.data.items import (
@@ -43,7 +43,6 @@ from pipelines.pages.document import (
     Words,
 )
 from pipelines.pages.wording import model_label
-from pipelines.ranking.artefact import RANKED
 from recsys.data.dataset import Sequences
 from recsys.models.names import SLOW_MODELS
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pipelines.candidates.blends import RANKED
 from pipelines.dashboard.workspaces.files import (
     CONFIG,
     RunSettings,
@@ -35,7 +36,6 @@ from pipelines.engine.workspace import read_holder
 from pipelines.publishing.comparison import served_row
 from pipelines.publishing.promotion import REFUSED_BUNDLES
 from pipelines.publishing.released import shop_workspace
-from pipelines.ranking.artefact import RANKED
 from recsys.data.durable import PARTIAL
 from serving.bundle.manifest import MANIFEST, SCHEMA_VERSION
 

@@ -16,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipelines.candidates.blends import BLEND_FAST
+from pipelines.candidates.blends import BLEND_FAST, RANKED
 from pipelines.engine.history import MONITOR, PARITY, read_result
 from pipelines.publishing.gate.models import common_rows
 from pipelines.publishing.gate.subject import Subject, at_least, at_most, warning
-from pipelines.ranking.artefact import RANKED
 from recsys.data.string_table import StringTable
 from recsys.models.popularity import Popularity
 from serving.bundle.load import Bundle

@@ -8,7 +8,7 @@ import torch
 import tests.benchmarks.reproduction.ranking_run as run_module
 from recsys.data.dataset import HeldOut
 from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
-from recsys.fitting.sequence import fit_sequence, member_run
+from recsys.fitting.sequence import fit_sequence
 from recsys.models.sequence.members import alone
 from recsys.models.sequence.model import SequenceModel
 from tests.benchmarks.recipes.fit import Experiment, FittedSource
@@ -124,7 +124,7 @@ def test_members_trained_elsewhere_are_not_trained_again(small_world, tmp_path, 
         experiment.inputs,
         alone(apart, 1),
         training,
-        member_run(experiment.run("sequence"), 1),
+        experiment.run("sequence").for_member(1),
         experiment.queries("validation").sample(training.validation_users, 0),
     )
     steps = []

@@ -23,9 +23,9 @@ import torch
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
-from recsys.evaluation.ranking import RankingConfig
+from recsys.data.windows import num_windows
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSettings, measure
-from recsys.fitting.sequence import fit_sequence, num_windows
+from recsys.fitting.sequence import fit_sequence
 from recsys.fitting.spec import Refit, TrainingRun
 from recsys.fitting.two_tower import fit_two_tower
 from recsys.kernels.choice import without
@@ -186,7 +186,7 @@ def world_passes() -> dict[str, Any]:
         )
         torch.cuda.synchronize()
         fitted = time.perf_counter()
-        metrics = measure(ScoredSource(model.eval().score), queries, RankingConfig(ks=(10,)), CUDA)
+        metrics = measure(ScoredSource(model.eval().score), queries, CUDA)
         found[name] = {
             "steps_a_pass": steps,
             "events": num_events,

@@ -14,10 +14,9 @@ from pipelines.backtest.backtest import backtest
 from pipelines.config.operation import RayConfig
 from pipelines.engine.errors import ClusterError
 from pipelines.engine.ray_cluster import RayRunner, ray_cluster
-from pipelines.inputs.content_models import make_encoder
+from pipelines.inputs.content_models import encoded_on_ray, make_encoder
 from pipelines.presets.resolve import resolve
 from pipelines.stages.build_features import features_config
-from pipelines.stages.embed_items import encoded_on_ray
 from pipelines.tuning.space import parse_space
 from pipelines.tuning.study import Tuning, tune
 from recsys.content.embedding_cache import encode_cached
@@ -143,7 +142,7 @@ def test_texts_encoded_on_the_cluster_have_the_vectors_of_texts_encoded_here(
         tmp_path / "there",
         shard_rows=4,
         progress=lambda done, total: said.append(f"{done} of {total}"),
-        encoding=partial(encoded_on_ray, config),
+        encoding=partial(encoded_on_ray, config.content, config.ray),
     )
     assert said == ["4 of 20", "8 of 20", "12 of 20", "16 of 20", "20 of 20"]
     # Halves; a product's sums are in another order where threads are more.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pipelines.stages.evaluate import Blending
+from pipelines.candidates.rank import Blending
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.fitting.blend import ProfileBlend, known_demand

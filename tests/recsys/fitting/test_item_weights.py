@@ -8,7 +8,6 @@ import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
-from recsys.evaluation.ranking import RankingConfig
 from recsys.fitting.counted import fit_ease, fit_item_knn, fit_next_basket, fit_repeats
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSettings, measure
 from recsys.models.configs import EaseWeightsConfig, ItemKnnConfig, NextBasketConfig, RepeatsConfig
@@ -113,7 +112,7 @@ def inputs_of_weekly_baskets() -> ModelInputs:
 
 
 def recall_of(model: ItemWeights, judge: EvaluationQueries) -> float:
-    return measure(ScoredSource(model.score), judge, RankingConfig(ks=(5,)))["recall@5"]
+    return measure(ScoredSource(model.score), judge, ks=(5,))["recall@5"]
 
 
 def test_where_users_take_again_what_they_took_repeats_find_it() -> None:

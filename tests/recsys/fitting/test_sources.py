@@ -11,7 +11,6 @@ from torch.nn.functional import normalize
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
-from recsys.evaluation.ranking import RankingConfig
 from recsys.fitting.catalogue import index_of_model, tuning_queries
 from recsys.fitting.counted import popularity_source
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSettings, measure
@@ -78,15 +77,15 @@ def test_metrics_of_lists_are_those_of_every_items_score() -> None:
     data, model = inputs(), LatestItem()
     queries = EvaluationQueries.of(data, "validation", RetrievalSettings(num_candidates=50))
     counts = torch.from_numpy(np.random.default_rng(1).integers(0, 9, NUM_ROWS)).float()
-    config = RankingConfig(ks=(10, 50))
+    ks = (10, 50)
     whole = Data(inputs=data, index=index_of_model)
     popularity = Popularity(PopularityConfig(), counts)
     for rank in (partial(vector_source, model), partial(popularity_source, popularity)):
         scored, listed = (rank(whole, up_to) for up_to in (NUM_ROWS, NUM_ROWS - 1))
         assert isinstance(scored, ScoredSource)
         assert isinstance(listed, IndexedSource | PopularSource)
-        assert measure(listed, queries, config) == measure(scored, queries, config)
-    assert measure(vector_source(model, whole, 0), queries, config)["recall@50"] > 0.5
+        assert measure(listed, queries, ks=ks) == measure(scored, queries, ks=ks)
+    assert measure(vector_source(model, whole, 0), queries, ks=ks)["recall@50"] > 0.5
 
 
 def test_a_large_catalogue_has_an_index_tuned_on_train_events(

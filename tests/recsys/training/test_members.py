@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.fitting.sequence import member_seed, train_members
+from recsys.fitting.sequence import train_members
+from recsys.fitting.spec import member_seed
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import alone, first_members, side_by_side
