@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from pipelines.candidates.blends import BLEND, BLEND_FAST, RANKED
 from pipelines.config.release import ReleaseConfig
 from pipelines.publishing.gate.subject import at_least
 from pipelines.publishing.same_queries import SameQueries
+from pipelines.ranking.artefact import served_ranker
 from recsys.data.batch import Jagged
 from recsys.evaluation.bootstrap import time_blocks
 from recsys.evaluation.paired import Paired, SliceLoss, paired, slice_losses
@@ -221,6 +223,17 @@ def metric_value(metrics: Metrics, model: str, metric: str) -> float:
             f"{', '.join(sorted(values))} (see evaluation.ks)"
         )
     return values[metric]
+
+
+def served_metrics(metrics: Metrics, ranker: Path) -> Metrics:
+    """Leave out a ranker that is not served: checks are on the served list.
+
+    Args:
+        ranker: Artefact of train_ranker for the tie order.
+    """
+    if served_ranker(ranker) is not None:
+        return metrics
+    return {name: values for name, values in metrics.items() if name != RANKED}
 
 
 def served_row(metrics: Metrics) -> str:

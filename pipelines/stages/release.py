@@ -16,7 +16,6 @@ from typing import Any
 
 import polars as pl
 
-from pipelines.candidates.blends import RANKED
 from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
@@ -29,6 +28,7 @@ from pipelines.publishing.comparison import (
     item_domains,
     protected_slices,
     release_verdicts,
+    served_metrics,
     served_row,
 )
 from pipelines.publishing.explain import explain_decision, record_power, refuse
@@ -55,7 +55,6 @@ from pipelines.publishing.write_release import (
     repeatable,
     write_release,
 )
-from pipelines.ranking.artefact import served_ranker
 from pipelines.semantic_ids.artefact import open_id_store, publish_version
 from recsys.fitting.queries import ModelInputs
 from serving.bundle.load import Bundle, load_bundle
@@ -180,9 +179,7 @@ def release(context: StageContext) -> StageRows:
     order, folder = released_order(features), bundles_dir(config)
     folder.mkdir(parents=True, exist_ok=True)
     metrics: Metrics = read_json(context.inputs["evaluate"] / "metrics.json")[order]["test"]
-    if served_ranker(context.inputs["train_ranker"] / order) is None:
-        # Checks are on the served list.
-        metrics = {name: values for name, values in metrics.items() if name != RANKED}
+    metrics = served_metrics(metrics, context.inputs["train_ranker"] / order)
     recall = read_json(context.inputs["build_index"] / "recall.json")["recall"]
     inputs = read_inputs(features, context.inputs.get("embed_items"), order)
     answered = answers(context, metrics, inputs)
