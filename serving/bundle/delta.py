@@ -146,8 +146,6 @@ def write_delta(
     Returns:
         The delta's directory, ``bundle-<v>+<n>`` with the next n that is free.
     """
-    if not items:
-        raise ValueError("a delta needs at least one new item")
     chain = read_chain(bundle_directory(bundles_dir, parent_version).resolve())
     base, newest = chain[0], chain[-1]
     vectors = _check_vectors(chain, len(items), content, item_vectors)
@@ -211,6 +209,8 @@ def _check_vectors(
     chain: Sequence[Link], num_new: int, content: Vectors, item_vectors: Vectors | None
 ) -> dict[str, Vectors]:
     """Hold the new items' vectors against the bundle's, and name their files."""
+    if not num_new:
+        raise ValueError("a delta needs at least one new item")
     base = chain[0]
     found = {CONTENT: content}
     if TWO_TOWER in base.manifest.models:
