@@ -10,7 +10,6 @@ import pytest
 from click.testing import Result
 
 from pipelines.config.toml import to_toml
-from pipelines.stages.report import report_path
 from serving.recommend import Recommender
 from serving.schemas import Request
 from tests.recsys.testing.worlds import WorldConfig, world
@@ -74,7 +73,6 @@ def test_the_ranker_reads_lists_and_finds_how_often_places_are_looked_at(workspa
     assert told["tasks"][0] == "next"
     trunk = json.loads((workspace / "train_ranker/given/trunks.json").read_text())["trunks"][0]
     assert trunk["examined"] == pytest.approx(EXAMINED, abs=0.12)
-    assert "Position bias" in report_path(workspace).read_text()
 
 
 def test_no_place_is_read_when_it_serves(workspace: Path) -> None:
