@@ -167,8 +167,8 @@ def hydrate(
         UnknownItemError: The item of surface ``similar`` is not in the catalogue.
     """
     degraded: list[Degraded] = []
-    user_row = bundle.users.row_of(request.user_id) or 0 if request.user_id is not None else 0
-    if request.user_id is not None and user_row == 0:
+    user_row = 0
+    if request.user_id is not None and not (user_row := bundle.users.row_of(request.user_id) or 0):
         degraded.append(Degraded("unknown_user"))
 
     item_row, moment = 0, None

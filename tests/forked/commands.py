@@ -25,7 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 IMPORTED = ("torch._dynamo", "faiss", "polars", "tests.year.clock")
-LEFT_OUT = ("ray", "mlflow", "rank")
+LEFT_OUT = ("engine.ray_", "cli.rank")
 RECSYS = ("-c", "from pipelines.cli.main import app; app()")
 """Arguments with which a program is the command line of this checkout."""
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"), "1")
