@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipelines.cli.options import AsJson
 from pipelines.cli.output import make_table, print_json, print_lines, print_table
 from pipelines.engine.console import out
+from pipelines.engine.formats import duration, size
+from pipelines.engine.memory import GIB
+
+if TYPE_CHECKING:
+    from pipelines.planning.plan import HardwarePlan
 
 
 def doctor(
@@ -66,9 +73,7 @@ def plan(
 
       recsys plan --items 1e5 --events-per-day 1e6 --gpus 0
     """
-    from pipelines.planning.machine import machine_named
-    from pipelines.planning.plan import fewest_gpus, headline, plan_for, rows
-    from pipelines.planning.workload import Workload
+    from pipelines.planning.plan import Workload, fewest_gpus, machine_named, plan_for
 
     machine = machine_named(gpu if gpus else "cpu")
     work = Workload(
@@ -82,19 +87,55 @@ def plan(
         tables="rowwise_adam" if gpus else "dense",
     )
     found = plan_for(work, machine, gpus, price_per_hour)
-    least = fewest_gpus(work, machine, keeps_up=False)
-    in_time = fewest_gpus(work, machine, keeps_up=True)
+    fewest = {
+        "fewest_gpus": fewest_gpus(work, machine, keeps_up=False),
+        "fewest_gpus_in_time": fewest_gpus(work, machine, keeps_up=True),
+    }
     if as_json:
-        fewest = {
-            "fewest_gpus": None if least is None else least.gpus,
-            "fewest_gpus_in_time": None if in_time is None else in_time.gpus,
-        }
-        print_json(found.as_json() | fewest)
+        counts = {name: one and one.gpus for name, one in fewest.items()}
+        print_json(asdict(found) | counts)
     else:
-        print_lines(*headline(found, least, in_time))
-        out.print(make_table(("", ">", ""), rows(found), heads=False))
+        print_plan(found, *fewest.values())
         print_lines(f"constants of {'; '.join(machine.sources)}")
     raise typer.Exit(0 if found.fits else 3)
+
+
+def print_plan(
+    plan: HardwarePlan, least: HardwarePlan | None, in_time: HardwarePlan | None
+) -> None:
+    """Print whether it fits, the fewest GPUs that would, and each quantity with its parts."""
+    devices = f"{plan.gpus} x {plan.machine}" if plan.gpus else "this CPU"
+    verb = "fits" if plan.fits else "does NOT fit"
+    total = size(plan.total_gib * GIB)
+    print_lines(f"{verb} on {devices}: {total} of {size(plan.memory_limit_gib * GIB)}")
+    if not plan.keeps_up:
+        print_lines(f"too slow: a day's events take {duration(3600 * plan.pass_hours)}")
+    if plan.gpus and least is None:
+        print_lines("no number of these GPUs holds it; take a smaller dim")
+    for purpose, one in (("hold it", least), ("train a day's events within a day", in_time)):
+        if plan.gpus and one is not None:
+            tables = ", ".join(f"{table.table} {table.placement}" for table in one.tables)
+            print_lines(f"fewest that {purpose}: {one.gpus} ({tables})")
+
+    def parts(values: dict[str, float], write: Callable[[float], str]) -> str:
+        largest = sorted(values.items(), key=lambda one: -one[1])
+        return ", ".join(f"{name} {write(value)}" for name, value in largest if value > 0)
+
+    memory = parts(plan.memory_gib, lambda gib: size(gib * GIB))
+    rows = [
+        *((f"table {one.table}", f"{one.rows:,} rows", one.placement) for one in plan.tables),
+        ("memory a GPU" if plan.gpus else "memory", total, memory),
+        ("step", f"{plan.total_ms:,.1f} ms", parts(plan.step_ms, "{:,.2f} ms".format)),
+        ("sent by a GPU in a step", f"{plan.exchanged_mib:,.1f} MiB", "ids, rows, gradients"),
+        ("summed over GPUs in a step", f"{plan.reduced_mib:,.1f} MiB", "gradients"),
+        ("events a second", f"{plan.events_a_second:,.0f}", ""),
+        (
+            "one pass over a day's events",
+            duration(3600 * plan.pass_hours),
+            "" if plan.cost is None else f"costs {plan.cost:,.2f}",
+        ),
+    ]
+    out.print(make_table(("", ">", ""), rows, heads=False))
 
 
 def read_count(name: str, value: float) -> int:

@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.planning.machine import Hardware, machine_named
-from pipelines.planning.plan import HardwarePlan, plan_for
+from pipelines.planning.plan import Hardware, HardwarePlan, machine_named, plan_for
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.planning.fit_steps import fitted, workload_of
 
@@ -47,7 +46,7 @@ def rows_of(steps: list[dict[str, Any]], machine: Hardware, *, leave_out: bool) 
         rows.append(Row(name=f"{name}: off by", value=off, unit="%", at_most=MOST))
         if leave_out:
             others = steps[:place] + steps[place + 1 :]
-            cost = fitted(others, machine.step.host_ms)
+            cost = fitted(others, machine.step["host_ms"])
             again = planned(step, replace(machine, step=cost)).total_ms
             rows.append(
                 Row(name=f"{name}: left out", value=100 * abs(again / step["ms"] - 1), unit="%")

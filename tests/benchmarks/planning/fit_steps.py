@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from pipelines.planning.machine import StepCost
-from pipelines.planning.workload import Workload
+from pipelines.planning.plan import Workload
 from tests.benchmarks.harness import command_line
 
 FITTED = (
@@ -62,14 +61,14 @@ def quantities(step: dict[str, Any]) -> list[float]:
     ]
 
 
-def fitted(steps: list[dict[str, Any]], host_ms: float) -> StepCost:
+def fitted(steps: list[dict[str, Any]], host_ms: float) -> dict[str, float]:
     """Fit all constants."""
     bound = [step for step in steps if step["ms"] >= 1.5 * host_ms]
     matrix = np.array([quantities(step) for step in bound])
     times = np.array([step["ms"] for step in bound])
     found, _ = nnls(matrix / times[:, None], np.ones(len(times)))
     values = {name: float(f"{value:.4g}") for name, value in zip(FITTED, found, strict=True)}
-    return StepCost(host_ms=host_ms, **values)
+    return {"host_ms": host_ms, **values}
 
 
 def main() -> None:
@@ -78,7 +77,7 @@ def main() -> None:
     parser.add_argument("--host-ms", type=float, default=0.0, help="least time of a step")
     arguments = parser.parse_args()
     steps = json.loads(arguments.steps.read_text())["steps"]
-    print(json.dumps(vars(fitted(steps, arguments.host_ms))))
+    print(json.dumps(fitted(steps, arguments.host_ms)))
 
 
 if __name__ == "__main__":
