@@ -1,4 +1,4 @@
-"""Results of experiments so far.
+"""Results of experiments so far, from exported lists and events.
 
 Each user counts once, with what they did in a window of time after their first list of the
 experiment, under the arm of that list. A user's outcome is thus settled when the window is over and
@@ -8,17 +8,17 @@ never changes, which is what a confidence sequence needs: users come one after t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
-from typing import Literal, get_args
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import polars as pl
 
-from pipelines.experiments.collected import Collected
+from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, list_parts, scan_parts
 from recsys.evaluation.sequential import (
-    ArmDifferences,
     OutcomeMoments,
     SequentialConfig,
     differences,
@@ -29,11 +29,49 @@ from recsys.evaluation.sequential import (
 Metric = Literal["per_user", "per_list", "share"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 CONTROL = "control"
-DAY_MS = 86_400_000
 DOUBTED = 0.01
 """P-value of the shares of arms below which nothing else is to be trusted."""
 Shares = Mapping[str, Mapping[str, float]]
 """Weight of each arm by experiment, in the order of a configuration."""
+TEXT, NUMBER = pl.String(), pl.Int64()
+LISTS = pl.Schema(
+    {"request_id": TEXT, "user_id": TEXT, "experiment": TEXT, "arm": TEXT, "served_ms": NUMBER}
+)
+EVENTS = pl.Schema({"request_id": TEXT, "received_ms": NUMBER})
+
+
+class Collected(NamedTuple):
+    """Lists of all experiments, and the events of one type that name a list."""
+
+    lists: pl.DataFrame
+    """`LISTS`, each list once."""
+    events: pl.DataFrame
+    """`EVENTS`."""
+    as_of_ms: int
+    """Until when everything that happened is here."""
+
+
+def read_export(folder: Path, event_type: str) -> Collected:
+    """Read what ``recsys data export`` wrote; a list without items is not there."""
+    if not (folder / REQUESTS).is_dir():
+        raise ValueError(
+            f"{folder} holds no served lists; name a folder that recsys data export wrote"
+        )
+    in_arms = pl.col("experiment").is_not_null() & pl.col("slot").eq(0)
+    named = pl.col("request_id").is_not_null() & pl.col("event_type").eq(event_type)
+    lists, served_ms = _read(folder / REQUESTS, "served_ms", in_arms, LISTS)
+    events, received_ms = _read(folder, "received_ms", named, EVENTS)
+    return Collected(lists, events, max(served_ms, received_ms))
+
+
+def _read(folder: Path, time: str, kept: pl.Expr, schema: pl.Schema) -> tuple[pl.DataFrame, int]:
+    """Read some rows of an export, and the time of its newest row; 0 without any."""
+    parts = list_parts(folder)
+    if not parts:
+        return pl.DataFrame(schema=schema), 0
+    rows = scan_parts(parts).with_columns(pl.col(RECEIVED_TIME).dt.epoch("ms").alias(time))
+    newest = rows.select(pl.col(time).max()).collect().item()
+    return rows.filter(kept).select(list(schema)).collect(), newest or 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +87,7 @@ class AnalysisConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmResult:
-    """One arm at the last look."""
+    """One arm."""
 
     name: str
     share: float | None
@@ -60,7 +98,7 @@ class ArmResult:
     """Users whose window is over; only these count."""
     lists: int
     outcome: float | None
-    """Mean over settled users; None where there is none."""
+    """Mean over settled users, or None."""
     difference: float | None = None
     """From the first arm; None for that itself."""
     low: float | None = None
@@ -70,7 +108,7 @@ class ArmResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentResult:
-    """One experiment at every look."""
+    """One experiment."""
 
     name: str
     arms: tuple[ArmResult, ...]
@@ -78,10 +116,6 @@ class ExperimentResult:
     """P-value of the shares of arms; None if one arm's share is not known."""
     moved_users: int
     """Users who saw lists of several arms; their first one counts."""
-    days: tuple[date, ...]
-    """Looks: the ends of days, in UTC."""
-    sequences: Mapping[str, ArmDifferences]
-    """By arm other than the first, [T]."""
 
     @property
     def doubted(self) -> bool:
@@ -112,11 +146,10 @@ def _users(collected: Collected, config: AnalysisConfig) -> pl.DataFrame:
     lists = collected.lists.filter(pl.col("user_id").is_not_null()).sort("served_ms", "request_id")
     first = lists.group_by(key, maintain_order=True).agg(
         pl.col("arm").first(),
-        pl.col("served_ms").first().alias("first_ms"),
+        (pl.col("served_ms").first() + window_ms).alias("settled_ms"),
         pl.col("arm").n_unique().gt(1).alias("moved"),
         pl.len().alias("lists"),
     )
-    first = first.with_columns((pl.col("first_ms") + window_ms).alias("settled_ms"))
     inside = lists.join(first.select(*key, "settled_ms"), on=key).filter(
         pl.col("served_ms") < pl.col("settled_ms")
     )
@@ -147,78 +180,42 @@ def _experiment(
     arms = list(dict.fromkeys([*(weights or {}), *seen]))
     weights = dict.fromkeys(arms, 1.0) if weights is None else weights
     total = sum(weights.values())
-    settled = users.filter(pl.col("settled_ms") <= as_of_ms)
-    days = _days(settled["settled_ms"])
-    # The last look is at all that is settled.
-    ends = np.array([(day - date(1970, 1, 1)).days + 1 for day in days], np.int64) * DAY_MS
-    moments = {arm: _moments(settled.filter(pl.col("arm") == arm), ends) for arm in arms}
-    sequences = {
-        arm: differences(moments[arms[0]], moments[arm], config.sequential, len(arms) - 1)
-        for arm in arms[1:]
-    }
     p_value = None
     if all(arm in weights for arm in arms) and len(arms) > 1:
         places = users["arm"].replace_strict({arm: place for place, arm in enumerate(arms)})
         p_value = float(sample_ratio(places.to_numpy(), [weights[arm] for arm in arms])[0][-1])
-    results = [
-        _arm(
-            arm,
-            users.filter(pl.col("arm") == arm),
-            moments[arm],
-            sequences.get(arm),
-            weights[arm] / total if arm in weights else None,
+    results: list[ArmResult] = []
+    first: OutcomeMoments | None = None
+    for arm in arms:
+        own = users.filter(pl.col("arm") == arm)
+        outcomes = own.filter(pl.col("settled_ms") <= as_of_ms)["outcome"].to_numpy()
+        moments = moments_at(outcomes, np.array([len(outcomes)]))
+        compared: list[float | None] = [None] * 3
+        if first is None:
+            first = moments
+        else:
+            sequence = differences(first, moments, config.sequential, len(arms) - 1)
+            compared = [_finite(values[-1]) for values in sequence]
+        results.append(
+            ArmResult(
+                name=arm,
+                share=weights[arm] / total if arm in weights else None,
+                users=own.height,
+                settled=len(outcomes),
+                lists=int(own["lists"].sum()),
+                outcome=_finite(moments.mean[-1]),
+                difference=compared[0],
+                low=compared[1],
+                high=compared[2],
+            )
         )
-        for arm in arms
-    ]
     return ExperimentResult(
         name=name,
         arms=tuple(results),
         ratio_p_value=p_value,
         moved_users=int(users["moved"].sum()),
-        days=tuple(days),
-        sequences=sequences,
     )
 
 
-def _days(settled_ms: pl.Series) -> Sequence[date]:
-    """List days from the first to the last of ascending moments."""
-    if not len(settled_ms):
-        return []
-    first, last = (
-        datetime.fromtimestamp(settled_ms[place] / 1_000, UTC).date() for place in (0, -1)
-    )
-    return [first + timedelta(days=number) for number in range((last - first).days + 1)]
-
-
-def _moments(
-    users: pl.DataFrame, ends: np.ndarray[tuple[int], np.dtype[np.int64]]
-) -> OutcomeMoments:
-    looks = np.searchsorted(users["settled_ms"].to_numpy(), ends, side="left").astype(np.int64)
-    return moments_at(users["outcome"].to_numpy(), looks)
-
-
-def _arm(
-    name: str,
-    users: pl.DataFrame,
-    moments: OutcomeMoments,
-    sequence: ArmDifferences | None,
-    share: float | None,
-) -> ArmResult:
-    # Before any window is over there are no looks.
-    looks = len(moments.num_users)
-    last = [float(values[-1]) if looks else math.nan for values in sequence or ()]
-    difference, low, high = (
-        [value if math.isfinite(value) else None for value in last] if last else [None] * 3
-    )
-    mean = float(moments.mean[-1]) if looks else math.nan
-    return ArmResult(
-        name=name,
-        share=share,
-        users=users.height,
-        settled=int(moments.num_users[-1]) if looks else 0,
-        lists=int(users["lists"].sum()),
-        outcome=mean if math.isfinite(mean) else None,
-        difference=difference,
-        low=low,
-        high=high,
-    )
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -8,7 +8,7 @@ of an item is 1 if an event of the chosen types names its list and it, else 0.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -102,44 +102,25 @@ class EventHistories:
         return Visitor(ordered[-limit:])
 
 
-def read_served_log(
-    log: Path,
-    events: Path | None = None,
-    *,
-    reward: Sequence[str] = ("click",),
-    surfaces: Sequence[str] = (),
-) -> ServedLog:
-    """Read served lists and their rewards.
-
-    Args:
-        events: The export with the events; by default in the log's folder.
-        surfaces: Only lists of these; by default of all.
-    """
+def read_served_log(log: Path, *, reward: Sequence[str] = ("click",)) -> ServedLog:
+    """Read the served lists of an export, or of its folder ``requests``, and their rewards."""
     if not log.is_dir():
         raise ValueError(f"there is no folder {log}; name one that recsys data export wrote")
     requests = log / REQUESTS if (log / REQUESTS).is_dir() else log
-    folder, rows = events or requests.parent, _rows(requests)
-    left_out: Counter[str] = Counter()
-    if surfaces:
-        known = set(rows["surface"].unique().to_list())
-        if missing := set(surfaces) - known:
-            raise ValueError(
-                f"{requests} has no list of surface {', '.join(sorted(missing))}; it has "
-                f"{', '.join(sorted(map(str, known)))}"
-            )
-        rows = rows.filter(pl.col("surface").is_in(list(surfaces)))
+    rows = _rows(requests)
     drawn = pl.col("propensity").is_not_null().all().over("request_id")
-    left_out["nothing in the list was drawn"] = rows.filter(~drawn)["request_id"].n_unique()
+    undrawn = rows.filter(~drawn)["request_id"].n_unique()
     rows = rows.filter(drawn)
     if rows.is_empty():
         raise ValueError(
-            f"{requests} has no list with propensities: nothing in its {left_out.total():,} lists "
+            f"{requests} has no list with propensities: nothing in its {undrawn:,} lists "
             "was drawn, so nothing says what other lists would have earned. Let a surface explore "
             '(exploration = {method = "epsilon", epsilon = 0.1} in serving.toml) and log again'
         )
     _check_propensities(rows, requests)
-    happened = _events(folder)
-    rewarded = _rewarded(rows, happened, reward, folder)
+    happened = _events(requests.parent)
+    rewarded = _rewarded(rows, happened, reward, requests.parent)
+    left_out = {"nothing in the list was drawn": undrawn}
     return _assembled(rewarded, EventHistories(happened), left_out, reward)
 
 
@@ -187,13 +168,9 @@ def _check_propensities(rows: pl.DataFrame, requests: Path) -> None:
 
 
 def _events(folder: Path) -> pl.DataFrame:
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}; name the export with the events")
     parts = [path for path in list_parts(folder) if REQUESTS not in path.relative_to(folder).parts]
     if not parts:
-        raise ValueError(
-            f"{folder} holds no events; name the folder that recsys data export wrote with --events"
-        )
+        raise ValueError(f"{folder} holds no events; name a folder that recsys data export wrote")
     columns = ("user_id", "item_id", "event_type", "event_time", "request_id", RECEIVED_TIME)
     return scan_parts(parts).select(columns).collect()
 

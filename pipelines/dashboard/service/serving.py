@@ -12,10 +12,8 @@ from pipelines.dashboard.query import Query
 from pipelines.dashboard.service.request_log import Logged, request_log
 from pipelines.dashboard.service.traffic import Served, arms_table, build_blocks, clock
 from pipelines.dashboard.service.watched import (
-    EXPERIMENTS,
     monitor_section,
     off_policy_section,
-    page_links,
     parity_section,
 )
 from pipelines.dashboard.workspaces.run import Run
@@ -119,16 +117,16 @@ def _lists(
 
 
 def _experiments(workspace: Path, logged: Logged) -> Section:
-    """Count the lists of arms, and lead to the pages that compare them."""
+    """Count the lists of arms, and name the command that compares them."""
     table = arms_table(logged)
     lines = [NONE]
     if table is not None:
-        folder = workspace / EXPERIMENTS
         lines = [
-            "Compare the arms, with intervals that hold at any time: recsys experiments --store "
-            f"sqlite:{workspace / STORE} --serving-config serving.toml --html {folder}/arms.html"
+            "Compare the arms, with intervals that hold at any time: recsys data export --store "
+            f"sqlite:{workspace / STORE} --out EXPORT, then recsys experiments --exported EXPORT "
+            "--serving-config serving.toml"
         ]
-    words = Words(lines=lines, tone="note", links=page_links(workspace / EXPERIMENTS))
+    words = Words(lines=lines, tone="note")
     blocks: list[Block] = [words] if table is None else [table, words]
     return Section(key="experiments", title="Experiments", blocks=blocks)
 

@@ -9,12 +9,12 @@ from typing import Any
 from pipelines.dashboard.workspaces.files import UnreadableError, names_in, place_key, read_table
 from pipelines.engine.history import MONITOR, PARITY
 from pipelines.monitoring.page import monitoring_blocks
-from pipelines.off_policy.page import estimates_table, summarize
+from pipelines.off_policy.summary import estimates_table, summarize
 from pipelines.pages.charts import counts, numbers, texts
 from pipelines.pages.document import Block, Link, Section, Table, Words
 from pipelines.parity.recompute import SKIPPED
 
-EXPERIMENTS, OFF_POLICY = "experiments", "off_policy"
+OFF_POLICY = "off_policy"
 Faults = list[str]
 
 
@@ -118,8 +118,6 @@ def off_policy_section(workspace: Path) -> tuple[Section, Faults]:
         except (UnreadableError, KeyError, TypeError, ValueError, StopIteration) as error:
             faults.append(f"{folder / name} is no estimate of recsys ope ({error!r})")
     if not blocks:
-        command = f"recsys ope --policy BUNDLE --log EXPORT/requests --json > {folder}/NAME.json"
+        command = f"recsys ope --policy BUNDLE --log EXPORT --json > {folder}/NAME.json"
         blocks.append(Words(lines=[f"No estimate was kept. Run: {command}"], tone="note"))
-    if links := page_links(folder):
-        blocks.append(Words(lines=[], links=links))
     return Section(key="off-policy", title="Off-policy estimates", blocks=blocks), faults

@@ -148,7 +148,6 @@ def material_of(logged: pl.DataFrame, own: pl.DataFrame) -> Material:
         predicted=predicted[:, None],
         expected=expected[:, None],
         below=np.zeros((number, 1)),
-        direct=expected,
         users=np.arange(number),
         times_ms=joined["event_time"].dt.epoch("ms").to_numpy(),
     )

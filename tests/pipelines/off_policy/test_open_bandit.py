@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines.off_policy.evaluation import OffPolicyConfig
-from pipelines.off_policy.page import find_row
+from pipelines.off_policy.summary import find_row
 from tests.benchmarks.evaluation.open_bandit import evaluate_open_bandit
 
 MIRROR = os.environ.get("RECSYS_DATA_MIRROR")
@@ -53,23 +53,6 @@ def test_a_policy_that_never_changes_has_its_own_propensities(folder):
     log = np.array([0.2 + 0.001 * place for place in range(80)])
     assert document["overlap"]["cascade"]["mean"] == pytest.approx((0.5 / log).mean())
     assert document["logging"] == "bts"
-
-
-def test_a_file_that_is_missing_is_named(folder):
-    with pytest.raises(ValueError, match=r"random_all\.csv\.gz is missing"):
-        evaluate_open_bandit(folder, "bts", OffPolicyConfig())
-
-
-@pytest.mark.parametrize(
-    ("policy", "campaigns", "says"),
-    [
-        ("best", ["men"], "no policy 'best'; name random or bts"),
-        ("bts", ["kids"], "no campaign kids; it has all, men, women"),
-    ],
-)
-def test_what_open_bandit_does_not_have_is_refused(folder, policy, campaigns, says):
-    with pytest.raises(ValueError, match=says):
-        evaluate_open_bandit(folder, policy, OffPolicyConfig(), campaigns)
 
 
 @pytest.mark.mirror

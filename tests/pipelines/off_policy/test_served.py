@@ -11,30 +11,32 @@ from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 from pipelines.inputs.exported import list_parts, scan_parts
-from pipelines.off_policy.evaluation import OffPolicyConfig, evaluate, query_policy
-from pipelines.off_policy.page import find_row, summarize
-from pipelines.off_policy.policies import BundlePolicy, Refused, load_policy
+from pipelines.off_policy.evaluation import BundlePolicy, OffPolicyConfig, evaluate, query_policy
 from pipelines.off_policy.served_log import read_served_log
-from recsys.evaluation.off_policy.logs import whole_list
+from pipelines.off_policy.summary import find_row, summarize
 from serving.configuration.file import check_configuration
+from serving.online.records import read_seed
 from serving.recommend import Recommender
+from serving.schemas import Request
 from tests.pipelines.off_policy.shop import EXPLORING, START_MS, rate, serve
-from tests.pipelines.pages.read import blocks_in, document_in
 
 
 def policy_of(bundle, surface=None):
     table = {} if surface is None else {"surfaces": {"home": surface}}
-    return BundlePolicy(recommender=Recommender(bundle, configuration=check_configuration(table)))
+    return BundlePolicy(Recommender(bundle, configuration=check_configuration(table)))
 
 
 def oracle(served, policy):
     """Clicks that a policy's own lists earn for the log's requests, by the known rates."""
-    answers = [policy.answer(one, served.events) for one in served.lists]
-    return float(
-        np.mean(
-            [sum(rate(one, slot) for slot, one in enumerate(answer.shown)) for answer in answers]
-        )
-    )
+    found = []
+    for one in served.lists:
+        request = Request.model_validate_json(one.request)
+        visitor = served.events.visitor(one.user_id, one.time_ms, 200)
+        seed = read_seed(one.request_id) + 1
+        made = policy.recommender.make(request, now_ms=one.time_ms, visitor=visitor, seed=seed)
+        shown = made.reply.items[: len(one.item_ids)]
+        found.append(sum(rate(item.item_id, slot) for slot, item in enumerate(shown)))
+    return float(np.mean(found))
 
 
 def test_a_log_has_its_lists_rewards_and_propensities(exported):
@@ -75,10 +77,10 @@ def test_the_logging_policy_itself_has_weights_of_one_and_earns_the_mean(exporte
     np.testing.assert_array_equal(material.log.evaluated, material.log.propensities)
     document = evaluate(served, policy, OffPolicyConfig())
     mean = served.rewards.sum(1).mean()
-    for name in ("logging", "ips", "snips", "whole_list_ips", "independent_ips"):
+    for name in ("logging", "ips", "snips"):
         assert find_row(document, name)["value"] == pytest.approx(mean, rel=1e-12)
     assert find_row(document, "dr")["value"] == pytest.approx(mean, rel=0.1)
-    assert document["overlap"]["whole_list"]["effective"] == pytest.approx(400)
+    assert document["overlap"]["cascade"]["effective"] == pytest.approx(400)
     assert document["overlap"]["cascade"]["trust"] == "good"
     text = " ".join(summarize(document))
     assert "does not differ significantly from the logging policy's" in text
@@ -92,106 +94,63 @@ def test_another_policys_value_is_found(bundle, tmp_path):
     policy = policy_of(bundle, {"exploration": {"method": "epsilon", "epsilon": 0.2}})
     truth = oracle(served, policy)
     document = evaluate(served, policy, OffPolicyConfig())
-    for name in ("dr", "snips", "ips", "whole_list_ips"):
+    for name in ("dr", "snips", "ips"):
         row = find_row(document, name)
         assert row["low"] < truth < row["high"], name
         assert row["value"] == pytest.approx(truth, abs=0.1)
-    always = find_row(document, "ips")
-    assert always["always_low"] < truth < always["always_high"]
     assert find_row(document, "dr")["trust"] in ("good", "doubtful")
     assert find_row(document, "dr")["high"] - find_row(document, "dr")["low"] < 0.2
 
 
-def test_a_policy_that_the_log_hardly_covers_is_not_trusted(exported, bundle, tmp_path):
+def test_a_policy_that_the_log_hardly_covers_is_not_trusted(exported, bundle):
+    class Worst(BundlePolicy):
+        """Always shows other items than the log, but for a few lists."""
+
+        def answer(self, served, histories):
+            if served.user_id is None:
+                return "nobody"
+            answer = super().answer(served, histories)
+            shown = float(served.time_ms < START_MS + 600_000)
+            return answer._replace(chances=[shown] * len(answer.chances))
+
     served = read_served_log(exported)
-    # Lists of items that no model ranks high.
-    lists = tmp_path / "worst"
-    lists.mkdir()
-    rows = [
-        {"request_id": one.request_id, "item_id": f"item-{40 - slot}", "slot": slot}
-        for one in served.lists
-        for slot in range(4)
-    ]
-    pl.DataFrame(rows).write_parquet(lists / "part-0.parquet")
-    document = evaluate(served, load_policy(lists), OffPolicyConfig())
+    document = evaluate(served, Worst(policy_of(bundle).recommender), OffPolicyConfig())
+    assert document["left_out"] == {"nobody": 40}
+    assert document["num_lists"] == 360
     assert find_row(document, "dr")["trust"] == "none"
-    assert find_row(document, "dm")["low"] is None
     text = " ".join(summarize(document))
-    assert "This log does not show what lists worst would have earned" in text
+    assert "This log does not show what bundle v1 would have earned" in text
     assert "Low overlap" in text
 
 
-def test_lists_by_user_are_shown_for_certain(exported, tmp_path):
-    served = read_served_log(exported)
-    by_user = {one.user_id: one for one in served.lists if one.user_id is not None}
-    folder = tmp_path / "made" / "lists"
-    folder.mkdir(parents=True)
-    rows = [
-        {"user_id": user_id, "rank": slot + 1, "item_id": item_id}
-        for user_id, one in by_user.items()
-        for slot, item_id in enumerate(one.item_ids)
-    ]
-    pl.DataFrame(rows).write_parquet(folder / "part-0.parquet")
-    policy = load_policy(tmp_path / "made")
-    one = by_user["user-1"]
-    assert policy.answer(one, served.events).chances == [1, 1, 1, 1]
-    nobody = next(one for one in served.lists if one.user_id is None)
-    assert isinstance(policy.answer(nobody, served.events), Refused)
-    document = evaluate(served, policy, OffPolicyConfig())
-    assert document["left_out"] == {"the policy has no list for its user_id": 40}
-    assert document["num_lists"] == 360
-
-
 def test_a_bundle_that_knows_the_logs_clicks_is_named(exported, bundle):
-    class Newer(BundlePolicy):
-        newest_ms = START_MS + 60_000 * 200
-
     served = read_served_log(exported)
-    policy = Newer(recommender=policy_of(bundle, EXPLORING).recommender)
+    policy = policy_of(bundle, EXPLORING)
+    policy.newest_ms = START_MS + 60_000 * 200
     document = evaluate(served, policy, OffPolicyConfig())
     assert document["known_share"] == 0.5
     assert "fitted on events as new as 50% of the lists" in " ".join(summarize(document))
-
-
-def test_of_a_long_log_some_lists_are_drawn(exported, bundle):
-    served = read_served_log(exported)
-    document = evaluate(served, policy_of(bundle, EXPLORING), OffPolicyConfig(max_lists=100))
-    assert (document["num_lists"], document["lists_in_log"]) == (100, 400)
-
-
-def test_clipping_takes_the_confidence_sequence_away(exported, bundle):
-    served = read_served_log(exported)
-    document = evaluate(served, policy_of(bundle), OffPolicyConfig(clip=2.0))
-    assert "always_low" not in find_row(document, "ips")
 
 
 def run(*arguments):
     return CliRunner().invoke(app, ["ope", *map(str, arguments)])
 
 
-def test_the_command_prints_a_table_and_writes_a_page(exported, bundle_path, tmp_path):
-    page = tmp_path / "pages" / "ope.html"
-    log = exported / "requests"
-    result = run("--policy", bundle_path, "--log", log, "--out", page, "--reward", "click")
+def test_the_command_prints_a_table_and_json(exported, bundle_path, tmp_path):
+    given = ("--policy", bundle_path, "--log", exported / "requests", "--max-lists", 100)
+    result = run(*given)
     assert result.exit_code == 0, result.output
-    assert re.search(r"cascade DR \D*\d\.\d{4} +-?\d\.\d{4} +-?\d\.\d{4}", result.stdout)
-    assert "In 400 lists to" in result.stdout
-    assert document_in(page)["title"] == "bundle v1 on the log of bundle v1"
-    shown = {one["key"] for one in blocks_in(page) if one["kind"] == "chart"}
-    assert shown == {"chart-estimates"}
-
-
-def test_the_command_prints_json(exported, bundle_path, tmp_path):
+    assert re.search(r"doubly robust \(read this one\) \D*\d\.\d{4}", result.stdout)
+    assert "In 100 lists to" in result.stdout
     config = tmp_path / "serving.toml"
     config.write_text('[surfaces.home]\nexploration = {method = "epsilon", epsilon = 0.5}\n')
-    result = run(
-        "--policy", bundle_path, "--log", exported, "--json", "--config", config, "--quiet"
-    )
+    result = run(*given, "--json", "--config", config, "--quiet")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
+    assert (document["num_lists"], document["lists_in_log"]) == (100, 400)
     assert document["overlap"]["cascade"]["mean"] == pytest.approx(1)
-    assert document["rows"][0]["estimator"] == "logging"
-    assert document["words"][0].startswith("In 400 lists")
+    assert [row["estimator"] for row in document["rows"]] == ["logging", "dr", "snips", "ips"]
+    assert document["words"][0].startswith("In 100 lists")
 
 
 def changed(exported, folder, change):
@@ -219,17 +178,8 @@ BAD_LOGS = {
         ),
         r"is 0\.0 \(1 such\); propensities must be in \(0, 1\]",
     ),
-    "above one": (
-        lambda rows: rows.with_columns((3 * pl.col("propensity")).alias("propensity")),
-        r"propensities must be in \(0, 1\]",
-    ),
-    "nan": (
-        lambda rows: rows.with_columns(pl.lit(float("nan")).alias("propensity")),
-        "is nan",
-    ),
     "a slot missing": (lambda rows: rows.filter(~FIRST), "lacks slots"),
     "a column missing": (lambda rows: rows.drop("propensity"), "has no column propensity"),
-    "empty": (lambda rows: rows.clear(), "has no list with propensities"),
 }
 
 
@@ -257,35 +207,21 @@ def test_lists_of_which_nothing_was_drawn_are_left_out(exported, bundle, tmp_pat
 def test_an_export_without_the_column_request_is_read(exported, bundle, tmp_path):
     served = read_served_log(changed(exported, tmp_path, lambda rows: rows.drop("request")))
     material, _ = query_policy(served, policy_of(bundle, EXPLORING))
-    np.testing.assert_array_equal(whole_list(material.log), np.ones((400, 4)))
+    np.testing.assert_array_equal(material.log.evaluated, material.log.propensities)
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--reward", "purchase"], "no event of type purchase .* types that do: impression, click"),
-        (["--surface", "cart"], "has no list of surface cart; it has home"),
         (["--log", "nowhere"], "there is no folder nowhere"),
-        (["--policy", "nowhere"], "there is no folder nowhere; name a bundle"),
-        (["--events", "nowhere"], "there is no folder nowhere; name the export"),
+        (["--policy", "nowhere"], "nowhere"),
         (["--clip", "0"], "clip must be above 0, got 0"),
-        (["--switch-at", "-1"], "switch_at must be above 0"),
         (["--max-lists", "1"], "max_lists must be at least 2, got 1"),
     ],
 )
 def test_bad_options_are_refused(exported, bundle_path, arguments, says):
-    given = {"--policy": bundle_path, "--log": exported}
-    given |= dict(zip(arguments[::2], arguments[1::2], strict=True))
+    given = {"--policy": bundle_path, "--log": exported, arguments[0]: arguments[1]}
     result = run(*(one for pair in given.items() for one in pair))
     assert result.exit_code == 2
     assert re.search(says, " ".join(result.stderr.split()))
-
-
-def test_what_is_no_policy_is_refused(exported, tmp_path):
-    with pytest.raises(ValueError, match="neither a bundle nor a folder of Parquet files"):
-        load_policy(tmp_path)
-    pl.DataFrame({"user_id": ["a"], "item_id": ["b"]}).write_parquet(tmp_path / "lists.parquet")
-    with pytest.raises(ValueError, match="and rank or slot; they have user_id, item_id"):
-        load_policy(tmp_path)
-    with pytest.raises(ValueError, match="is for a bundle"):
-        load_policy(tmp_path, tmp_path / "serving.toml")

@@ -9,7 +9,6 @@ import pytest
 from pipelines.dashboard.query import Query, QueryError
 from pipelines.dashboard.service.request_log import request_log
 from pipelines.dashboard.service.serving import build
-from pipelines.dashboard.web.files import file_of_run
 from serving.online.sqlite_store import SqliteStore
 from tests.pipelines.dashboard.documents import charts, dashboard, sections, table, tiles, words
 from tests.pipelines.dashboard.service.online_log import BEGIN_MS, write_log
@@ -237,23 +236,14 @@ def test_alarms_of_the_monitor_come_first_in_words(workspace: Path):
     assert "recsys monitor" in watched(workspace).notices[0]
 
 
-def test_arms_are_counted_and_pages_of_commands_are_linked(workspace: Path):
+def test_arms_are_counted(workspace: Path):
     context = logging(
         workspace, 20, lambda number: {"experiment": {"name": HOSTILE, "arm": "ab"[number % 2]}}
     )
-    for name in ("experiments/arms.html", "off_policy/ope.html"):
-        (workspace / name).parent.mkdir()
-        (workspace / name).write_text("<p>")
     page = build(context, Query.of())
     assert [row[:2] for row in table(page, "arms").rows] == [
         (f"{HOSTILE}: a", 10),
         (f"{HOSTILE}: b", 10),
     ]
     words = sections(page)["experiments"].blocks[1]
-    assert f"recsys experiments --store sqlite:{workspace}/online " in words.lines[0]
-    (run,) = context.stores.workspaces()
-    assert [link.file for link in words.links] == [f"{run.key}/experiments/arms.html"]
-    (link,) = sections(page)["off-policy"].blocks[-1].links
-    assert (
-        file_of_run(context.stores, *link.file.split("/", 1)) == workspace / "off_policy/ope.html"
-    )
+    assert f"recsys data export --store sqlite:{workspace}/online " in words.lines[0]

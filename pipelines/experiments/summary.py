@@ -1,47 +1,13 @@
-"""The page of experiments: sentences, arms, and the confidence sequence of each arm over days."""
+"""Experiments as a table of arms and sentences."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 
 from pipelines.experiments.analysis import AnalysisConfig, ArmResult, ExperimentResult, Metric
-from pipelines.pages.charts import color_of, counts, figure, line_chart, numbers, shares, texts
-from pipelines.pages.document import Block, Chart, Page, Section, Table, Words
-
-
-def experiments_page(
-    results: Sequence[ExperimentResult], config: AnalysisConfig, outcome: str
-) -> Page:
-    """Build the page, a section for each experiment."""
-    return Page(
-        title=f"Experiments: {outcome}",
-        lead="Each user counts once, under the arm of their first list, with what they did within "
-        f"{duration(config.window)} of it. Intervals hold on all days together, so you may look "
-        "at any time.",
-        blocks=[
-            Section(
-                key=f"experiment-{place}",
-                title=result.name,
-                blocks=experiment_blocks(result, config, outcome),
-            )
-            for place, result in enumerate(results)
-        ],
-    )
-
-
-def experiment_blocks(
-    result: ExperimentResult, config: AnalysisConfig, outcome: str
-) -> list[Block]:
-    """Build sentences, the table of arms, and a chart for each arm with a claim."""
-    charts = [_chart(result, arm, outcome) for arm in result.sequences]
-    lines = list(sentences(result, config, outcome))
-    return [
-        Words(lines=lines, tone="note"),
-        arms_table(result, outcome),
-        *(chart for chart in charts if chart is not None),
-    ]
+from pipelines.pages.charts import counts, numbers, shares, texts
+from pipelines.pages.document import Table
 
 
 def arms_table(result: ExperimentResult, outcome: str) -> Table:
@@ -64,32 +30,6 @@ def arms_table(result: ExperimentResult, outcome: str) -> Table:
             )
             for arm in result.arms
         ],
-    )
-
-
-def _chart(result: ExperimentResult, arm: str, outcome: str) -> Chart | None:
-    rows = [
-        (f"{day}", mean, low, high)
-        for day, mean, low, high in zip(result.days, *map(list, result.sequences[arm]), strict=True)
-        if math.isfinite(low)
-    ]
-    if not rows:
-        return None
-    return figure(
-        line_chart,
-        f"{result.name}-{arm}",
-        f"{arm} less {result.arms[0].name}",
-        "The band covers the true difference on all days at once in 95 of 100 experiments. "
-        "While 0 is inside, no difference is shown.",
-        [*texts("day"), *numbers("difference", "from", "to", format="signed")],
-        rows,
-        "x y low high",
-        colors={"": color_of(list(result.sequences).index(arm) + 1)},
-        x_title="day (UTC)",
-        y_title=f"difference in {outcome}",
-        time=True,
-        from_zero=True,
-        rule_at=0.0,
     )
 
 
