@@ -85,21 +85,15 @@ def print_table(
     out.print(make_table(columns, rows, title=title, fixed=fixed))
 
 
-def print_block(block: Block, columns: Sequence[str] = ()) -> None:
-    """Print a table of a page.
-
-    Args:
-        columns: Labels of the columns to print; all by default.
-    """
+def print_block(block: Block) -> None:
+    """Print a table of a page."""
     from pipelines.pages.charts import written
 
-    kept = [place for place, one in enumerate(block.columns) if not columns or one.label in columns]
-    headings = [block.columns[place] for place in kept]
     rows = [
-        [written(row[place], one.format) for place, one in zip(kept, headings, strict=True)]
+        [written(cell, one.format) for cell, one in zip(row, block.columns, strict=True)]
         for row in block.rows
     ]
-    labels = [f">{one.label}" if one.numeric else one.label for one in headings]
+    labels = [f">{one.label}" if one.numeric else one.label for one in block.columns]
     print_table(labels, rows, title=block.title, fixed=labels[:1])
 
 
