@@ -157,29 +157,6 @@ class Lists:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
-    """A node of a tree."""
-
-    label: str
-    note: str = ""
-    link: Link | None = None
-    """Opens the node."""
-    children: Sequence[Node] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tree:
-    """Nodes below nodes."""
-
-    key: str
-    title: str
-    note: str
-    nodes: Sequence[Node]
-    origins: Sequence[Origin] = ()
-    kind: Literal["tree"] = "tree"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Code:
     """Text to copy as it is, such as a configuration; folded away at first."""
 
@@ -215,7 +192,7 @@ class Section:
     kind: Literal["section"] = "section"
 
 
-Numbered = Chart | Table | Lists | Tree
+Numbered = Chart | Table | Lists
 Block = Words | Tiles | Numbered | Code | Action | Section
 
 

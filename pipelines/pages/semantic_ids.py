@@ -1,6 +1,6 @@
 """The page of a version of semantic IDs, in the dashboard and as the file of ``recsys ids report``.
 
-Codes and their use, what prefixes keep, collisions, the tree of prefixes, one item, and the changes
+Codes and their use, what prefixes keep, collisions, the items of the first codes, and the changes
 since another version.
 """
 
@@ -14,9 +14,9 @@ from pipelines.engine.artifacts import to_json
 from pipelines.pages.charts import counts, numbers, percent, shares, texts
 from pipelines.pages.document import Block, Cell, Code, Page, Section, Table, Tile, Tiles, Words
 from pipelines.pages.file import write_page
-from pipelines.pages.semantic_id_tree import IdsView, item_section, tree_section
 from pipelines.semantic_ids.measure import SAME_MEANING, Drift, IdsMeasurement, SemanticIdReport
 from pipelines.semantic_ids.store import SHORT
+from pipelines.semantic_ids.table import describe_first_codes
 
 ENOUGH_USED = 0.95
 CROWDED = 10
@@ -41,24 +41,22 @@ UNMEASURED = (
 )
 
 
-def semantic_ids_page(view: IdsView) -> Page:
+def semantic_ids_page(measured: IdsMeasurement) -> Page:
     """Build the page."""
-    report, drift = view.measured.report, view.measured.drift
+    report, drift = measured.report, measured.drift
     source = ("content embeddings", "")
     if report.is_of_behaviour:
         source = ("a sequence model's item vectors", ", which are assigned by content")
-    blocks: list[Block] = [tiles(report, drift), Words(lines=[MEANING.format(*source)])]
-    if view.item is not None:
-        blocks.append(item_section(view, view.item))
     return Page(
         title=f"Semantic IDs of {report.title}, version {report.version[:SHORT]}",
         lead=answer(report),
         blocks=[
-            *blocks,
-            tree_section(view),
+            tiles(report, drift),
+            Words(lines=[MEANING.format(*source)]),
             codes_section(report),
+            first_codes_section(measured),
             prefix_section(report),
-            drift_section(view),
+            drift_section(report, drift),
             provenance_section(report),
         ],
         notices=notices(report),
@@ -74,7 +72,7 @@ def write_semantic_id_report(measured: IdsMeasurement, html: Path) -> Path:
     if html.suffix != ".html":
         raise ValueError(f"{html} must end in .html; the numbers are written next to it")
     values, drift = html.with_suffix(".json"), measured.drift
-    write_page(semantic_ids_page(IdsView(measured=measured)), html)
+    write_page(semantic_ids_page(measured), html)
     parts = {**asdict(measured.report), "drift": None if drift is None else asdict(drift)}
     values.write_text(to_json(parts), encoding="utf-8")
     return values
@@ -230,6 +228,32 @@ def _level_row(report: SemanticIdReport, place: int) -> tuple[Cell, ...]:
     )
 
 
+def first_codes_section(measured: IdsMeasurement) -> Section:
+    """Show the items that share a first code."""
+    rows = [
+        (one.code, one.num_items, one.category, one.purity, "; ".join(one.titles))
+        for one in describe_first_codes(measured.table, measured.items)
+    ]
+    table = Table(
+        key="first-codes",
+        title="Items by first code",
+        note="The share is that of the commonest main category, of the items that have one.",
+        columns=[
+            *counts("first code", "items"),
+            *texts("commonest category"),
+            *shares("its share"),
+            *texts("most popular items"),
+        ],
+        rows=rows,
+    )
+    return Section(
+        key="meaning",
+        title="Meaning of the first codes",
+        note="Items with the same first code are alike.",
+        blocks=[table],
+    )
+
+
 def prefix_section(report: SemanticIdReport) -> Section:
     """Show what prefixes keep: items that share them, neighbours, categories, the content."""
     content, levels = report.content, len(report.levels)
@@ -288,9 +312,8 @@ def _collisions(report: SemanticIdReport) -> list[str]:
     return [line, group if before else "No two items were encoded to the same codes."]
 
 
-def drift_section(view: IdsView) -> Section:
+def drift_section(report: SemanticIdReport, drift: Drift | None) -> Section:
     """Show what changed since another version."""
-    report, drift = view.measured.report, view.measured.drift
     how = str(report.made.get("how", "published"))
     if drift is None:
         words = Words(lines=["There is no version to compare with."])
@@ -325,7 +348,7 @@ def _drift_words(drift: Drift) -> list[str]:
     ]
     if drift.num_changed:
         found.append(
-            f"{drift.num_changed:,} of {len(drift.codes):,} first codes share less than "
+            f"{drift.num_changed:,} of {len(drift.overlaps):,} first codes share less than "
             f"{SAME_MEANING:.0%} of their items with those they had: they mean something else."
         )
     return found

@@ -94,7 +94,7 @@ def measure_version(
     content = read_quality(made) or _quality(version, torch.from_numpy(id_rows), vectors)
     return IdsMeasurement(
         report=measure(table, items, made, title=title, content=content, num_retired=num_retired),
-        drift=None if before is None else measure_drift(before, table, items),
+        drift=None if before is None else measure_drift(before, table),
         table=table,
         items=items,
     )

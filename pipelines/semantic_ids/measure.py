@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipelines.config.content import BEHAVIOUR
 from pipelines.semantic_ids.items import Items, Rows
-from pipelines.semantic_ids.table import Group, IdTable, describe_group, grouped, most_popular
+from pipelines.semantic_ids.table import IdTable
 from recsys.semantic_ids.codes import NO_CODE
 from recsys.semantic_ids.lifecycle import KeptShares
 from recsys.semantic_ids.quality import (
@@ -33,7 +33,6 @@ from recsys.semantic_ids.quality import (
 
 SAME_MEANING = 0.5
 """A first code means something else if it shares fewer of its items with those it had."""
-MOVED_EACH = 3
 """Moved items shown of each level that changed first."""
 
 
@@ -159,16 +158,6 @@ def measure(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChangedCode:
-    """A first code of both versions."""
-
-    before: Group
-    after: Group
-    overlap: float
-    """Items of both over items of either, among those with an ID in both versions."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Drift:
     """A comparison of two versions over the items of a catalogue.
 
@@ -183,15 +172,14 @@ class Drift:
     num_removed: int = 0
     vocabularies: Sequence[tuple[int, ...]] = ()
     """Codes of each level: used before, used after, newly used, no longer used."""
-    codes: Sequence[ChangedCode] = ()
-    """First codes, the most changed first."""
-    moved: Sequence[tuple[str, str, str, int]] = ()
-    """Title, ID before and after, and codes kept, of the most popular moved items."""
+    overlaps: Sequence[float] = ()
+    """Of each first code, items of both versions over items of either, among those with an ID in
+    both; the most changed first."""
 
     @property
     def num_changed(self) -> int:
         """First codes that mean something else."""
-        return sum(code.overlap < SAME_MEANING for code in self.codes)
+        return sum(overlap < SAME_MEANING for overlap in self.overlaps)
 
 
 class IdsMeasurement(NamedTuple):
@@ -204,7 +192,7 @@ class IdsMeasurement(NamedTuple):
     items: Items
 
 
-def measure_drift(before: IdTable, after: IdTable, items: Items) -> Drift:
+def measure_drift(before: IdTable, after: IdTable) -> Drift:
     """Compare two versions."""
     names, sizes = (before.version, after.version), (before.level_sizes, after.level_sizes)
     if sizes[0] != sizes[1]:
@@ -222,13 +210,7 @@ def measure_drift(before: IdTable, after: IdTable, items: Items) -> Drift:
         num_added=int((has & ~had).sum()),
         num_removed=int((had & ~has).sum()),
         vocabularies=[_vocabulary(before, after, level) for level in range(after.num_levels)],
-        codes=_changed(rows, old, new, items),
-        # The most popular of each level that is the first to differ.
-        moved=[
-            (items.title(row), before.text(row), after.text(row), level)
-            for level in range(after.num_levels)
-            for row in most_popular(items, rows[prefix.sum(1) == level], MOVED_EACH)
-        ],
+        overlaps=_overlaps(old, new),
     )
 
 
@@ -253,19 +235,10 @@ def _vocabulary(before: IdTable, after: IdTable, level: int) -> tuple[int, ...]:
     return tuple(int(one.sum()) for one in (old, new, new & ~old, old & ~new))
 
 
-def _changed(rows: Rows, old: Rows, new: Rows, items: Items) -> list[ChangedCode]:
-    earlier, later = grouped(rows, old), grouped(rows, new)
-    stayed = np.bincount(old[old == new], minlength=max([*earlier, *later, 0]) + 1)
-    none = np.zeros(0, np.int64)
-    found = []
-    for code in sorted(earlier.keys() | later.keys()):
-        was, now = earlier.get(code, none), later.get(code, none)
-        common = int(stayed[code])
-        found.append(
-            ChangedCode(
-                before=describe_group(items, (code,), was),
-                after=describe_group(items, (code,), now),
-                overlap=common / (len(was) + len(now) - common),
-            )
-        )
-    return sorted(found, key=lambda one: (one.overlap, -one.before.num_items))
+def _overlaps(old: Rows, new: Rows) -> list[float]:
+    size = max([*old, *new, -1]) + 1
+    was, now = np.bincount(old, minlength=size), np.bincount(new, minlength=size)
+    common = np.bincount(old[old == new], minlength=size)
+    either = was + now - common
+    found: list[float] = np.sort(common[either > 0] / either[either > 0]).tolist()
+    return found

@@ -81,26 +81,6 @@ function listsBlock(view, block, level) {
   return made;
 }
 
-function nodeOf(view, node) {
-  const note = node.note ? text(node.note, "span", { class: "note" }) : null;
-  if (!node.children.length) return make("li", {}, linked(view, node.label, node.link), note);
-  const below = make("ul", {}, node.children.map((child) => nodeOf(view, child)));
-  if (node.link) return make("li", {}, linked(view, node.label, node.link), note, below);
-  const summary = make("summary", {}, text(node.label), note);
-  return make("li", {}, make("details", { open: true }, summary, below));
-}
-
-function treeBlock(view, block, level) {
-  return make(
-    "div",
-    { class: "card tree", id: block.key },
-    heading(level, block.title),
-    block.note ? text(block.note, "p", { class: "quiet small" }) : null,
-    make("ul", {}, block.nodes.map((node) => nodeOf(view, node))),
-    originLine(view, block.origins),
-  );
-}
-
 function sectionBlock(view, block, level) {
   const title = heading(level, block.title, { id: `title-${block.key}`, tabindex: "-1" });
   return make(
@@ -139,7 +119,6 @@ const KINDS = {
   chart: chartBlock,
   table: tableBlock,
   lists: listsBlock,
-  tree: treeBlock,
   code: codeBlock,
   action: actionBlock,
   section: sectionBlock,

@@ -8,7 +8,7 @@ import torch
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.semantic_ids import build, suggest_items
+from pipelines.dashboard.semantic_ids import build
 from pipelines.dashboard.workspaces.stores import Places, Stores
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
@@ -49,7 +49,4 @@ def test_a_delta_shows_the_items_of_its_bundle_and_its_own(bundles: Context) -> 
         counts[version] = tiles.tiles[0].value  # type: ignore[union-attr]
     assert counts == {"v1": "40 of 40", "v1+1": "41 of 42"}
     delta = Query.of(run=keys["v1+1"])
-    found = {one.value: one.label for one in suggest_items(bundles, delta, "fresh")}
-    assert set(found) == {"fresh-1", "fresh-2"}
-    assert found["fresh-2"] == "Fresh two (no ID)"
     assert build(bundles, delta).notices[0] == "Items without an ID in this version: 1."

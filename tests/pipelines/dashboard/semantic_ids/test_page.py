@@ -8,8 +8,8 @@ import pytest
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.semantic_ids import build, members, suggest_items
-from pipelines.pages.document import Page, Table, Tree, Window
+from pipelines.dashboard.semantic_ids import build
+from pipelines.pages.document import Page
 from pipelines.pages.encoding import encoded
 from tests.pipelines.dashboard.documents import blocks_of, sections
 from tests.pipelines.dashboard.semantic_ids.conftest import TITLES
@@ -19,44 +19,16 @@ def by_key(page: Page, key: str) -> Any:
     return next(one for one in blocks_of(page.blocks, object) if getattr(one, "key", "") == key)
 
 
-def test_the_tree_opens_at_the_whole_catalogue(ids_context: Context) -> None:
+def first_codes(page: Page) -> list[Any]:
+    return [row[0] for row in by_key(page, "first-codes").rows]
+
+
+def test_first_codes_list_their_items_as_text(ids_context: Context) -> None:
     page = build(ids_context, Query.of())
-    tree: Tree = by_key(page, "tree")
-    (root,) = tree.nodes
-    assert root.note == "7 items with an ID"
-    assert [node.label for node in root.children] == ["0", "1", "3"]
-    # A hostile title stays text.
-    assert TITLES[0] in root.children[0].note
+    rows = by_key(page, "first-codes").rows
+    assert [row[:2] for row in rows] == [(0, 3), (1, 3), (3, 1)]
+    assert TITLES[0] in rows[0][4]
     assert "no content" in " ".join(page.notices)
-
-
-def test_a_link_of_the_tree_opens_the_prefix_and_its_items(ids_context: Context) -> None:
-    page = build(ids_context, Query.of())
-    link = by_key(page, "tree").nodes[0].children[1].link
-    query = Query.of(**dict(link.parameters))
-    opened = by_key(build(ids_context, query), "tree").nodes[0]
-    assert [node.label for node in opened.children] == ["1"]
-    assert [node.label for node in opened.children[0].children] == ["1-0", "1-1", "1-2"]
-    rows = members(ids_context, query, Window())
-    assert (rows.total, [row[1] for row in rows.rows]) == (3, ["three", "four", "five"])
-    by_title = members(ids_context, query, Window(order_by=1, descending=True, length=1))
-    assert by_title.rows[0][1] == "three"
-    found = members(ids_context, query, Window(search="FIVE"))
-    assert (found.total, found.found) == (3, 1)
-
-
-def test_an_item_is_found_by_title_and_opens_its_path(ids_context: Context) -> None:
-    (option,) = suggest_items(ids_context, Query.of(), "SIX")
-    assert (option.value, option.label) == ("i6", "six (0-3)")
-    page = build(ids_context, Query.of(item="i6"))
-    assert sections(page)["item"].title == "six"
-    node = by_key(page, "tree").nodes[0].children[0]
-    assert (node.label, node.children[0].label) == ("0", "0-3")
-
-
-def test_an_item_without_an_id_says_so(ids_context: Context) -> None:
-    page = build(ids_context, Query.of(item="i7"))
-    assert "has no semantic ID" in str(sections(page)["item"])
 
 
 def test_drift_compares_with_the_version_before(ids_context: Context) -> None:
@@ -68,16 +40,11 @@ def test_drift_compares_with_the_version_before(ids_context: Context) -> None:
 def test_an_earlier_version_is_shown_with_the_same_items(ids_context: Context) -> None:
     earlier = next(one for one in build(ids_context, Query.of()).controls if one.name == "version")
     page = build(ids_context, Query.of(version=earlier.options[1].value))
-    assert [node.label for node in by_key(page, "tree").nodes[0].children] == ["0", "1", "2"]
+    assert sorted(first_codes(page)) == [0, 1, 2]
 
 
 def test_a_file_offers_nothing_to_query(ids_context: Context) -> None:
-    page = build(replace(ids_context, exported=True), Query.of(prefix="0"))
-    assert not page.controls
-    table: Table = by_key(page, "members")
-    assert table.source is None
-    assert len(table.rows) == 3
-    assert by_key(page, "tree").nodes[0].link is None
+    assert not build(replace(ids_context, exported=True), Query.of()).controls
 
 
 def test_unknown_names_are_refused_in_words(ids_context: Context) -> None:
@@ -99,5 +66,5 @@ def test_a_real_run_and_its_bundle_show_the_same_ids(context: Context) -> None:
     assert own == bundled
     for page in pages:
         keys = {getattr(block, "key", "") for block in blocks_of(page.blocks, object)}
-        assert {"tree", "levels", "prefixes-kept", "made"} <= keys
+        assert {"first-codes", "levels", "prefixes-kept", "made"} <= keys
         assert len(encoded(page)) < 250_000
