@@ -9,7 +9,7 @@ TEST_WORKERS ?= logical
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install install-airflow install-typescript docs demo dashboard test test-quick test-numerics test-mutants test-api year soak check format serve bench lock release-check clean
+.PHONY: help install install-airflow install-typescript docs demo dashboard test test-all test-quick test-numerics mutants test-api year soak check format serve bench lock release-check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the verbs
@@ -52,7 +52,11 @@ serve: install  ## answer requests on http://127.0.0.1:8000 with the demo's bund
 dashboard: install  ## which bundle to release and why, on http://127.0.0.1:8100, of all runs below runs/
 	@$(BIN)/recsys dashboard --root runs
 
-test: install  ## every test that runs without a GPU, a process a core (TEST_WORKERS=0 for one)
+test: install  ## the tests of every feature that run without a GPU, a process a core (TEST_WORKERS=0 for one)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not slow" -n $(TEST_WORKERS) \
+		--dist worksteal --durations 10
+
+test-all: install  ## those, and the slow ones: README and guides, browsers, kills, a year; CI runs it
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n $(TEST_WORKERS) --dist worksteal \
 		--durations 10
 
@@ -63,7 +67,7 @@ test-quick: install  ## the tests nearest to what changed since the last commit,
 test-numerics: install  ## tests that compare numbers, under other instruction sets and threads
 	@$(BIN)/python -m tests.numerics
 
-test-mutants: install  ## plant the faults of tests/mutants.toml one at a time; each must fail its tests
+mutants: install  ## plant the faults of tests/mutants.toml one at a time; each must fail its tests
 	@$(BIN)/python -m tests.mutants
 
 test-api: install  ## 10,000 generated requests against what the OpenAPI document says

@@ -2,7 +2,7 @@
 
 Run as ``python -m tests.mutants [NAME ...]``. ``mutants.toml`` lists a fault an entry: a text that
 occurs once in a file, its replacement, and the tests that must fail with it. Faults are planted in
-a copy of the tree, uncommitted changes included.
+copies of the tree, uncommitted changes included, one a core. A run of all writes ``mutants.md``.
 """
 
 import argparse
@@ -11,13 +11,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 LIST = ROOT / "tests" / "mutants.toml"
+TABLE = LIST.with_suffix(".md")
+HEAD = "| --- | --- | --- | --- | --- |"
 SECONDS = 300
 """Time limit of the tests of one fault. A test that hangs has not named the fault."""
 
@@ -74,6 +79,35 @@ def planted(tree: Path, mutant: Mutant) -> str:
     return "survived" if code == 0 else f"not judged: pytest ended with {code}\n{output[-2000:]}"
 
 
+def plant_all(trees: Sequence[Path], mutants: Sequence[Mutant]) -> list[tuple[str, float]]:
+    """Plant faults, one at a time in each tree; return how each ended, and its seconds."""
+    free: SimpleQueue[Path] = SimpleQueue()
+    for tree in trees:
+        free.put(tree)
+
+    def plant(mutant: Mutant) -> tuple[str, float]:
+        tree, begin = free.get(), time.perf_counter()
+        try:
+            ended = planted(tree, mutant)
+        finally:
+            free.put(tree)
+        print(f"{mutant.name}: {ended}", flush=True)
+        return ended, time.perf_counter() - begin
+
+    with ThreadPoolExecutor(len(trees)) as pool:
+        return list(pool.map(plant, mutants))
+
+
+def write_table(mutants: Sequence[Mutant], ended: Sequence[tuple[str, float]]) -> None:
+    """Write the faults, what became of each, and by which tests."""
+    lines = ["# Planted faults", "", "| fault | file | ended | seconds | tests |", HEAD]
+    for mutant, (how, seconds) in zip(mutants, ended, strict=True):
+        tests = ", ".join(test.rpartition("::")[2] for test in mutant.tests)
+        how = how.splitlines()[0]
+        lines.append(f"| {mutant.name} | {mutant.file} | {how} | {seconds:.0f} | {tests} |")
+    TABLE.write_text("\n".join(lines) + "\n", "utf-8")
+
+
 def main(names: list[str]) -> int:
     mutants = read_mutants()
     if unknown := set(names) - {mutant.name for mutant in mutants}:
@@ -81,18 +115,18 @@ def main(names: list[str]) -> int:
         return 2
     mutants = [mutant for mutant in mutants if not names or mutant.name in names]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        tree = Path(folder)
-        copy_tree(tree)
+        trees = [Path(folder, str(number)) for number in range(os.cpu_count() or 1)]
+        for tree in trees:
+            copy_tree(tree)
         every = sorted({test for each in mutants for test in each.tests})
-        code, output = run_tests(tree, every, SECONDS + 30 * len(every))
+        code, output = run_tests(trees[0], every, SECONDS + 30 * len(every))
         if code != 0:
             print(f"the tests fail without a fault (pytest ended with {code})\n{output[-4000:]}")
             return 1
-        ended = []
-        for mutant in mutants:
-            ended.append(planted(tree, mutant))
-            print(f"{mutant.name}: {ended[-1]}", flush=True)
-    caught = ended.count("caught")
+        ended = plant_all(trees, mutants)
+    if not names:
+        write_table(mutants, ended)
+    caught = sum(how == "caught" for how, _ in ended)
     print(f"mutants: {caught} of {len(mutants)} caught")
     return int(caught < len(mutants))
 
