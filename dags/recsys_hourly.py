@@ -1,6 +1,6 @@
-"""Every hour: obey the registry's alias, take in what has arrived, count it, add new items.
+"""Every hour: obey the registry's alias, take in what has arrived, count it.
 
-    follow_registry -> ingest -> count
+    pull_registry -> ingest -> count
 
 Trained weights stay as they are. While another command works in the workspace, an hour is left out.
 """
@@ -16,9 +16,9 @@ with DAG(
     schedule=CronTriggerTimetable("15 * * * *", timezone="UTC"),
     doc_md=__doc__,
 ):
-    follow = CommandOperator(
-        task_id="follow_registry",
-        arguments=["registry", "follow", "--if-reachable", *of_workspace()],
+    pull = CommandOperator(
+        task_id="pull_registry",
+        arguments=["registry", "pull", *of_workspace()],
         skip_if_busy=True,
     )
     ingest = CommandOperator(
@@ -35,4 +35,4 @@ with DAG(
         arguments=["update", "--counts-only", "--quiet", *of_shop()],
         skip_if_busy=True,
     )
-    follow >> ingest >> count
+    pull >> ingest >> count

@@ -37,7 +37,7 @@ GROUPS = {
     "keys": ("Serve", "server_files.keys_app", "Keys of a server's clients: add, list, remove."),
     "config": ("Serve", "server_files.config_app", "Check a server's file; upgrade a run's file."),
     "release": ("Keep fresh", "release.app", "Decisions on bundles, new items, domain adapters."),
-    "registry": ("Keep fresh", "registry.app", "Bundles and runs in MLflow: send, fetch, follow."),
+    "registry": ("Keep fresh", "registry.app", "Bundles and runs in MLflow: send and pull."),
     "ids": ("Advanced", "ids.app", "Semantic IDs: train, append, compare."),
 }
 """Panel, application below ``pipelines.cli`` and help of each group of commands."""
@@ -45,7 +45,6 @@ MOVED = {
     "adapt": ("release", "adapt"),
     "append-items": ("release", "append"),
     "events": ("data",),
-    "fetch-bundle": ("registry", "fetch"),
     "ledger": ("compare", "--ledger"),
     "promote": ("release", "promote"),
     "rollback": ("release", "rollback"),
@@ -54,7 +53,10 @@ MOVED = {
     "users": ("data",),
 }
 """Names of earlier versions, which are still understood."""
-REMOVED = {"join": "torchrun on the other machines (docs/several-machines.md)"}
+REMOVED = {
+    "fetch-bundle": "registry pull",
+    "join": "torchrun on the other machines (docs/several-machines.md)",
+}
 """Commands that were removed, and what to use instead."""
 
 
@@ -66,8 +68,9 @@ class PlainErrors(TyperGroup):
             ctx.fail(f"{args[0]} was removed; use {REMOVED[args[0]]}")
         if args[0] in MOVED:
             args = [*MOVED[args[0]], *args[1:]]
-        if args[:2] == ["release", "promote"] and "--from-registry" in args:
-            args = ["registry", "follow", *(one for one in args[2:] if one != "--from-registry")]
+        if args[:2] == ["registry", "follow"] or "--from-registry" in args:
+            flags = ("--from-registry", "--if-reachable")
+            args = ["registry", "pull", *(one for one in args[2:] if one not in flags)]
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,16 +16,11 @@ from pipelines.cli.output import print_lines
 if TYPE_CHECKING:
     from pipelines.config.operation import TrackingConfig
     from pipelines.config.run import RunConfig
+    from pipelines.tracking.decisions import AliasChange
     from pipelines.tracking.outbox import Outbox
     from pipelines.tracking.recorder import Recorder
 
 app = typer.Typer(no_args_is_help=True)
-RegistryAddress = Annotated[
-    str | None, typer.Option("--registry", help="MLflow server or database; by default the run's.")
-]
-ModelName = Annotated[
-    str | None, typer.Option(help="Name of the bundles in the registry; by default the run's.")
-]
 
 
 @app.command("send")
@@ -55,89 +50,54 @@ def send_runs(
 
 
 @app.command()
-def fetch(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder that the bundle is fetched into.")
-    ],
-    name: Annotated[str, typer.Argument(help="Version of a bundle, or an alias: champion.")],
-    registry: RegistryAddress = None,
-    model: ModelName = None,
-) -> None:
-    """Fetch a registered bundle, verified by its digest, so that this machine can serve it.
-
-    Needs the tracking server, and the folder or URL of the setting tracking.bundles of the run
-    that made it; a fetch that was cut off is continued. The first bundle of a folder is served at
-    once; recsys registry follow fetches later ones.
-
-    [bold]Examples[/]
-
-      recsys registry fetch /srv/bundles champion --registry http://mlflow:5000
-
-      recsys serve /srv/bundles
-    """
-    from pipelines.publishing.from_registry import fetch_bundle, fetched_words
-
-    bundles, _, config, outbox = read_registry(run, registry, model)
-    fetched, served = fetch_bundle(name, bundles, config=config, outbox=outbox)
-    then = f"recsys serve {run}" if served else f"recsys release promote {run} {fetched.version}"
-    words = f"bundle {fetched.version} is in {bundles}: {fetched_words(fetched)}"
-    print_lines(f"{words}; next: {then}")
-
-
-@app.command()
-def follow(
+def pull(
     run: Run,
-    if_reachable: Annotated[
-        bool, typer.Option("--if-reachable", help="Succeed if the registry cannot be reached.")
-    ] = False,
-    registry: RegistryAddress = None,
-    model: ModelName = None,
+    registry: Annotated[
+        str | None,
+        typer.Option("--registry", help="MLflow server or database; by default the run's."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Name of the bundles in the registry; by default the run's.")
+    ] = None,
 ) -> None:
     """Serve the bundle that the registry's alias champion names: fetch it, verify it, switch.
 
-    [bold]Example[/] recsys registry follow runs/shop --if-reachable
+    Needs the tracking server, and the folder or URL of the setting tracking.bundles of the run
+    that made it; a fetch that was cut off is continued. While the registry cannot be reached, the
+    served bundle stays.
+
+    [bold]Examples[/]
+
+      recsys registry pull runs/shop
+
+      recsys registry pull /srv/bundles --registry http://mlflow:5000
     """
     from pipelines.engine.history import recorded
-    from pipelines.publishing.from_registry import follow_registry
+    from pipelines.operations.state import read_tracking
+    from pipelines.publishing.from_registry import Pulled
+    from pipelines.publishing.from_registry import pull as serve_alias
     from pipelines.publishing.promotion import served_version
+    from pipelines.tracking.tracking import open_outbox
     from serving.bundle.copies import UnreachableError
 
-    bundles, workspace, config, outbox = read_registry(run, registry, model)
+    bundles, workspace = find_bundles(run)
+    config, outbox = read_tracking(workspace), open_outbox(workspace)
+    config = replace(config, uri=registry or config.uri, model=model or config.model)
     # A folder that no run made, as on a machine that only serves, has no history of commands.
     made = workspace if (workspace / "config.toml").exists() else None
-    with recorded(made, "registry follow") as recording:
+    with recorded(made, "registry pull") as recording:
         send(outbox, config)
         try:
-            found = follow_registry(bundles, config=config, outbox=outbox)
+            found = serve_alias(bundles, config=config, outbox=outbox)
         except UnreachableError as error:
-            if not if_reachable:
+            if (served := served_version(bundles)) is None:
                 raise
-            served = served_version(bundles)
-            state = f"{served} is still served" if served else "nothing is served"
-            words = f"the registry cannot be reached, {state}: {error}"
-            recording.outcome = "nothing to do"
-            recording.reasons.append(words)
-            print_lines(words, note=True, style="yellow")
-            return
+            found = Pulled(served, False, f"the registry cannot be reached: {error}")
         recording.reasons.append(found.words)
         recording.details["champion"] = found.version
         if not found.moved:
             recording.outcome = "nothing to do"
         print_lines(f"champion is {found.version}: {found.words}")
-        send(outbox, config)
-
-
-def read_registry(
-    run: Path, uri: str | None, model: str | None
-) -> tuple[Path, Path, TrackingConfig, Outbox]:
-    """Return a run's bundles, its workspace, its tracking configuration and its outbox."""
-    from pipelines.operations.state import read_tracking
-    from pipelines.tracking.tracking import open_outbox
-
-    bundles, workspace = find_bundles(run)
-    config = read_tracking(workspace)
-    config = replace(config, uri=uri or config.uri, model=model or config.model)
-    return bundles, workspace, config, open_outbox(workspace)
 
 
 def send(outbox: Outbox, config: TrackingConfig) -> None:
@@ -149,9 +109,8 @@ def send(outbox: Outbox, config: TrackingConfig) -> None:
         print_lines(result.log_line(), note=True, style="yellow")
 
 
-@contextmanager
-def entering_registry(bundles: Path) -> Iterator[Callable[[Path, Any], None]]:
-    """Register bundles that are appended inside in the registry of a run's workspace.
+def enter_registry(bundles: Path, change: AliasChange) -> None:
+    """Enter a moved alias into the registry of a run's workspace.
 
     A folder of bundles that no run made, as on a machine that only serves, has no registry.
     """
@@ -160,14 +119,10 @@ def entering_registry(bundles: Path) -> Iterator[Callable[[Path, Any], None]]:
     from pipelines.tracking.tracking import open_outbox
 
     workspace = bundles.absolute().parent
-    config, outbox = read_tracking(workspace), open_outbox(workspace)
-
-    def published(bundles: Path, change: Any) -> None:
-        if (workspace / "config.toml").exists():
-            enter_change(outbox, config, bundles, change)
-            send(outbox, config)
-
-    yield published
+    if (workspace / "config.toml").exists():
+        config, outbox = read_tracking(workspace), open_outbox(workspace)
+        enter_change(outbox, config, bundles, change)
+        send(outbox, config)
 
 
 @contextmanager

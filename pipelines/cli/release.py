@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,13 +19,12 @@ from pipelines.cli.options import (
     run_config,
 )
 from pipelines.cli.output import print_lines, print_table
-from pipelines.cli.registry import entering_registry, send
+from pipelines.cli.registry import enter_registry, send
 
 if TYPE_CHECKING:
     from pipelines.tracking.decisions import AliasChange, Written
 
 app = typer.Typer(no_args_is_help=True)
-FOLLOW_SECONDS = 2.0
 STATES = {"signed": "signed", "unsigned": "unsigned", "not verified": "signed, no key to verify"}
 Version = Annotated[str | None, typer.Argument(help="Version of a bundle; by default the latest.")]
 
@@ -167,58 +165,23 @@ def explain_decision(written: Written, bundles: Path) -> list[str]:
 def append_items(
     run: BundleRun,
     items: Annotated[
-        str,
-        typer.Argument(
-            help="CSV, Parquet or JSONL with the catalogue's columns, or the store "
-            "(sqlite:FOLDER, redis://HOST:PORT/0) that has them from POST /v1/items."
-        ),
+        Path, typer.Argument(help="CSV, Parquet or JSONL with the catalogue's columns.")
     ],
     publish: Annotated[bool, typer.Option(help="Publish the delta at once.")] = True,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Keep appending what a store receives.")
-    ] = False,
 ) -> None:
     """Append new catalogue items to a released bundle, without training.
 
     Their vectors and semantic IDs come from text and categories, so that they can be recommended
     at once; a running server loads them. The next run trains on their events.
 
-    [bold]Examples[/]
-
-      recsys release append runs/shop new-items.csv
-
-      recsys release append runs/shop sqlite:runs/shop/online --follow
+    [bold]Example[/] recsys release append runs/shop new-items.csv
     """
     from pipelines.publishing.append_items import append
-    from serving.online.opening import is_store
 
-    if follow and not is_store(items):
-        raise ValueError(f"--follow follows an online store, got {items}; name sqlite:FOLDER")
-    directory = find_bundle(run)
-    with entering_registry(directory.resolve().parent) as published:
-        once = partial(append, items, directory, publish_it=publish, published=published)
-        for made, number in followed(once) if follow else [once()]:
-            print_lines(f"{number:,} new items in {made}")
-
-
-def followed(append: Callable[[], tuple[Path, int]]) -> Iterator[tuple[Path, int]]:
-    """Append each time there is something new; print each reason to wait once."""
-    from pipelines.engine.errors import WorkspaceBusyError
-    from pipelines.inputs.opened_store import UnreadableStoreError
-    from pipelines.publishing.append_items import MovedError, NothingNewError
-
-    waiting = ""
-    while True:
-        try:
-            yield append()
-            waiting = ""
-        except NothingNewError:
-            waiting = ""
-        except (MovedError, UnreadableStoreError, WorkspaceBusyError) as error:
-            if str(error) != waiting:
-                waiting = str(error)
-                print_lines(f"note: {waiting}", note=True, style="yellow")
-        time.sleep(FOLLOW_SECONDS)
+    made, number, change = append(items, find_bundle(run), publish_it=publish)
+    print_lines(f"{number:,} new items in {made}")
+    if change is not None:
+        enter_registry(made.parent, change)
 
 
 @app.command()

@@ -96,6 +96,7 @@ REMOVED_KEYS: Mapping[str, str] = {
     "semantic_ids.method = rq_vae": "use rq_kmeans, whose codes are nearer to the content",
     "semantic_ids.num_steps": "leave it out: it was for method rq_vae",
     "release.gate.judges": "leave it out: rubrics agreed with clicks less than held-out events do",
+    "release.gate.max_size_ratio": "leave it out: the size of a bundle refuses nothing",
     "release.gate.min_judged": "leave it out: it was for judges of lists",
     "ranker.router = noisy": "use softmax, which balances experts by biases and is better",
     **dict.fromkeys(

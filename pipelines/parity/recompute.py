@@ -1,6 +1,6 @@
 """Recompute the lists of a log from their bundles, and write what differs.
 
-<workspace>/parity/parity.json   the report, which the release gate reads
+<workspace>/parity/parity.json   the report
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ParityReport:
         return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
 
     def write(self, workspace: Path) -> Path:
-        """Write it where the release gate looks for it."""
+        """Write it into the workspace."""
         return write_result(workspace, PARITY, asdict(self))
 
 

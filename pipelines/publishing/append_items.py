@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from features.scan import read_whole, scan_file
 from features.schema import SourceConfig
 from pipelines.config.toml import validate
 from pipelines.engine.workspace import publishing
-from pipelines.inputs.opened_store import opened
 from pipelines.publishing.encode_items import content_config, encode_items, item_vectors
 from pipelines.publishing.promotion import note_champion, served_version
 from pipelines.semantic_ids.append import published_ids
@@ -21,17 +20,8 @@ from pipelines.tracking.decisions import AliasChange
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import CURRENT, read_manifest
-from serving.online.opening import is_store
 
-CATEGORY_SEPARATOR = "|"
-
-
-class NothingNewError(ValueError):
-    """There is no new item."""
-
-
-class MovedError(ValueError):
-    """Another bundle was published while the new items were encoded."""
+LIST_SEPARATOR = "|"
 
 
 def read_items(source: SourceConfig) -> pl.DataFrame:
@@ -56,33 +46,6 @@ def read_items(source: SourceConfig) -> pl.DataFrame:
     return items
 
 
-def as_list(value: object) -> object:
-    """Split a text with separators, such as ``categories``, into a list."""
-    return value.split(CATEGORY_SEPARATOR) if isinstance(value, str) else value
-
-
-def items_of_store(url: str, bundle: Bundle) -> pl.DataFrame:
-    """Read the items that clients have described (``POST /v1/items``) and the bundle lacks.
-
-    Raises:
-        ValueError: The store cannot be read, or holds no such item.
-    """
-    with opened(url) as store:
-        changed = store.items()[1]
-    rows = [
-        {"item_id": item_id, **state.properties}
-        for item_id, state in sorted(changed.items())
-        if state.properties and bundle.catalogue.row_of(item_id) is None
-    ]
-    if not rows:
-        raise NothingNewError(f"{url} describes no item that the bundle lacks")
-    texts = [
-        {name: as_list(one) if name == "categories" else one for name, one in row.items()}
-        for row in rows
-    ]
-    return pl.DataFrame(texts, infer_schema_length=None, strict=False)
-
-
 def new_item(row: Mapping[str, Any], bundle: Bundle) -> NewItem:
     """Build an item from its row, with the properties that the bundle has."""
     return NewItem(
@@ -90,41 +53,34 @@ def new_item(row: Mapping[str, Any], bundle: Bundle) -> NewItem:
         display_text=str(row.get("title") or row.get("description") or row["item_id"]),
         categories=[name for name in row.get("categories") or [] if name],
         properties={
-            name: as_list(row.get(name)) if kind == "list" else row.get(name)
+            name: value.split(LIST_SEPARATOR)
+            if kind == "list" and isinstance(value, str)
+            else value
             for name, kind in bundle.properties.kinds.items()
+            for value in [row.get(name)]
         },
     )
 
 
 def append(
-    source: str | Path,
-    bundle_path: Path,
-    *,
-    publish_it: bool,
-    published: Callable[[Path, AliasChange], object] = lambda bundles, change: None,
-) -> tuple[Path, int]:
-    """Write and publish a delta with the items of a file, or of an online store.
+    source: Path, bundle_path: Path, *, publish_it: bool
+) -> tuple[Path, int, AliasChange | None]:
+    """Write and publish a delta with the items of a file.
 
     Returns:
-        The delta's directory and its number of items.
+        The delta's directory, its number of items, and the moved alias if it is published.
 
     Raises:
-        NothingNewError: The store has nothing that the bundle lacks.
-        MovedError: Another bundle was published meanwhile.
-        UnreadableStoreError: The store does not answer.
         WorkspaceBusyError: Another publisher is at work.
-        ValueError: If the file is at fault, an item is known already, or nothing in the bundle
-            would find new items.
+        ValueError: If the file is at fault, an item is known already, nothing in the bundle would
+            find new items, or another bundle was published meanwhile.
     """
     directory = bundle_path.resolve()
     bundles, served = directory.parent, served_version(directory.parent)
     bundle = load_bundle(directory)
-    if is_store(str(source)):
-        items = items_of_store(str(source), bundle)
-    else:
-        table = {} if bundle.manifest.content is None else bundle.manifest.content.table
-        fields = {**table, "paths": [str(source)]}
-        items = read_items(validate(SourceConfig, fields, f"{directory}/manifest.json"))
+    table = {} if bundle.manifest.content is None else bundle.manifest.content.table
+    fields = {**table, "paths": [str(source)]}
+    items = read_items(validate(SourceConfig, fields, f"{directory}/manifest.json"))
     config, rows = content_config(bundle, directory), list(items.iter_rows(named=True))
     if known := [one for one in items["item_id"] if bundle.catalogue.row_of(one)]:
         raise ValueError(
@@ -136,7 +92,7 @@ def append(
     vectors = item_vectors(bundle, new, content)
     with publishing(bundles):
         if publish_it and (now := served_version(bundles)) != served:
-            raise MovedError(
+            raise ValueError(
                 f"while the new items were encoded, {bundles / CURRENT} moved from bundle-{served} "
                 f"to bundle-{now}; nothing was written. Run the command again"
             )
@@ -147,8 +103,7 @@ def append(
             bundles, bundle.version, new, content=content, item_vectors=vectors, semantic_ids=ids
         )
         if not publish_it:
-            return delta, len(new)
+            return delta, len(new), None
         words = [f"{len(new)} items were appended."]
         change = note_champion(bundles, read_manifest(delta)[0].version, "append", words=words)
-    published(bundles, change)
-    return delta, len(new)
+    return delta, len(new), change

@@ -17,30 +17,23 @@ ADVICE = {
     "really removed, lower release.gate.min_kept_items for one run",
     "user completeness": "look for missing partitions of events; if users were really removed, "
     "lower release.gate.min_kept_users for one run",
-    "texts of |categories of the": "compare the catalogue file with yesterday's by column",
+    "texts of": "compare the catalogue file with yesterday's by column",
     "duplicated rows": "remove the file that was delivered twice from the input folder",
-    "events on two days": "deliver the right events of the day and ingest it anew",
-    "times of|hours of": "state the events' time zone at the source and ingest the days anew",
+    "times of": "state the events' time zone at the source and ingest the days anew",
     "events of the future": "set this machine's clock, or correct the events' time zone",
     "input of the day": "see recsys monitor; repair the input before the next run",
-    "popularity of": "run recsys run --force fit_baselines --force refit",
-    "content vectors": "run recsys run --force embed_items",
     "finite numbers|length of vectors": "train again with a lower learning rate; see the curves in "
     "the report",
-    "index of|vectors of": "run recsys run --force build_index",
     "index recall": "raise index.effort, or take a flat index",
     "invalid semantic IDs": "run recsys run --force build_semantic_ids",
     "use of": "train the semantic IDs anew with another seed, or with fewer codes",
-    "load of each expert": "train the ranker anew, with more balance or fewer experts",
+    "load of each expert": "train the ranker anew with fewer experts",
     "calibration of|level of": "train the ranker anew; see its reliability curve in the report",
     "gain": "find out which input holds the label before anybody sees these lists",
-    "user feature": "remove the feature, or compute it as of the time of the event",
     "sources that failed": "read the log for the first error of that source",
     "time of a list": "profile the bundle, or raise release.gate.max_latency_ms",
-    "empty lists|catalogue coverage|novelty|categories of a list": "compare lists with recsys "
-    "recommend on the refused bundle",
-    "size": "find the part that grew, or raise release.gate.max_size_ratio",
-    "parity of serving": "run recsys parity and repair the difference that it names",
+    "empty lists|catalogue coverage|novelty": "compare lists with recsys recommend on the refused "
+    "bundle",
     "the bundle can be loaded": "run the stage again that wrote the named file",
 }
 WORSE = (

@@ -8,7 +8,7 @@ always champion. Who moves an alias enters the change into the registry (`tracki
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +116,9 @@ def note_release(bundles: Path, version: str, *, promoted: bool, **about: Any) -
 
 def note_champion(bundles: Path, version: str, action: str, **about: Any) -> AliasChange:
     """Point ``current`` at a version and record it; the caller holds the lock."""
-    before, was_challenger = served_version(bundles), read_challenger(bundles) == version
+    before = served_version(bundles)
     publish(bundles, version)
-    change = _decide(bundles, version, ACTIONS[action], champion=before, serves=version, **about)
-    return replace(change, was_challenger=was_challenger)
+    return _decide(bundles, version, ACTIONS[action], champion=before, serves=version, **about)
 
 
 def _decide(bundles: Path, version: str, outcome: Outcome, **about: Any) -> AliasChange:
@@ -221,11 +220,12 @@ def keep_refused(bundles: Path, written: Path) -> Path:
     return written.rename(folder / written.name)
 
 
-def check_approved(bundles: Path, version: str, *, action: str, force: bool) -> str | None:
+def check_approved(bundles: Path, version: str, *, action: str, force: bool = False) -> str | None:
     """Check that a version may be served; the caller holds the lock.
 
     Without a key any version that was not refused may be; with one it needs a signed decision on
-    this very bundle. A champion from before the key was set may be gone back to.
+    this very bundle. A champion from before the key was set may be gone back to, and a bundle of
+    the registry has a signed pointer.
 
     Returns:
         The objection that ``force`` overrode; None without one.
@@ -244,7 +244,7 @@ def check_approved(bundles: Path, version: str, *, action: str, force: bool) -> 
 
 def _objection(bundles: Path, version: str, *, action: str) -> str | None:
     key = signing_key()
-    needs_signature = key is not None and action != "rollback"
+    needs_signature = key is not None and action == "promote"
     try:
         found = decision_on(bundles, version, key)
     except TamperedError as error:

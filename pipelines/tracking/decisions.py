@@ -69,8 +69,6 @@ class Decision:
     words: list[str] = field(default_factory=list)
     forced: bool = False
     """True if a person published it though it was refused or has no decision."""
-    original: str = ""
-    """Line of another machine's log that came with a fetched bundle."""
     previous: str | None = None
 
     @property
@@ -88,7 +86,6 @@ class Written:
     state: str
     """``signed``, ``unsigned``, ``not verified`` or ``altered``."""
     digest: str
-    line: str
     fault: str = ""
     """Reason why it cannot be trusted."""
 
@@ -102,8 +99,6 @@ class AliasChange:
     version: str
     previous: str | None
     action: str
-    was_challenger: bool = False
-    """True if the new champion was the challenger before."""
 
 
 def check_version(bundles: Path) -> None:
@@ -182,9 +177,7 @@ def read_line(line: str, key: bytes | None, name: str) -> Written:
         claims = document if isinstance(document, dict) else {}
         texts = {name: str(claims.get(name, "")) for name in ("time", "outcome", "challenger")}
         decision = Decision(**texts, champion=None, challenger_digest=None)  # type: ignore[arg-type]
-    return Written(
-        name=name, decision=decision, state=state, digest=hash_line(line), line=line, fault=fault
-    )
+    return Written(name=name, decision=decision, state=state, digest=hash_line(line), fault=fault)
 
 
 def read_decisions(bundles: Path, key: bytes | None) -> tuple[list[Written], list[str]]:
@@ -233,16 +226,11 @@ def decision_on(bundles: Path, version: str, key: bytes | None) -> Written | Non
     """
     names = (version, version.partition("+")[0])
     for number, line in reversed(list(enumerate(read_lines(bundles), 1))):
-        if not any(name in line for name in names):
-            continue
         one = read_line(line, key, f"{bundles / LOG}, line {number}")
-        if one.decision.challenger not in names:
-            continue
-        if not one.fault and one.decision.original:
-            one = read_line(one.decision.original, key, one.name)
-        if one.fault:
-            raise TamperedError(one.fault)
-        return one
+        if one.decision.challenger in names:
+            if one.fault:
+                raise TamperedError(one.fault)
+            return one
     return None
 
 

@@ -2,7 +2,7 @@
 
 <outbox>/
     <time>-<stage>-<key>.jsonl    one event a line, appended at once; removed once it is sent
-    refused.jsonl                 events that the store will never accept, with the reason
+    <time>-<stage>-<key>.refused  a file that the store will never accept; its last line says why
     aliases.json                  what each alias named when it was last set or obeyed here
 
 ``pipelines.tracking.store`` sends it; this module knows no server.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,17 +23,9 @@ from typing import Any, Literal, Self
 
 from pipelines.engine.artifacts import Manifest
 from pipelines.engine.run_log import RunLog
-from recsys.data.durable import append_line, write_durably
+from recsys.data.durable import write_durably
 
-MAX_NAME = 250
-REFUSED, ALIASES = "refused.jsonl", "aliases.json"
-
-
-def store_name(name: str) -> str:
-    """Spell a name as MLflow accepts it: ``ndcg@10`` becomes ``ndcg_at_10``."""
-    plain = re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"), flags=re.ASCII)
-    parts = [part for part in plain.split("/") if part.strip(". ")]
-    return "/".join(parts)[:MAX_NAME] or "_"
+ALIASES = "aliases.json"
 
 
 def flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
@@ -67,15 +58,8 @@ class OutboxRun(RunLog):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # A resumed run repeats the steps since its last checkpoint.
-        self._logged = {
-            (event["step"], name)
-            for event in read_lines(path)
-            if event["event"] == "metrics"
-            for name in event["values"]
-        }
         # A line that a kill cut off must not swallow the next one.
-        self._before = "\n" if path.exists() and not path.read_bytes().endswith(b"\n") else ""
+        self._before = "\n" if path.exists() else ""
 
     def append(self, event: str, **fields: Any) -> None:
         """Append one event."""
@@ -85,9 +69,7 @@ class OutboxRun(RunLog):
         self._before = ""
 
     def log(self, step: int, **values: float) -> None:
-        new = {name: one for name, one in values.items() if (step, name) not in self._logged}
-        self._logged |= {(step, name) for name in new}
-        self.metrics(new, step)
+        self.metrics(values, step)
 
     def metrics(self, values: Mapping[str, float], step: int = 0) -> None:
         # JSON has no NaN and no infinity.
@@ -101,14 +83,9 @@ class OutboxRun(RunLog):
     def tags(self, values: Mapping[str, str]) -> None:
         self.append("tags", values=dict(values))
 
-    def register(self, model: str, **entry: Any) -> None:
-        """Enter a bundle into the registry: version, digest, tags, and the line of its decision."""
-        self.append("register", model=model, **entry)
-
-    def alias(self, model: str, name: str, version: str | None, *, action: str) -> None:
-        """Point an alias at a registered bundle, or at none."""
-        when = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self.append("alias", model=model, alias=name, version=version, action=action, when=when)
+    def alias(self, model: str, name: str, version: str, *, action: str) -> None:
+        """Point an alias at a registered bundle."""
+        self.append("alias", model=model, alias=name, version=version, action=action)
 
     def end(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
         """Close the run; nothing follows."""
@@ -138,8 +115,7 @@ class Outbox:
 
     def waiting(self) -> list[Path]:
         """List the runs that the store does not have, oldest first; one may be running."""
-        found = sorted(self.path.glob("*.jsonl"))
-        return [path for path in found if path.name != REFUSED]
+        return sorted(self.path.glob("*.jsonl"))
 
     def finished(self) -> list[Path]:
         """List the runs that can be sent, oldest first."""
@@ -153,37 +129,27 @@ class Outbox:
         found = [event for event in events if wanted.items() <= event.items()]
         return found[-1] if found else None
 
-    def refuse(self, run: str, event: Mapping[str, Any], reason: str) -> None:
-        """Keep an event that the store will never accept."""
-        append_line(self.path / REFUSED, json.dumps({"run": run, "reason": reason, **event}))
-
-    def last_alias(self, uri: str, model: str, alias: str) -> str | None:
-        """Return the version that an alias named when it was last set or obeyed here, or None."""
-        found = self._aliases().get(f"{uri} {model} {alias}")
-        return None if found is None else str(found)
-
-    def note_alias(self, uri: str, model: str, alias: str, number: str) -> None:
-        """Keep which version an alias names, after it was set or obeyed."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        known = {**self._aliases(), f"{uri} {model} {alias}": number}
-        write_durably(self.path / ALIASES, json.dumps(known, indent=2, sort_keys=True) + "\n")
-
-    def _aliases(self) -> dict[str, Any]:
+    def aliases(self) -> dict[str, str]:
+        """Read which version each alias named when it was last set or obeyed here."""
         try:
             return dict(json.loads((self.path / ALIASES).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return {}
 
+    def note_alias(self, uri: str, model: str, alias: str, number: str) -> None:
+        """Keep which version an alias names, after it was set or obeyed."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        known = {**self.aliases(), f"{uri} {model} {alias}": number}
+        write_durably(self.path / ALIASES, json.dumps(known, indent=2, sort_keys=True) + "\n")
+
     def start_run(self, planned: Manifest) -> OutboxRun:
         """Begin the run of a stage, or resume the one that a kill ended."""
         name = f"{planned.stage}-{planned.making[:16]}"
-        for path in self.waiting():
-            events = read_lines(path)
-            ended = any(event["event"] == "end" for event in events)
-            # The run of another stage may be under way.
-            if ended or any(one.get("stage", planned.stage) != planned.stage for one in events[:1]):
+        ended = self.finished()
+        for path in self.path.glob(f"*Z-{planned.stage}-{'?' * 16}.jsonl"):
+            if path in ended:
                 continue
-            if path.stem.partition("Z-")[2] == name:
+            if path.stem.endswith(name):
                 return OutboxRun(path)
             # Its process is gone: only the holder of the stage's lock starts runs of it.
             OutboxRun(path).end("KILLED")

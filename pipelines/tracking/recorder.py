@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.engine.artifacts import MANIFEST, RUN, Manifest, read_json
 from pipelines.engine.run_log import RunLog
 from pipelines.tracking.decisions import CHAMPION
-from pipelines.tracking.entries import registry_entry
+from pipelines.tracking.entries import register
 from pipelines.tracking.outbox import Outbox, OutboxRun
 from serving.bundle.manifest import CURRENT
 
@@ -45,7 +45,7 @@ def record_release(run: OutboxRun, artefact: Path, bundles: Path, model: str) ->
     """Enter the released bundle into the registry, as champion or challenger."""
     document = read_json(artefact / "release.json")
     version, digest = document["version"], document["digest"]
-    run.register(model, **registry_entry(bundles, version, digest, document["verdicts"]))
+    register(run, model, bundles, version, digest)
     served = (bundles / CURRENT).resolve().name.removeprefix("bundle-")
     if document["alias"] == CHAMPION and served.partition("+")[0] == version:
         # Deltas of the very same bundle stay served.

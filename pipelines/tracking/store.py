@@ -1,9 +1,9 @@
-"""Send an outbox to an MLflow store and read its model registry, in a process of its own.
+"""Send an outbox to an MLflow store, and read its model registry.
 
-``pipelines.tracking.tracking`` starts it as ``python -m pipelines.tracking.store REQUEST``; the
-last line of its output is the reply as JSON. It alone imports MLflow. Sending is idempotent: a run
-is found by its tag, a bundle by its digest, and equal points of a metric are one. MLflow gets
-numbers, tags and pointers; files go to tracking.bundles.
+It alone imports MLflow. ``pipelines.tracking.tracking`` sends in a process of its own with a time
+limit, ``python -m pipelines.tracking.store REQUEST``; the last line of its output is the result as
+JSON. Sending is idempotent: a run is found by its tag, a bundle by its digest, and equal points of
+a metric are one. MLflow gets numbers, tags and pointers; files go to tracking.bundles.
 """
 
 from __future__ import annotations
@@ -17,26 +17,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from pipelines.config.operation import TrackingConfig
-from pipelines.tracking.entries import BUNDLES, POINTER, decision_file
-from pipelines.tracking.outbox import Outbox, read_lines, store_name
-from recsys.data.durable import locked
+from pipelines.tracking.decisions import CHALLENGER, CHAMPION
+from pipelines.tracking.entries import BUNDLES, POINTER
+from pipelines.tracking.outbox import Outbox, read_lines
+from recsys.data.durable import append_line, locked
 from serving.bundle import copies
 from serving.bundle.manifest import VERSION_PATTERN, bundle_directory
 
 RUN_TAG, VERSION_TAG, DIGEST_TAG = "recsys.run", "bundle", "bundle_digest"
-GONE = "RESOURCE_DOES_NOT_EXIST"
+GONE, INVALID = "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"
 LATER = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "ABORTED"}
 """Errors of a store, or of a proxy before it, that may pass."""
-INVALID = "INVALID_PARAMETER_VALUE"
 NEVER = {INVALID, "BAD_REQUEST", "MALFORMED_REQUEST"}
-MAX_VALUES = {"metrics": 1000, "params": 100, "tags": 100}
-"""The most that MLflow takes in a request."""
-MAX_PARAM_CHARACTERS, MAX_TAG_CHARACTERS = 6000, 5000
+MAX_NAME, MAX_METRICS, MAX_PARAM_CHARACTERS, MAX_TAG_CHARACTERS = 250, 1000, 6000, 5000
 Event = dict[str, Any]
+
+
+def store_name(name: str) -> str:
+    """Spell a name as MLflow accepts it: ``ndcg@10`` becomes ``ndcg_at_10``."""
+    plain = re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"), flags=re.ASCII)
+    parts = [part for part in plain.split("/") if part.strip(". ")]
+    return "/".join(parts)[:MAX_NAME] or "_"
 
 
 @contextmanager
@@ -49,6 +54,17 @@ def passing(*codes: str) -> Iterator[None]:
     except MlflowException as error:
         if error.error_code not in codes:
             raise
+
+
+class RegisteredBundle(NamedTuple):
+    """Registry's entry of a bundle; nothing of it is verified."""
+
+    number: str
+    version: str
+    digest: str
+    bundles: str
+    pointer: str
+    """Signed words on the above (`pipelines.tracking.entries`); empty if there are none."""
 
 
 class Store:
@@ -70,29 +86,24 @@ class Store:
 
     def registered(self, model: str, **tags: str) -> list[Any]:
         """List the versions of a model that have tags, newest first."""
-        wanted = {"name": model, **{f"tags.`{name}`": value for name, value in tags.items()}}
-        marks = {value: '"' if "'" in value else "'" for value in wanted.values()}
-        conditions = [f"{key} = {marks[one]}{one}{marks[one]}" for key, one in wanted.items()]
-        found = self.client.search_model_versions(" and ".join(conditions))
-        return sorted(found, key=lambda one: -int(one.version))
+        mark = '"' if "'" in model else "'"
+        found = self.client.search_model_versions(f"name = {mark}{model}{mark}")
+        fitting = [one for one in found if tags.items() <= one.tags.items()]
+        return sorted(fitting, key=lambda one: -int(one.version))
 
-    def look_up(self, name: str, served_digest: str | None) -> dict[str, Any]:
-        """Find the bundle of an alias or a version, and whether the served one is registered.
+    def look_up(self, alias: str) -> RegisteredBundle:
+        """Find the bundle of an alias.
 
         Raises:
             ValueError: There is none, or it is none that this platform registered.
         """
         model, found = self.config.model, None
-        # An alias or model that does not exist, or a name that no alias can have.
         with passing(GONE, INVALID):
-            found = self.client.get_model_version_by_alias(model, name)
-        found = found or next(iter(self.registered(model, **{VERSION_TAG: name})), None)
+            found = self.client.get_model_version_by_alias(model, alias)
         if found is None:
-            known = dict.fromkeys(one.tags.get(VERSION_TAG, "") for one in self.registered(model))
-            listed = ", ".join([*filter(None, known)][:20]) or "none"
             raise ValueError(
-                f"{name!r} is neither an alias nor a bundle of the model {model!r} in {self.uri}; "
-                f"there are: {listed}. Name one, or another --model"
+                f"the model {model!r} in {self.uri} has no alias {alias!r}; name another --model, "
+                "or promote a bundle where it was made"
             )
         named = (VERSION_TAG, DIGEST_TAG, BUNDLES, POINTER)
         version, digest, bundles, pointer = (found.tags.get(one, "") for one in named)
@@ -103,16 +114,7 @@ class Store:
                 "registered has its version and the sha256 of its manifest there. Nothing of it "
                 "is read: point the alias at a version that recsys registered"
             )
-        return {
-            "number": str(found.version),
-            "version": version,
-            "digest": digest,
-            BUNDLES: bundles,
-            POINTER: pointer,
-            "served_is_registered": bool(
-                self.registered(model, **{DIGEST_TAG: served_digest or "none"})
-            ),
-        }
+        return RegisteredBundle(str(found.version), version, digest, bundles, pointer)
 
 
 class Sender:
@@ -120,9 +122,6 @@ class Sender:
 
     def __init__(self, store: Store, outbox: Outbox) -> None:
         self.store, self.client, self.outbox = store, store.client, outbox
-        self.num_refused = 0
-        self.path = outbox.path
-        self.run_id: str | None = None
 
     @cached_property
     def experiment(self) -> str:
@@ -137,96 +136,79 @@ class Sender:
         return str(self.client.create_experiment(name, None if is_server else place))
 
     def send_all(self) -> dict[str, Any]:
-        """Send every finished run, oldest first; a fault leaves the rest for later."""
-        num_sent, problem = 0, None
-        try:
-            for path in self.outbox.finished():
-                self.path, self.run_id = path, None
-                for event in joined(read_lines(path)):
-                    self.send(event)
+        """Send every finished run, oldest first; a fault that may pass leaves the rest for later.
+
+        A run that the store will never accept is set aside, with the reason as its last line.
+        """
+        num_sent, num_refused, problem = 0, 0, None
+        for path in self.outbox.finished():
+            try:
+                self.send(path.stem, read_lines(path))
+            except Exception as error:
+                # Any that a server, a database or a network can raise.
+                problem = first_line(error)
+                if not is_final(error):
+                    break
+                append_line(path, json.dumps({"event": "refused", "reason": problem}))
+                path.rename(path.with_suffix(".refused"))
+                num_refused += 1
+            else:
                 path.unlink()
                 num_sent += 1
-        except Exception as error:
-            # Any that a server, a database or a network can raise: the runs wait.
-            problem = first_line(error)
-        return {
-            "sent": num_sent,
-            "waiting": len(self.outbox.finished()),
-            "refused": self.num_refused,
-            "problem": problem,
-        }
+        waiting = len(self.outbox.finished())
+        return {"sent": num_sent, "waiting": waiting, "refused": num_refused, "problem": problem}
 
-    def send(self, event: Event) -> None:
-        """Send one event; one that the store will never accept is kept in refused.jsonl."""
-        from mlflow.exceptions import MlflowException
+    def send(self, name: str, events: list[Event]) -> None:
+        """Send the events of one run: its numbers first, then what it enters into the registry."""
+        run_id = None
+        if events[0]["event"] == "start":
+            run_id = self.send_run(name, events)
+        for event in events:
+            if event["event"] == "register":
+                self.register(event, run_id)
+            elif event["event"] == "alias" and event["version"]:
+                self.move_alias(event)
 
-        verbs = (self.start, self.metrics, self.tags, self.register, self.alias, self.end)
-        reason = None
-        try:
-            for verb in verbs:
-                if verb.__name__ == event["event"]:
-                    verb(event)
-        except copies.UnreachableError:
-            raise
-        except (KeyError, ValueError) as error:
-            reason = str(error)
-        except MlflowException as error:
-            if error.error_code not in NEVER:
-                raise
-            reason = str(error)
-        if reason is not None:
-            self.num_refused += 1
-            self.outbox.refuse(self.path.stem, event, reason)
+    def send_run(self, name: str, events: list[Event]) -> str:
+        """Find the run, or create it; log its parameters, tags and metrics, and end it."""
+        from mlflow.entities import Metric, Param, RunTag
 
-    def start(self, event: Event) -> None:
-        """Find the run, or create it; log its tags and parameters."""
-        from mlflow.entities import Param
-
-        condition = f"tags.`{RUN_TAG}` = '{self.path.stem}'"
+        start = events[0]
+        condition = f"tags.`{RUN_TAG}` = '{name}'"
         runs = self.client.search_runs([self.experiment], condition, max_results=1)
         run = next(iter(runs), None) or self.client.create_run(
-            self.experiment, event["time"], {RUN_TAG: self.path.stem}, event["stage"]
+            self.experiment, start["time"], {RUN_TAG: name}, start["stage"]
         )
-        self.run_id = run.info.run_id
-        self.tags({"values": event["tags"]})
-        params = {store_name(name): value for name, value in event["params"].items()}
-        self.log_batches(
-            "params", [Param(name, value[:MAX_PARAM_CHARACTERS]) for name, value in params.items()]
-        )
-
-    def metrics(self, event: Event) -> None:
-        from mlflow.entities import Metric
-
-        points = [
-            Metric(store_name(name), float(value), one["time"], one["step"])
-            for one in event["points"]
-            for name, value in one["values"].items()
+        texts, points = dict(start["tags"]), dict[tuple[str, int], Any]()
+        for event in events:
+            if event["event"] == "tags":
+                texts |= event["values"]
+            for metric, value in event["values"].items() if event["event"] == "metrics" else ():
+                # A resumed run repeats the steps since its last checkpoint.
+                key = store_name(metric)
+                point = Metric(key, float(value), event["time"], event["step"])
+                points.setdefault((key, event["step"]), point)
+        params = [
+            Param(store_name(key), value[:MAX_PARAM_CHARACTERS])
+            for key, value in start["params"].items()
         ]
-        self.log_batches("metrics", points)
+        tags = [
+            RunTag(store_name(key), str(value)[:MAX_TAG_CHARACTERS]) for key, value in texts.items()
+        ]
+        run_id, metrics = str(run.info.run_id), list(points.values())
+        self.client.log_batch(run_id, params=params, tags=tags)
+        for begin in range(0, len(metrics), MAX_METRICS):
+            self.client.log_batch(run_id, metrics=metrics[begin : begin + MAX_METRICS])
+        self.client.set_terminated(run_id, events[-1]["status"], events[-1]["time"])
+        return run_id
 
-    def tags(self, event: Event) -> None:
-        from mlflow.entities import RunTag
-
-        texts = {store_name(name): str(value) for name, value in event["values"].items()}
-        tags = [RunTag(name, text[:MAX_TAG_CHARACTERS]) for name, text in texts.items()]
-        self.log_batches("tags", tags)
-
-    def log_batches(self, kind: str, values: list[Any]) -> None:
-        """Send values of one kind, at most as many a request as MLflow takes."""
-        size = MAX_VALUES[kind]
-        for begin in range(0, len(values), size):
-            self.client.log_batch(self.run_id, **{kind: values[begin : begin + size]})
-
-    def register(self, event: Event) -> None:
+    def register(self, event: Event, run_id: str | None) -> None:
         """Copy a bundle to where other machines fetch it, then enter a pointer to it."""
         model, version, digest = event["model"], event["version"], event["digest"]
         bundles, place = event["tags"][BUNDLES], self.store.config.bundles
         if place is not None:
             place = place if urlsplit(place).scheme else str(Path(place).absolute())
-            line = event.get("decision")
-            decided = json.loads(event["tags"].get(POINTER, "{}")).get("decision")
-            more = {decision_file(decided): line.encode()} if line else {}
-            copies.send(Path(bundles), version, place, more)
+            copies.send(Path(bundles), version, place)
         tags = {
             **{store_name(name): value for name, value in event["tags"].items()},
             BUNDLES: place or bundles,
@@ -244,78 +226,65 @@ class Sender:
         # A server refuses paths outside its own artefacts.
         source = folder if urlsplit(folder).scheme else f"bundle://{folder}"
         self.client.create_model_version(
-            model, source=source, run_id=self.run_id, tags=tags, await_creation_for=0
+            model, source=source, run_id=run_id, tags=tags, await_creation_for=0
         )
 
-    def alias(self, event: Event) -> None:
+    def move_alias(self, event: Event) -> None:
+        """Point an alias at a bundle; a challenger that becomes champion is one no more."""
         model, alias, version = event["model"], event["alias"], event["version"]
-        if version is None:
-            with passing(GONE):
-                self.client.delete_registered_model_alias(model, alias)
-            return
         there = self.store.registered(model, **{VERSION_TAG: version})
         if not there:
             raise ValueError(f"bundle {version} is not in the registry")
         number = str(there[0].version)
         self.client.set_registered_model_alias(model, alias, number)
         self.outbox.note_alias(self.store.uri, model, alias, number)
-        when = store_name(f"{alias} {event['when']}")
-        self.client.set_model_version_tag(model, number, when, event["action"])
-
-    def end(self, event: Event) -> None:
-        if self.run_id is not None:
-            self.client.set_terminated(self.run_id, event["status"], event["time"])
+        with passing(GONE, INVALID):
+            waits = self.client.get_model_version_by_alias(model, CHALLENGER)
+            if alias == CHAMPION and str(waits.version) == number:
+                self.client.delete_registered_model_alias(model, CHALLENGER)
 
 
-def joined(events: list[Event]) -> Iterator[Event]:
-    """Join metrics that follow each other, which the store takes in any number."""
-    points: list[Event] = []
-    for event in events:
-        if event.get("event") == "metrics":
-            points.append(event)
-            continue
-        if points:
-            yield {"event": "metrics", "points": points}
-        points = []
-        yield event
+def is_final(error: Exception) -> bool:
+    """True if a store will never accept what it refused."""
+    code = getattr(error, "error_code", None)
+    is_wrong = isinstance(error, (KeyError, ValueError))
+    return code in NEVER or (is_wrong and not isinstance(error, copies.UnreachableError))
 
 
-def answers(uri: str, seconds: float) -> bool:
-    """Check that a server is there, before the seconds that importing MLflow takes."""
-    try:
-        with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=seconds) as reply:
-            return bool(reply.status == 200)
-    except (OSError, ValueError):
-        return False
+def open_store(uri: str, config: TrackingConfig) -> Store:
+    """Open a store; a server that is gone costs one request, not the seconds of importing MLflow.
+
+    Raises:
+        UnreachableError: It gives no answer.
+    """
+    if uri.startswith("http"):
+        health = f"{uri.rstrip('/')}/health"
+        try:
+            urllib.request.urlopen(health, timeout=config.request_seconds).close()
+        except (OSError, ValueError):
+            raise copies.UnreachableError(f"no answer from {uri}") from None
+    return Store(uri, config)
 
 
-def reply_to(request: dict[str, Any]) -> dict[str, Any]:
-    """Send an outbox or look a bundle up; ``unreachable`` or ``rejected`` gives the reason."""
-    uri, config = request["uri"], TrackingConfig(**request["config"])
+def look_up(uri: str, config: TrackingConfig, alias: str) -> RegisteredBundle:
+    """Ask which bundle an alias names.
+
+    Raises:
+        UnreachableError: The registry gives no answer.
+        ValueError: There is no such alias, or the store refuses the request.
+    """
     database = Path(uri.removeprefix("sqlite:///"))
-    if "name" in request and uri.startswith("sqlite:") and not database.exists():
-        return {"unreachable": f"there is no registry at {uri}: {database} does not exist"}
-    if uri.startswith("http") and not answers(uri, config.request_seconds):
-        return {"unreachable": f"no answer from {uri}"}
-    from mlflow.exceptions import MlflowException
-
+    if uri.startswith("sqlite:") and not database.exists():
+        raise copies.UnreachableError(f"there is no registry at {uri}: {database} does not exist")
     try:
-        store = Store(uri, config)
-        if "name" in request:
-            return store.look_up(request["name"], request["digest"])
-        outbox = Outbox(Path(request["outbox"]))
-        with locked(outbox.path / "lock", wait=False) as alone:
-            if not alone:
-                return {"unreachable": "another process is sending"}
-            return Sender(store, outbox).send_all()
-    except MlflowException as error:
-        kind = "unreachable" if error.error_code in LATER else "rejected"
-        return {kind: f"{uri}: {first_line(error)}"}
-    except ValueError as error:
-        return {"rejected": str(error)}
+        return open_store(uri, config).look_up(alias)
+    except ValueError:
+        raise
     except Exception as error:
-        # Any that a database or a network can raise.
-        return {"unreachable": f"{uri}: {first_line(error)}"}
+        # Any that a server, a database or a network can raise.
+        words = f"{uri}: {first_line(error)}"
+        code = getattr(error, "error_code", "INTERNAL_ERROR")
+        raise (copies.UnreachableError if code in LATER else ValueError)(words) from error
 
 
 def first_line(error: Exception) -> str:
@@ -324,10 +293,26 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}"[:500]
 
 
+def send_outbox(request: dict[str, Any]) -> dict[str, Any]:
+    """Send an outbox, unless another process does; ``problem`` is the reason why some wait."""
+    outbox = Outbox(Path(request["outbox"]))
+    with locked(outbox.path / "lock", wait=False) as alone:
+        try:
+            if not alone:
+                raise copies.UnreachableError("another process is sending")
+            store = open_store(request["uri"], TrackingConfig(**request["config"]))
+            return Sender(store, outbox).send_all()
+        except copies.UnreachableError as error:
+            problem = str(error)
+        except Exception as error:
+            problem = f"{request['uri']}: {first_line(error)}"
+        return {"waiting": len(outbox.finished()), "problem": problem}
+
+
 def main() -> None:
-    """Answer the request in the arguments; the last line is the reply as JSON."""
+    """Answer the request in the arguments."""
     with suppress(BrokenPipeError):
-        sys.stdout.write(f"\n{json.dumps(reply_to(json.loads(sys.argv[1])))}\n")
+        sys.stdout.write(f"\n{json.dumps(send_outbox(json.loads(sys.argv[1])))}\n")
 
 
 if __name__ == "__main__":

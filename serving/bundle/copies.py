@@ -1,7 +1,6 @@
 """Copies of bundles in another folder of bundles, on a disk or at a URL, verified by digest.
 
     <place>/bundle-<version>/      as in a local folder of bundles; the manifest is written last
-    <place>/decisions/<digest>.json  the decision on it
 
 fsspec opens the place: a path, s3://, gs:// or abfs://. A copy that was cut off is continued.
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,13 +88,6 @@ class CopyPlace:
             raise ValueError(f"{name} at {self.address} has more than {limit} bytes")
         return content
 
-    def write(self, name: str, content: bytes) -> None:
-        """Write a small file, unless it is there."""
-        folder, _, file = name.rpartition("/")
-        if self.sizes(folder).get(file) != len(content):
-            self._files.makedirs(f"{self._root}/{folder}", exist_ok=True)
-            self._files.pipe_file(f"{self._root}/{name}", content)
-
     def copy_in(self, source: Path, name: str) -> str:
         """Copy a local file to the place; return the sha256 of the copied bytes."""
         path = f"{self._root}/{name}"
@@ -138,13 +130,8 @@ def reaching(address: str) -> Iterator[None]:
         raise UnreachableError(f"{address} cannot be reached: {words}") from error
 
 
-def send(
-    bundles: Path, version: str, address: str, more: Mapping[str, bytes] | None = None
-) -> None:
+def send(bundles: Path, version: str, address: str) -> None:
     """Copy a bundle, and what it was appended to, to another folder of bundles.
-
-    Args:
-        more: Content of other small files by their names, which never change.
 
     Raises:
         ValueError: A file of it is missing or altered, or the place has another bundle of its name.
@@ -156,8 +143,6 @@ def send(
         place = CopyPlace(address)
         for link in read_chain(bundle_directory(bundles, version)):
             _send_one(place, link.directory, link.manifest, link.digest)
-        for name, content in (more or {}).items():
-            place.write(name, content)
 
 
 def _send_one(place: CopyPlace, directory: Path, manifest: BundleManifest, digest: str) -> None:
@@ -178,20 +163,6 @@ def _send_one(place: CopyPlace, directory: Path, manifest: BundleManifest, diges
         source = directory / file
         if not source.is_file() or place.copy_in(source, f"{name}/{file}") != entry.sha256:
             raise ValueError(f"{source} is missing or altered; release the bundle again")
-
-
-def read_verified(address: str, name: str, digest: str, limit: int) -> bytes:
-    """Read a small file of a place and hold it against its sha256.
-
-    Raises:
-        ValueError: It is missing, altered, or has more than ``limit`` bytes.
-        UnreachableError: The place failed.
-    """
-    with reaching(address):
-        content = CopyPlace(address).read(name, limit)
-    if hashlib.sha256(content).hexdigest() != digest:
-        raise ValueError(f"{name} at {address} is altered; copy it again from where it was made")
-    return content
 
 
 @dataclass

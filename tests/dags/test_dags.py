@@ -16,7 +16,7 @@ from tests.dags.conftest import DAGS, Airflow
 NAMES = {
     "recsys_backfill": ["update_each_day"],
     "recsys_daily": ["gc", "ingest", "monitor", "parity", "sync", "update"],
-    "recsys_hourly": ["count", "follow_registry", "ingest"],
+    "recsys_hourly": ["count", "ingest", "pull_registry"],
     "recsys_monitoring": ["monitor", "status"],
 }
 READ_STDIN = "import sys; open('notices', 'a').write(sys.stdin.read() + chr(10))"
@@ -54,7 +54,7 @@ def check_tasks(dags: dict[str, Any]) -> None:
     assert daily["monitor"]["after"] == ["update"]
     assert daily["update"]["after"] == ["gc", "parity", "sync"]
     hourly = dags["recsys_hourly"]["tasks"]
-    assert hourly["follow_registry"]["after"] == ["ingest"]
+    assert hourly["pull_registry"]["after"] == ["ingest"]
     assert hourly["ingest"]["after"] == ["count"]
     assert dags["recsys_monitoring"]["tasks"]["monitor"]["after"] == ["status"]
 

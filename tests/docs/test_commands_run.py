@@ -30,8 +30,7 @@ from tests.docs.pages import ROOT, blocks, commands
 RECSYS = [sys.executable, "-m", "pipelines.cli.main"]
 ELSEWHERE = {
     "recsys demo": "make demo",
-    "recsys registry follow": "tests/pipelines/tracking; needs a registry",
-    "recsys registry fetch": "tests/pipelines/tracking; needs a registry",
+    "recsys registry pull": "tests/pipelines/tracking; needs a registry",
     "recsys serve /srv/bundles": "goes with fetch-bundle",
     "recsys registry send": "tests/pipelines/tracking; needs a registry",
     "recsys run shop.toml --engine": "tests/pipelines/engine",

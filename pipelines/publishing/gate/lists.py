@@ -94,7 +94,7 @@ def latency(subject: Subject, challenger: BundleLists, champion: BundleLists | N
 
 
 def variety(subject: Subject, challenger: BundleLists, champion: BundleLists) -> Iterator[Verdict]:
-    """Hold coverage, novelty and categories of the lists against the champion's."""
+    """Hold coverage and novelty of the lists against the champion's."""
     config = subject.config
     new, old = (
         len({item for one in lists.items for item in one}) for lists in (challenger, champion)
@@ -109,14 +109,6 @@ def variety(subject: Subject, challenger: BundleLists, champion: BundleLists) ->
             "lower lists what everybody knows"
         )
         yield at_least("novelty", bits[0] / bits[1], config.min_novelty, why)
-    spread = [_category_spread(lists) for lists in (challenger, champion)]
-    if spread[1] > 1:
-        yield at_least(
-            "categories of a list",
-            (spread[0] - 1) / (spread[1] - 1),
-            config.min_category_spread,
-            f"a list spans {spread[0]:.2f} categories, effectively, the champion's {spread[1]:.2f}",
-        )
 
 
 def _novelty(lists: BundleLists, counted: Bundle) -> float:
@@ -124,18 +116,3 @@ def _novelty(lists: BundleLists, counted: Bundle) -> float:
     rows = [counted.catalogue.row_of(item) for one in lists.items for item in one]
     known = [min(num_users, max(1.0, float(counts[row]))) for row in rows if row]
     return float(np.mean([math.log2(num_users / one) for one in known])) if known else 0.0
-
-
-def _category_spread(lists: BundleLists) -> float:
-    """Mean over lists of 2 to the entropy of the categories of its items."""
-    catalogue = lists.bundle.catalogue
-    found = []
-    for one in lists.items:
-        rows = [catalogue.row_of(item) or 0 for item in one]
-        counts: dict[str, int] = {}
-        for name in (name for row in rows for name in catalogue.categories_of(row)):
-            counts[name] = counts.get(name, 0) + 1
-        if counts:
-            share = np.array(list(counts.values())) / sum(counts.values())
-            found.append(float(2 ** -(share * np.log2(share)).sum()))
-    return float(np.mean(found)) if found else 0.0

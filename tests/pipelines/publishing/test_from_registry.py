@@ -1,174 +1,180 @@
-"""The alias in MLflow is obeyed; SQLite and files, no server."""
+"""The alias in MLflow is obeyed, with a key only by signed pointers."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
-from pipelines.publishing.from_registry import Followed, fetch_bundle, follow_registry
-from pipelines.publishing.promotion import (
-    note_champion,
-    note_release,
-    rollback,
-    served_version,
-)
-from pipelines.tracking.decisions import history, read_challenger
-from pipelines.tracking.entries import enter_change
-from pipelines.tracking.tracking import open_outbox, sync_outbox
+from pipelines.cli.main import app
+from pipelines.publishing import from_registry
+from pipelines.publishing.promotion import note_champion, rollback, served_version
+from pipelines.tracking.decisions import history
+from pipelines.tracking.entries import POINTER, enter_change
+from pipelines.tracking.tracking import sync_outbox
 from serving.bundle.copies import UnreachableError
-from serving.bundle.manifest import publish, read_manifest
-from tests.pipelines.tracking.mlflow_server import client
+from serving.bundle.manifest import publish
+from serving.recommend import Recommender
+from tests.pipelines.tracking.mlflow_server import client, free_port, mlflow_server
 from tests.pipelines.tracking.registries import Shop, bytes_of, shop_of
 from tests.serving.writable import writable
 
-
-def follow(shop: Shop) -> Followed:
-    return follow_registry(shop.bundles, config=shop.config, outbox=shop.outbox)
+KEY = "0123456789abcdef-operators"
 
 
-def make_champion(shop: Shop, version: str) -> None:
-    """Promote here, and send it."""
-    shop.promote(version)
-    assert sync_outbox(shop.outbox, shop.config).problem is None
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    return tmp_path / "elsewhere" / "bundles"
 
 
 @pytest.mark.slow
 def test_an_alias_moved_in_mlflow_is_served_and_a_rollback_moves_it_back(shop: Shop):
-    make_champion(shop, "v1")
-    make_champion(shop, "v2")
-    assert follow(shop) == Followed(version="v2", moved=False, words="as the registry says")
+    shop.serve("v1")
+    shop.serve("v2")
+    assert shop.pull() == ("v2", False, "as the registry says")
 
     shop.move_alias("v1")
     shutil.rmtree(shop.bundles / "bundle-v1")
-    found = follow(shop)
+    found = shop.pull()
     assert (found.version, found.moved) == ("v1", True)
     assert "files fetched and verified" in found.words
     assert served_version(shop.bundles) == "v1"
     assert history(shop.bundles)[-1].action == "registry"
-    assert follow(shop).moved is False
+    assert shop.pull().moved is False
 
     enter_change(shop.outbox, shop.config, shop.bundles, rollback(shop.bundles))
     assert sync_outbox(shop.outbox, shop.config).problem is None
     assert (served_version(shop.bundles), shop.champion()) == ("v2", "v2")
-    assert follow(shop).moved is False
-
-
-def test_a_promotion_that_waits_to_be_sent_is_newer_than_the_alias(shop: Shop):
-    make_champion(shop, "v1")
-    shop.promote("v2")
-
-    found = follow(shop)
-
-    assert (found.version, found.moved) == ("v2", False)
-    assert "v2 was made champion here (promote, " in found.words
-    assert "the registry has not got that yet" in found.words
-    assert served_version(shop.bundles) == "v2"
-    sync_outbox(shop.outbox, shop.config)
-    assert (shop.champion(), follow(shop).words) == ("v2", "as the registry says")
+    assert shop.pull().moved is False
 
 
 @pytest.mark.slow
-def test_a_link_moved_by_hand_stays_until_the_alias_moves(shop: Shop):
-    note_champion(shop.bundles, "v1", "release")
-    make_champion(shop, "v2+1")
-    publish(shop.bundles, "v1")
-    found = follow(shop)
-    assert (found.version, found.moved) == ("v1", False)
-    assert "the alias still names v2+1" in found.words
-    assert f"`recsys release promote {shop.bundles} v1`" in found.words
-    shop.move_alias("v2")
-    assert follow(shop).version == "v2"
-
-
-@pytest.mark.slow
-def test_what_the_registry_never_got_stays_where_nothing_was_sent_from_here(
-    shop: Shop, tmp_path: Path, made: Path
+def test_what_is_newer_here_stays_until_the_alias_moves(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
 ):
-    """As after an upgrade, or where tracking was off for a while."""
-    make_champion(shop, "v1")
-    other = shop_of(tmp_path, made, shop.uri, "other")
-    other = replace(other, config=replace(other.config, model=shop.config.model))
-    note_champion(other.bundles, "v2", "release")
-    found = follow(other)
+    shop.serve("v1")
+    shop.promote("v2")
+    found = shop.pull()
     assert (found.version, found.moved) == ("v2", False)
-    assert "the registry never got it" in found.words
+    assert "the registry has not got that yet" in found.words
+    sync_outbox(shop.outbox, shop.config)
+    assert (shop.champion(), shop.pull().words) == ("v2", "as the registry says")
 
-    # A bundle that the registry knows, on a machine that set no alias: the alias counts.
-    make_champion(shop, "v2")
-    shop.move_alias("v1")
-    assert follow(other).version == "v1"
+    publish(shop.bundles, "v1")
+    found = shop.pull()
+    assert (found.version, found.moved) == ("v1", False)
+    assert "the alias still names v2" in found.words
+    assert f"`recsys release promote {shop.bundles} v1`" in found.words
+
+    shop.serve("v2+1")
+    shop.move_alias("v2")
+    whole = from_registry.fetch
+
+    def meanwhile(*arguments: object) -> object:
+        shop.promote("v1")
+        return whole(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(from_registry, "fetch", meanwhile)
+        found = shop.pull()
+    assert (found.version, found.moved) == ("v1", False)
+    assert "while v2 was fetched" in found.words
 
 
 @pytest.mark.slow
-def test_a_tampered_bundle_is_refused_and_the_old_one_goes_on(shop: Shop, tmp_path: Path):
-    make_champion(shop, "v1")
-    bundles, outbox = tmp_path / "elsewhere" / "bundles", open_outbox(tmp_path / "elsewhere")
-    fetched, served = fetch_bundle("champion", bundles, config=shop.config, outbox=outbox)
-    assert (fetched.version, served) == ("v1", True)
-    whole = bytes_of(bundles / "bundle-v1")
+def test_a_tampered_bundle_is_refused_and_the_old_one_goes_on(shop: Shop, elsewhere: Path):
+    shop.serve("v1")
+    assert shop.pull(elsewhere).version == "v1"
+    whole = bytes_of(elsewhere / "bundle-v1")
 
-    make_champion(shop, "v2")
+    shop.serve("v2")
     victim = next(writable(shop.stored("v2")).glob("two_tower/*.safetensors"))
     content = victim.read_bytes()
     victim.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     for _ in range(2):
         with pytest.raises(ValueError, match=r"two_tower/.* is altered"):
-            follow_registry(bundles, config=shop.config, outbox=outbox)
-        assert served_version(bundles) == "v1"
-        assert not (bundles / "bundle-v2").exists()
-    assert bytes_of(bundles / "bundle-v1") == whole
+            shop.pull(elsewhere)
+        assert served_version(elsewhere) == "v1"
+        assert not (elsewhere / "bundle-v2").exists()
+    assert bytes_of(elsewhere / "bundle-v1") == whole
 
     victim.write_bytes(content)
-    assert follow_registry(bundles, config=shop.config, outbox=outbox).version == "v2"
-
-
-@pytest.mark.slow
-def test_a_bundle_published_while_another_was_fetched_stays(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-):
-    from pipelines.publishing import from_registry
-
-    make_champion(shop, "v1")
-    make_champion(shop, "v2")
-    shop.move_alias("v1")
-    whole = from_registry.fetch
-
-    def meanwhile(*arguments: object) -> object:
-        shop.promote("v2+1")
-        return whole(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(from_registry, "fetch", meanwhile)
-    found = follow(shop)
-    assert (found.version, found.moved) == ("v2+1", False)
-    assert served_version(shop.bundles) == "v2+1"
+    assert shop.pull(elsewhere).version == "v2"
 
 
 def test_a_registry_that_is_gone_changes_nothing(shop: Shop):
     note_champion(shop.bundles, "v1", "release")
-    config = replace(shop.config, uri="http://127.0.0.1:9")
+    gone = replace(shop, config=replace(shop.config, uri="http://127.0.0.1:9"))
     with pytest.raises(UnreachableError, match=r"no answer .* http://127.0.0.1:9"):
-        follow_registry(shop.bundles, config=config, outbox=shop.outbox)
+        gone.pull()
     assert served_version(shop.bundles) == "v1"
 
 
 @pytest.mark.slow
-def test_a_challenger_that_becomes_champion_in_mlflow_is_one_no_more(shop: Shop):
-    make_champion(shop, "v1")
-    note_release(shop.bundles, "v2", promoted=False)
-    run = shop.outbox.new_file("release")
-    digest = read_manifest(shop.bundles / "bundle-v2")[1]
-    tags = {"bundles": str(shop.bundles)}
-    run.register(shop.config.model, version="v2", digest=digest, tags=tags)
-    run.alias(shop.config.model, "challenger", "v2", action="release")
-    run.end("FINISHED")
-    sync_outbox(shop.outbox, shop.config)
-    assert (shop.champion(), read_challenger(shop.bundles)) == ("v1", "v2")
+def test_with_a_key_only_a_pointer_that_the_operators_signed_is_served(
+    shop: Shop, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A person who can write the registry and its files, and has no key, gets nothing served."""
+    shop.serve("v1")
+    unsigned = shop.named().pointer
+    monkeypatch.setenv("RECSYS_SIGNING_KEY", "another-key-of-somebody")
+    shop.serve("v2")
+    forged = shop.named().pointer
+    monkeypatch.setenv("RECSYS_SIGNING_KEY", KEY)
+    shop.serve("v1")
+    other = shop.named().pointer
+    shop.serve("v2")
+    store, model = client(shop.uri), shop.config.model
+    found = store.get_model_version_by_alias(model, "champion")
+    own = json.loads(found.tags[POINTER])
+    for text, words in (
+        ("", "is not signed"),
+        (unsigned, "pointer to bundle v2 is not signed"),
+        (forged, "was signed with key"),
+        (json.dumps({**own, "digest": "0" * 64}), "was altered after it was signed"),
+        (other, "is of another bundle"),
+    ):
+        store.set_model_version_tag(model, found.version, POINTER, text)
+        with pytest.raises(ValueError, match=words):
+            shop.pull(elsewhere)
+        assert served_version(elsewhere) is None
+    # The operators sign it by a promotion where it was made.
+    shop.serve("v2+1")
+    assert shop.pull(elsewhere).version == "v2+1"
 
-    shop.move_alias("v2")
-    assert follow(shop).words == "moved in the registry, all files were here"
 
-    assert (served_version(shop.bundles), read_challenger(shop.bundles)) == ("v2", None)
-    sync_outbox(shop.outbox, shop.config)
-    aliases = client(shop.uri).get_registered_model(shop.config.model).aliases
-    assert list(aliases) == ["champion"]
+def recsys(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*:ResourceWarning")
+def test_another_machine_follows_the_alias_knowing_the_server_alone(
+    made: Path, elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    port = free_port()
+    shop = shop_of(tmp_path, made, f"http://127.0.0.1:{port}", "shop")
+    pull = ("registry", "pull", elsewhere, "--registry", shop.uri, "--model", "shop")
+    assert recsys(*pull).exit_code == 2, "nothing is served and no server answers"
+    with mlflow_server(tmp_path, port):
+        assert shop.register("v1").problem is None
+        found = recsys(*pull)
+        assert found.exit_code == 0, found.output
+        assert "champion is v1: moved in the registry" in found.output
+        assert bytes_of(elsewhere / "bundle-v1") == bytes_of(shop.bundles / "bundle-v1")
+
+        shop.register("v2+1")
+        assert "champion is v2+1: moved in the registry" in recsys(*pull).output
+        assert "champion is v2+1: as the registry says" in recsys(*pull).output
+
+    # The registry is gone; what is served goes on.
+    gone = recsys(*pull)
+    assert gone.exit_code == 0
+    assert f"champion is v2+1: the registry cannot be reached: no answer from {shop.uri}" in (
+        " ".join(gone.output.split())
+    )
+    assert Recommender.load(elsewhere / "current").bundle.manifest.version == "v2+1"

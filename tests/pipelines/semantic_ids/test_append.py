@@ -82,7 +82,7 @@ def test_appended_items_have_the_ids_of_the_library_and_the_store_keeps_them(
     bundles: Path, store: SemanticIdStore, tmp_path: Path
 ) -> None:
     before = load_bundle(bundles / "current").semantic_ids
-    directory, _ = append(
+    directory, *_ = append(
         write_items(tmp_path, "a,red shoe", "b,", "c,blue shoe"),
         bundles / "current",
         publish_it=True,
@@ -107,7 +107,7 @@ def test_appended_items_have_the_ids_of_the_library_and_the_store_keeps_them(
     assert kept.previous().origin == ORIGIN  # type: ignore[union-attr]
 
     # The next delta follows this one.
-    again, _ = append(write_items(tmp_path, "d,green hat"), bundles / "current", publish_it=True)
+    again, *_ = append(write_items(tmp_path, "d,green hat"), bundles / "current", publish_it=True)
     twice = load_bundle(again).semantic_ids
     assert twice is not None
     assert twice.ids.parent == own.version
@@ -115,7 +115,9 @@ def test_appended_items_have_the_ids_of_the_library_and_the_store_keeps_them(
 
 
 def test_without_a_store_items_get_ids_all_the_same(bundles: Path, tmp_path: Path) -> None:
-    directory, _ = append(write_items(tmp_path, "a,red shoe"), bundles / "current", publish_it=True)
+    directory, *_ = append(
+        write_items(tmp_path, "a,red shoe"), bundles / "current", publish_it=True
+    )
     own = load_bundle(directory).semantic_ids
     assert own is not None
     assert own.text(41)
@@ -267,7 +269,7 @@ def test_items_are_described_like_the_bundles_before_they_are_encoded(
     with openai_server(chat=answer) as server:
         release(tmp_path, "v2", described_by(server.base_url))
         path = write_items(tmp_path, "a,red shoe", "b,unspeakable")
-        directory, _ = append(path, bundles / "current", publish_it=True)
+        directory, *_ = append(path, bundles / "current", publish_it=True)
     told = "red shoe. footwear. A red shoe. shoe, red shoe, buy shoe"
     expected = HashEncoder().encode([told, "unspeakable"])
     content = load_bundle(directory).items.content
@@ -285,7 +287,7 @@ def test_new_items_gain_the_attributes_that_the_bundles_kept(
 ) -> None:
     with openai_server(chat=answer) as server:
         release(tmp_path, "v2", described_by(server.base_url, kept=kept))
-        directory, _ = append(
+        directory, *_ = append(
             write_items(tmp_path, "a,red shoe"), bundles / "current", publish_it=True
         )
     found = load_bundle(directory).items.content[41:]
@@ -299,7 +301,7 @@ def test_new_items_are_described_by_the_shops_own_attributes(bundles: Path, tmp_
         made = described_by(server.base_url, prompt_version=version)
         made.settings["attributes"] = [own]
         release(tmp_path, "v2", made)
-        directory, _ = append(
+        directory, *_ = append(
             write_items(tmp_path, "a,red shoe"), bundles / "current", publish_it=True
         )
     found = load_bundle(directory).items.content[41:]

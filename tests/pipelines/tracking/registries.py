@@ -3,22 +3,17 @@
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pipelines.config.operation import TrackingConfig
+from pipelines.publishing.from_registry import Pulled, pull
 from pipelines.publishing.promotion import promote
 from pipelines.tracking.decisions import AliasChange
 from pipelines.tracking.entries import enter_change
 from pipelines.tracking.outbox import Outbox
-from pipelines.tracking.tracking import (
-    RegisteredBundle,
-    SyncResult,
-    look_up,
-    open_outbox,
-    sync_outbox,
-)
+from pipelines.tracking.store import RegisteredBundle, look_up
+from pipelines.tracking.tracking import SyncResult, open_outbox, sync_outbox
 from serving.bundle.delta import NewItem, write_delta
 from tests.pipelines.tracking.mlflow_server import client
 from tests.serving.synthetic_bundle import write_synthetic_bundle
@@ -55,23 +50,31 @@ class Shop:
         assert self.config.uri is not None
         return self.config.uri
 
+    def enter(self, version: str, alias: str = "champion") -> None:
+        """Record a bundle under an alias, without a decision on it."""
+        change = AliasChange(time="", alias=alias, version=version, previous=None, action="promote")
+        enter_change(self.outbox, self.config, self.bundles, change)
+
     def register(self, version: str) -> SyncResult:
         """Record a bundle as champion, and send it."""
         self.enter(version)
         return sync_outbox(self.outbox, self.config)
 
-    def enter(self, version: str) -> None:
-        """Record a bundle as champion, without a decision on it."""
-        change = AliasChange(
-            time="", alias="champion", version=version, previous=None, action="promote"
-        )
-        enter_change(self.outbox, self.config, self.bundles, change)
-
-    def promote(self, version: str | None, **options: Any) -> AliasChange:
+    def promote(self, version: str) -> None:
         """Promote here, and record it."""
-        change = promote(self.bundles, version, **options)
-        enter_change(self.outbox, self.config, self.bundles, change)
-        return change
+        enter_change(
+            self.outbox, self.config, self.bundles, promote(self.bundles, version, force=True)
+        )
+
+    def serve(self, version: str) -> None:
+        """Promote here, and send it."""
+        self.promote(version)
+        assert sync_outbox(self.outbox, self.config).problem is None
+
+    def pull(self, bundles: Path | None = None) -> Pulled:
+        """Follow the alias here, or on a machine with other bundles."""
+        bundles = bundles or self.bundles
+        return pull(bundles, config=self.config, outbox=open_outbox(bundles.parent))
 
     def champion(self) -> str:
         """Name the bundle behind the alias in the registry."""
@@ -92,9 +95,9 @@ class Shop:
         assert self.config.bundles is not None
         return Path(self.config.bundles) / f"bundle-{version}"
 
-    def named(self, name: str) -> RegisteredBundle:
-        """Look up what the registry says of a bundle."""
-        return look_up(self.uri, self.config, name)
+    def named(self) -> RegisteredBundle:
+        """Look up what the registry says of the champion."""
+        return look_up(self.uri, self.config, "champion")
 
 
 def shop_of(folder: Path, bundles: Path, uri: str, name: str) -> Shop:

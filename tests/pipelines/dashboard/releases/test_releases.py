@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for version in ("v1", "v2", "v3"):
             write_synthetic_bundle(bundles, version)
             note_release(bundles, version, promoted=version != "v3", **about)
-    failed = checked("size", passed=False, reason=HOSTILE)
+    failed = checked("catalogue coverage", passed=False, reason=HOSTILE)
     decided(bundles, "v4", "refused", [checked("index recall"), failed])
     altered = bundles / "releases.jsonl"
     altered.write_text(altered.read_text().replace("All 1 checks", "All 2 checks", 1))
@@ -125,12 +125,12 @@ def test_a_refusal_is_shown_whole_with_what_to_do(shop: Path):
     section = block_of(page_of(shop, version="v4"), Section, "decision")
     (verdicts,) = (one for one in section.blocks if isinstance(one, Table))
     assert [row[:4] for row in verdicts.rows] == [
-        ["size", "FAILED", 0.5, 0.25],
+        ["catalogue coverage", "FAILED", 0.5, 0.25],
         ["index recall", "passed", 0.5, 0.25],
     ]
     assert verdicts.rows[0][4] == "0.5000 is above 0.2500"
     assert verdicts.rows[0][5] == HOSTILE
-    assert verdicts.rows[0][6] == "find the part that grew, or raise release.gate.max_size_ratio"
+    assert verdicts.rows[0][6] == "compare lists with recsys recommend on the refused bundle"
     assert verdicts.rows[1][6] == ""
     with pytest.raises(NotFoundError, match="no bundle and no decision of 'v9'"):
         page_of(shop, version="v9")

@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from recsys.models.popularity import Popularity
-from recsys.retrieval.faiss_index import build_index
 from recsys.retrieval.index_file import meta_path
 from recsys.semantic_ids.codes import SemanticIds
 from serving.bundle.catalogue import Catalogue
@@ -45,14 +43,6 @@ def widest(tensors: dict[str, torch.Tensor]) -> str:
     """Name the largest table, such as one of embeddings."""
     tables = {name: one.numel() for name, one in tensors.items() if one.ndim == 2}
     return max(tables, key=tables.__getitem__)
-
-
-def stale_index(parts: BundleParts, scratch: Path) -> BundleParts:
-    assert parts.two_tower is not None
-    order = np.random.default_rng(0).permutation(len(parts.two_tower.item_vectors) - 1) + 1
-    earlier = parts.two_tower.item_vectors[np.concatenate([[0], order])]
-    build_index(torch.from_numpy(earlier.copy())).save(scratch / "stale.faiss")
-    return replace(parts, two_tower=replace(parts.two_tower, index=scratch / "stale.faiss"))
 
 
 def truncated_file(parts: BundleParts, scratch: Path) -> BundleParts:
@@ -97,20 +87,6 @@ def infinite_weights(parts: BundleParts, scratch: Path) -> BundleParts:
 
     with_tensors(model / "ranker.safetensors", spoil)
     return replace(parts, ranker=model)
-
-
-def stale_content(parts: BundleParts, scratch: Path) -> BundleParts:
-    assert parts.content is not None
-    rows = np.concatenate([[0], np.roll(np.arange(1, len(parts.content)), 1)])
-    return replace(parts, content=parts.content[rows])
-
-
-def wrong_popularity(parts: BundleParts, scratch: Path) -> BundleParts:
-    model = Popularity.load(parts.popularity)
-    scores = model.item_scores.clone()
-    scores[1:] = scores[1:][torch.randperm(len(scores) - 1, generator=torch.manual_seed(0))]
-    Popularity(model.config, scores).save(scratch / "planted-popularity")
-    return replace(parts, popularity=scratch / "planted-popularity")
 
 
 def with_codes(parts: BundleParts, scratch: Path, codes: torch.Tensor) -> BundleParts:
@@ -188,11 +164,6 @@ def with_measures(
     }
     (model / "calibration.json").write_text(json.dumps(measured))
     return replace(parts, ranker=model)
-
-
-def one_category(parts: BundleParts, scratch: Path) -> BundleParts:
-    """The column of categories was read wrongly: every item has the same."""
-    return replace(parts, catalogue=recatalogued(parts, lambda row, text: (text, [1])))
 
 
 def texts_of_other_items(parts: BundleParts, scratch: Path) -> BundleParts:
@@ -274,18 +245,6 @@ def events_of_the_future(parts: BundleParts, scratch: Path) -> BundleParts:
     return with_users(parts, times=times)
 
 
-def duplicated_day(parts: BundleParts, scratch: Path) -> BundleParts:
-    """Every event stands there a second time, dated a day later."""
-    assert parts.users.times is not None
-    rows, times = np.asarray(parts.users.item_rows), np.asarray(parts.users.times)
-    offsets = np.asarray(parts.users.offsets)
-    owners = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    owners, rows = np.concatenate([owners] * 2), np.concatenate([rows] * 2)
-    times = np.concatenate([times, times + DAY])
-    order = np.lexsort((times, owners))
-    return with_users(parts, item_rows=rows[order], times=times[order], offsets=2 * offsets)
-
-
 def lists_for_nobody(parts: BundleParts, scratch: Path) -> BundleParts:
     """All personal models are missing: everybody sees the popular items."""
     return replace(
@@ -302,23 +261,18 @@ def lists_for_nobody(parts: BundleParts, scratch: Path) -> BundleParts:
 
 
 PLANTED: dict[str, tuple[Plant, str]] = {
-    "stale index": (stale_index, "index of these vectors"),
     "truncated file": (truncated_file, "the bundle can be loaded"),
     "exploding rows": (exploding_rows, "length of vectors"),
     "NaN weights": (nan_weights, "the bundle can be loaded"),
     "infinite weights": (infinite_weights, "finite numbers"),
-    "stale content vectors": (stale_content, "content vectors of these items"),
-    "wrong popularity": (wrong_popularity, "popularity of these events"),
     "collapsed codebook": (collapsed_codebook, "use of the first codes"),
     "repeated IDs": (repeated_ids, "the bundle can be loaded"),
     "dead expert": (dead_expert, "load of each expert"),
     "miscalibrated ranker": (miscalibrated_ranker, "calibration of next"),
-    "one category": (one_category, "categories of the catalogue"),
     "titles shifted": (texts_of_other_items, "texts of the catalogue"),
     "swapped columns": (swapped_columns, "catalogue completeness"),
     "time-zone error": (time_zone_error, "times of known events"),
     "future events": (events_of_the_future, "events of the future"),
-    "copied day": (duplicated_day, "events on two days"),
     "popular lists for all": (lists_for_nobody, "catalogue coverage"),
 }
 """Name of a defect -> what plants it, and the verdict that names it."""

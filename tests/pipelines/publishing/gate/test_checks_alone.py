@@ -1,4 +1,4 @@
-"""Checks whose evidence is not a bundle: hours, leakage, times, documents of other commands."""
+"""Checks whose evidence is not a bundle: gains, times, documents of other commands."""
 
 import json
 import time
@@ -13,12 +13,8 @@ from pipelines.config.release import GateConfig
 from pipelines.publishing.gate.data import (
     CLOCK_SKEW,
     drift,
-    found_by,
-    moved_hours,
     not_in_the_future,
-    one_feature_alone,
-    parity,
-    stand_there_once,
+    read_once,
     too_good,
 )
 from pipelines.publishing.gate.lists import BundleLists, latency
@@ -35,16 +31,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return load_bundle(write_synthetic_bundle(tmp_path_factory.mktemp("bundle"), "v1", size))
 
 
-def test_hours_that_moved_are_found_with_their_number() -> None:
-    rng = np.random.default_rng(0)
-    # Most events between 18 and 22 h.
-    old = 3_600 * rng.normal(20, 2, 5_000).astype(np.int64) % 86_400
-    assert moved_hours(old, old)[0] == 0
-    distance, hours, left = moved_hours(old, (old + 8 * 3_600) % 86_400)
-    assert distance > 0.8
-    assert (hours, left) == (8, 0)
-
-
 @pytest.mark.parametrize(("beyond", "passes"), [(0, True), (1, False)])
 def test_an_event_may_be_ahead_of_the_clock_by_the_allowed_skew_alone(
     beyond: int, passes: bool, bundle: Bundle
@@ -59,33 +45,10 @@ def test_an_event_may_be_ahead_of_the_clock_by_the_allowed_skew_alone(
 def test_a_file_that_was_delivered_twice_is_refused(bundle: Bundle) -> None:
     def share(duplicates: int) -> bool:
         report = {"rows_in": 1_000, "duplicates": duplicates}
-        return all(
-            one.passed for one in stand_there_once(Subject(challenger=bundle, report=report))
-        )
+        return all(one.passed for one in read_once(Subject(challenger=bundle, report=report)))
 
     assert share(100)
     assert not share(500)
-
-
-def test_a_user_feature_that_holds_the_label_is_found(bundle: Bundle) -> None:
-    rng = np.random.default_rng(0)
-    ages = np.asarray(bundle.users.features["age"])
-    # Each of four values has ten items of its own: what others with it took is what is held out.
-    items = 1 + 10 * ages[1:] + rng.integers(0, 10, len(ages) - 1)
-    answers = pl.DataFrame(
-        {
-            "user_id": [f"user-{row}" for row in range(1, len(ages))],
-            "item_id": [f"item-{row}" for row in items],
-            "rank": [1 if row % 20 == 0 else 90 for row in range(1, len(ages))],
-        }
-    )
-    assert found_by(ages[1:], items) == pytest.approx(1, abs=0.01)
-    assert found_by(np.zeros(len(items), np.int64), items) < 0.33
-    (verdict,) = one_feature_alone(Subject(challenger=bundle, answered=answers))
-    assert verdict.name == "user feature age alone"
-    assert not verdict.passed
-    honest = answers.with_columns(item_id=pl.col("item_id").shuffle(seed=1))
-    assert list(one_feature_alone(Subject(challenger=bundle, answered=honest))) == []
 
 
 @pytest.mark.parametrize(("ranked", "passed"), [(0.11, True), (0.19, True), (0.25, False)])
@@ -113,27 +76,14 @@ def test_a_slow_bundle_is_refused_by_the_champions_time(bundle: Bundle) -> None:
     assert not judged(600, 400)
 
 
-def documents(folder: Path, **found: object) -> Subject:
-    for name, document in found.items():
-        path = folder / {"parity": "parity/parity.json", "monitor": "monitoring/monitor.json"}[name]
+def documents(folder: Path, monitor: object = None) -> Subject:
+    if monitor is not None:
+        path = folder / "monitoring/monitor.json"
         path.parent.mkdir(exist_ok=True, parents=True)
-        path.write_text(json.dumps(document))
+        path.write_text(json.dumps(monitor))
     bundle = write_synthetic_bundle(folder / "bundles", "v1")
     loaded = load_bundle(bundle)
     return Subject(challenger=loaded, champion=loaded, workspace=folder, now=NOW)
-
-
-@pytest.mark.parametrize(
-    ("measured_on", "equal", "passed"), [("v1", 500, True), ("v1", 400, False), ("v0", 400, True)]
-)
-def test_parity_of_the_served_bundle_refuses_that_of_an_earlier_one_warns(
-    measured_on: str, equal: int, passed: bool, tmp_path: Path
-) -> None:
-    document = {"bundle": measured_on, "requests": 500, "recomputed": 500, "equal": equal}
-    subject = documents(tmp_path, parity={**document, "differences": [{"feature": "hour"}]})
-    (verdict,) = parity(subject)
-    assert verdict.passed is passed
-    assert ("hour" in verdict.reason) is (equal < 500)
 
 
 def signal(name: str, **fields: object) -> dict[str, object]:
@@ -160,13 +110,13 @@ def test_missing_input_refuses_and_drift_only_warns(
     assert all(one.passed for one in drift(documents(tmp_path / "later", monitor=old)))
 
 
-def test_no_documents_no_verdicts_and_a_broken_one_is_named(tmp_path: Path) -> None:
+def test_no_document_no_verdict_and_a_broken_one_is_named(tmp_path: Path) -> None:
     subject = documents(tmp_path)
-    assert [*parity(subject), *drift(subject)] == []
-    (tmp_path / "parity").mkdir()
-    (tmp_path / "parity/parity.json").write_text("{")
-    with pytest.raises(ValueError, match=r"parity.json is not JSON"):
-        list(parity(subject))
+    assert [*drift(subject)] == []
+    (tmp_path / "monitoring").mkdir()
+    (tmp_path / "monitoring/monitor.json").write_text("{")
+    with pytest.raises(ValueError, match=r"monitor.json is not JSON"):
+        list(drift(subject))
 
 
 def test_settings_out_of_range_are_named() -> None:
