@@ -101,7 +101,6 @@ def explain_decision(
     elif champion is not None:
         why = untested[0].reason if untested else "too few queries are answered by both"
         found.append(f"Not compared with {champion}: {why}.")
-    found += [f"{one.name}: {one.reason}" for one in verdicts if one.reason.startswith("warning")]
     return found
 
 

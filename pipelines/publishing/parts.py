@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import polars as pl
 
-from pipelines.candidates.blends import served_blends
+from pipelines.candidates.blends import TEXT_SEARCH, served_blends
+from pipelines.engine.artifacts import plain, read_json
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import released_order
-from pipelines.publishing.content_parts import content_source, text_search
 from pipelines.publishing.item_properties import take_properties
 from pipelines.ranking.artefact import served_ranker
+from pipelines.searching.texts import item_texts
 from pipelines.semantic_ids.artefact import read_version
 from recsys.fitting.queries import ModelInputs
 from recsys.models import names
+from recsys.models.text_search.search import TextSearch
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.item_index import TwoTowerParts
+from serving.bundle.manifest import ContentSource, EnrichmentSource
 from serving.bundle.users import Users
 from serving.bundle.write import BundleParts, OutsideParts
 
@@ -73,3 +78,40 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
         context_features=inputs.sizes.context_features,
         exclude_history=context.config.evaluation.exclude_history,
     )
+
+
+def content_source(context: StageContext) -> ContentSource:
+    """Describe how items were encoded, so that appended items are encoded equally."""
+    config = context.config
+    made = read_json(context.inputs["embed_items"] / "content.json")
+    enrichment = None
+    if made["described_by"] is not None:
+        settings = plain(config.enrichment)
+        enrichment = EnrichmentSource(settings=settings, **made["described_by"])
+    return ContentSource(
+        encoder=config.content.encoder,
+        text_columns=list(config.content.text_columns),
+        settings=plain(config.content),
+        table={
+            "columns": dict(config.data.item_columns),
+            "separator": config.data.separator,
+            "list_separator": config.data.list_separator,
+        },
+        name=made["encoder"],
+        columns=made["columns"],
+        images=made["images"],
+        enrichment=enrichment,
+    )
+
+
+def text_search(context: StageContext, order: str, items: pl.DataFrame) -> Path | None:
+    """Locate the text search, extended to items that came after it was fitted."""
+    fitted = context.inputs["fit_blend"] / order / TEXT_SEARCH
+    if not fitted.exists():
+        return None
+    search = TextSearch.load(fitted)
+    more = [text.text for text in item_texts(items)[search.num_item_rows - 1 :]]
+    if not more:
+        return fitted
+    search.grown(more).save(context.output / TEXT_SEARCH)
+    return context.output / TEXT_SEARCH

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipelines.candidates.blends import BLEND_FAST, RANKED
 from pipelines.engine.history import MONITOR, read_result
-from pipelines.publishing.gate.subject import Subject, at_least, at_most, warning
+from pipelines.publishing.gate.subject import Subject, at_least, at_most
 from recsys.data.string_table import StringTable
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import Verdict
@@ -21,22 +21,18 @@ DATA_GROUPS = ("volume", "input")
 MAX_AGE_SECONDS = 2 * 86_400
 
 
-def drift(subject: Subject) -> Iterator[Verdict]:
-    """Refuse while much of the input is missing; drift that models can learn only warns."""
+def input_arrived(subject: Subject) -> Iterator[Verdict]:
+    """Refuse while the monitor says that much of the input is missing; models can learn drift."""
     document = read_result(subject.workspace, MONITOR)
     if not document or not is_recent(document, subject.now):
         return
     signals = [one for one in document.get("signals") or [] if isinstance(one, dict)]
-    raised = [one for one in signals if one.get("alarm")]
-    missing = [one for one in raised if is_missing(one)]
-    others = [one for one in raised if one not in missing]
-    others += [one for one in document.get("freshness") or [] if one.get("alarm")]
+    missing = [one for one in signals if one.get("alarm") and is_missing(one)]
     reason = "signals of recsys monitor that say that part of the input is missing"
     if missing:
-        reason += f": {titles(missing)}; repair the input, then run recsys monitor"
+        titles = ", ".join(str(one.get("title") or one.get("name")) for one in missing)
+        reason += f": {titles}; repair the input, then run recsys monitor"
     yield at_most("input of the day", len(missing), 0, reason)
-    if others:
-        yield warning("drift", f"alarms that do not say the data are broken: {titles(others)}")
 
 
 def is_missing(signal: dict[str, Any]) -> bool:
@@ -54,11 +50,6 @@ def is_recent(document: dict[str, Any], now: float) -> bool:
     except ValueError:
         return False
     return abs(now - moment.timestamp()) <= MAX_AGE_SECONDS
-
-
-def titles(signals: Sequence[dict[str, Any]]) -> str:
-    """Format the titles of signals."""
-    return ", ".join(str(one.get("title") or one.get("name")) for one in signals)
 
 
 MIN_KNOWN = 10

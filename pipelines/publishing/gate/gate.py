@@ -8,16 +8,15 @@ from pipelines.publishing.gate.data import (
     at_the_same_times,
     complete,
     described_alike,
-    drift,
+    input_arrived,
     not_in_the_future,
     read_once,
     too_good,
 )
 from pipelines.publishing.gate.lists import good_lists
 from pipelines.publishing.gate.models import (
-    calibration,
-    experts,
     finite_and_of_usual_size,
+    ranker,
     semantic_ids,
 )
 from pipelines.publishing.gate.subject import Check, Subject
@@ -29,11 +28,10 @@ CHECKS: Sequence[Check] = (
     read_once,
     at_the_same_times,
     not_in_the_future,
-    drift,
+    input_arrived,
     finite_and_of_usual_size,
     semantic_ids,
-    experts,
-    calibration,
+    ranker,
     too_good,
     good_lists,
 )

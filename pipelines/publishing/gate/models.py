@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 from pipelines.publishing.gate.subject import Subject, at_least, at_most
-from serving.bundle.load import Bundle
 from serving.bundle.manifest import Verdict
 from serving.bundle.ranker import RANKER
 
@@ -103,38 +101,25 @@ def perplexity(counts: Tensor) -> float:
     return float(2 ** -(share * share.log2()).sum())
 
 
-def calibration_document(bundle: Bundle) -> dict[str, Any]:
-    """Read what train_ranker measured on validation; empty without."""
-    path = bundle.directory / RANKER / CALIBRATION
-    if not path.is_file():
-        return {}
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
-
-
-def experts(subject: Subject) -> Iterator[Verdict]:
-    """Refuse a ranker with an expert that gets next to no candidate."""
-    if subject.challenger.ranker is None:
+def ranker(subject: Subject) -> Iterator[Verdict]:
+    """Refuse a ranker with an expert without candidates, or with probabilities far from events."""
+    config, path = subject.config, subject.challenger.directory / RANKER / CALIBRATION
+    if subject.challenger.ranker is None or not path.is_file():
         return
-    routing = calibration_document(subject.challenger).get("routing") or {}
+    measured = json.loads(path.read_text(encoding="utf-8"))
+    routing = measured.get("routing") or {}
     if routing and routing["num_candidates"] >= MIN_CANDIDATES * routing["num_experts"]:
         yield at_least(
             "load of each expert",
             min(routing["load"]) * routing["num_experts"],
-            subject.config.min_expert_load,
+            config.min_expert_load,
             "smallest share of candidates that an expert of the ranker gets, 1 is even; a dead "
             "expert learns nothing, train with fewer experts",
         )
-
-
-def calibration(subject: Subject) -> Iterator[Verdict]:
-    """Refuse a ranker whose probabilities are far from what happened."""
-    if subject.challenger.ranker is None:
-        return
-    for task, found in calibration_document(subject.challenger).get("tasks", {}).items():
+    for task, found in measured.get("tasks", {}).items():
         if found["observed"] * found["num_labels"] < MIN_POSITIVES:
             continue
-        bound = min(subject.config.max_calibration_error, found["observed"])
+        bound = min(config.max_calibration_error, found["observed"])
         why = (
             "expected calibration error of the ranker's probabilities on validation; the bound is "
             "at most the share of positives"
@@ -143,4 +128,4 @@ def calibration(subject: Subject) -> Iterator[Verdict]:
         ratio = found["predicted"] / found["observed"]
         away = max(ratio, 1 / ratio) if ratio > 0 else math.inf
         why = f"{found['predicted']:.4f} predicted, {found['observed']:.4f} observed"
-        yield at_most(f"level of {task}", away, subject.config.max_calibration_ratio, why)
+        yield at_most(f"level of {task}", away, config.max_calibration_ratio, why)

@@ -57,8 +57,3 @@ def _verdict(name: str, value: float, bound: float, holds: bool, reason: str) ->
         passed=bool(finite and holds),
         reason=reason if finite else f"{reason}; the value is {value}",
     )
-
-
-def warning(name: str, reason: str, value: float | None = None) -> Verdict:
-    """Build a verdict that refuses nothing."""
-    return Verdict(name=name, value=value, bound=None, passed=True, reason=f"warning: {reason}")

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.config.content import ContentConfig, EnrichItemsConfig
 from pipelines.config.run import DataConfig
-from pipelines.publishing.content_parts import content_source
+from pipelines.publishing.parts import content_source
 from serving.bundle.manifest import EnrichmentSource
 
 

@@ -12,7 +12,7 @@ import pytest
 from pipelines.config.release import GateConfig
 from pipelines.publishing.gate.data import (
     CLOCK_SKEW,
-    drift,
+    input_arrived,
     not_in_the_future,
     read_once,
     too_good,
@@ -100,23 +100,23 @@ def signal(name: str, **fields: object) -> dict[str, object]:
         (signal("events", alarm=False), True),
     ],
 )
-def test_missing_input_refuses_and_drift_only_warns(
+def test_missing_input_refuses_and_drift_does_not(
     alarm: dict[str, object], passed: bool, tmp_path: Path
 ) -> None:
     moment = datetime.fromtimestamp(NOW, UTC).isoformat()
     subject = documents(tmp_path, monitor={"as_of": moment, "signals": [alarm], "freshness": []})
-    assert all(one.passed for one in drift(subject)) is passed
+    assert all(one.passed for one in input_arrived(subject)) is passed
     old = {"as_of": "2020-01-01T00:00:00+00:00", "signals": [alarm]}
-    assert all(one.passed for one in drift(documents(tmp_path / "later", monitor=old)))
+    assert all(one.passed for one in input_arrived(documents(tmp_path / "later", monitor=old)))
 
 
 def test_no_document_no_verdict_and_a_broken_one_is_named(tmp_path: Path) -> None:
     subject = documents(tmp_path)
-    assert [*drift(subject)] == []
+    assert [*input_arrived(subject)] == []
     (tmp_path / "monitoring").mkdir()
     (tmp_path / "monitoring/monitor.json").write_text("{")
     with pytest.raises(ValueError, match=r"monitor.json is not JSON"):
-        list(drift(subject))
+        list(input_arrived(subject))
 
 
 def test_settings_out_of_range_are_named() -> None:
