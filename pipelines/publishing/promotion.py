@@ -8,7 +8,6 @@ always champion. Who moves an alias enters the change into the registry (`tracki
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,29 +40,6 @@ from serving.bundle.published import read_chain
 
 REFUSED_BUNDLES = "refused"
 """Folder of the bundle that was refused last, to look at and to force."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ByHand:
-    """Options of a person who moves an alias."""
-
-    reason: str = ""
-    """Written into the decision."""
-    instead_of: str | None = None
-    """Abort unless this version is still served ('' is none); None does not check."""
-    patience_seconds: float = PATIENCE_SECONDS
-
-    def check_served(self, served: str | None) -> None:
-        """Refuse with RefusedError if another version is served than the person saw."""
-        if self.instead_of is not None and self.instead_of != (served or ""):
-            raise RefusedError(
-                f"{served or 'nothing'} is served by now, not {self.instead_of or 'nothing'}: "
-                "somebody else moved it meanwhile. Nothing was changed; look at it, then decide"
-            )
-
-    def words(self) -> list[str]:
-        """Return the reason as a line of the decision."""
-        return [f"Reason given: {self.reason}"] if self.reason else []
 
 
 def served_version(bundles: Path) -> str | None:
@@ -132,13 +108,12 @@ def _decide(bundles: Path, version: str, outcome: Outcome, **about: Any) -> Alia
     return next(iter(alias_changes([decision])))
 
 
-def promote(
-    bundles: Path, version: str | None, *, force: bool = False, by_hand: ByHand | None = None
-) -> AliasChange:
+def promote(bundles: Path, version: str | None, **by_hand: Any) -> AliasChange:
     """Serve a version as champion.
 
     Args:
         version: None takes the challenger.
+        by_hand: Options of `make_champion`.
 
     Raises:
         ValueError: If there is no such bundle, or a file of it is missing or altered.
@@ -149,10 +124,10 @@ def promote(
         raise ValueError(f"no challenger in {bundles}; name a version: {listed(bundles)}")
     if find_bundle(bundles, version) is None:
         raise ValueError(f"no bundle {version!r} in {bundles}; there are: {listed(bundles)}")
-    return make_champion(bundles, version, "promote", force=force, by_hand=by_hand)
+    return make_champion(bundles, version, "promote", **by_hand)
 
 
-def rollback(bundles: Path, *, by_hand: ByHand | None = None) -> AliasChange:
+def rollback(bundles: Path, **by_hand: Any) -> AliasChange:
     """Serve the champion before this one again; once more goes back one further.
 
     Raises:
@@ -168,21 +143,37 @@ def rollback(bundles: Path, *, by_hand: ByHand | None = None) -> AliasChange:
             f"the champion before this one, {version}, is no longer in {bundles}; promote one "
             f"that is: {listed(bundles)}"
         )
-    return make_champion(bundles, version, "rollback", by_hand=by_hand)
+    return make_champion(bundles, version, "rollback", **by_hand)
 
 
 def make_champion(
-    bundles: Path, version: str, action: str, *, force: bool = False, by_hand: ByHand | None = None
+    bundles: Path,
+    version: str,
+    action: str,
+    *,
+    force: bool = False,
+    reason: str = "",
+    expected: str | None = None,
+    patience_seconds: float = PATIENCE_SECONDS,
 ) -> AliasChange:
     """Point ``current`` at a version that may be served, then record it.
 
+    Args:
+        force: Serve it though it was refused or has no decision.
+        reason: Words of the person, for the decision.
+        expected: Abort unless this version is still served ('' is none); None does not check.
+
     Raises:
         ValueError: It, or what it was appended to, is missing or altered.
-        RefusedError: It was refused, or its decision cannot be verified.
+        RefusedError: It was refused, its decision cannot be verified, or another one is served.
     """
-    by_hand = by_hand or ByHand()
-    with publishing(bundles, by_hand.patience_seconds):
-        by_hand.check_served(served_version(bundles))
+    with publishing(bundles, patience_seconds):
+        served = served_version(bundles) or ""
+        if expected not in (None, served):
+            raise RefusedError(
+                f"{served or 'nothing'} is served by now, not {expected or 'nothing'}: somebody "
+                "else moved it meanwhile. Nothing was changed; look at it, then decide"
+            )
         overridden = check_approved(bundles, version, action=action, force=force)
         refused, final = refused_directory(bundles, version), bundle_directory(bundles, version)
         if refused.is_dir() and not final.exists():
@@ -191,7 +182,8 @@ def make_champion(
         words = [f"{version} became champion by recsys {action}."]
         if overridden is not None:
             words.append(f"Forced, although {overridden}.")
-        words += by_hand.words()
+        if reason:
+            words.append(f"Reason given: {reason}")
         return note_champion(bundles, version, action, words=words, forced=overridden is not None)
 
 

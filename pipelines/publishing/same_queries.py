@@ -167,22 +167,6 @@ def _ahead(run: RunEvents, users: Users) -> float:
     return 1 - float(both.sum()) / max(1, int(theirs.sum()))
 
 
-def same_answers(answers: pl.DataFrame, champion: pl.DataFrame | None) -> pl.DataFrame:
-    """Join the champion's evaluation; a user counts if all held-out items are the same."""
-    if champion is None:
-        return answers.clear().with_columns(pl.lit(None, pl.Int64).alias("champion"))
-    before = champion.select(*KEY, pl.col("rank").alias("champion"))
-    joined = answers.join(before, on=KEY)
-    both, ours, theirs = (
-        frame.group_by("user_id").len(name)
-        for name, frame in (("both", joined), ("ours", answers), ("theirs", before))
-    )
-    counts = both.join(ours, on="user_id").join(theirs, on="user_id")
-    same = counts.filter(pl.col("both") == pl.col("ours"), pl.col("both") == pl.col("theirs"))
-    kept = joined.join(same, on="user_id", how="semi")
-    return kept.select(*answers.columns, pl.col("champion").cast(pl.Int64))
-
-
 def same_stored_queries(
     answers: pl.DataFrame,
     champion: pl.DataFrame | None,
@@ -191,10 +175,19 @@ def same_stored_queries(
     config: ReleaseConfig,
     seed: int,
 ) -> SameQueries:
-    """Pair two evaluations' answers to the same queries, at most ``max_compared`` of them."""
-    stored = same_answers(answers, champion)
-    users = stored["user_row"].unique().to_numpy()
-    return _paired(_of_users(stored, _drawn(users, config.max_compared, seed)), run)
+    """Pair two evaluations' answers to the same queries, at most ``max_compared`` of them.
+
+    A user counts if all held-out items are the same.
+    """
+    if champion is None:
+        champion = answers.clear()
+    before = champion.select(*KEY, pl.col("rank").cast(pl.Int64).alias("champion"))
+    joined = answers.join(before, on=KEY)
+    for frame in (answers, before):
+        num_both, num = joined.group_by("user_id").len(), frame.group_by("user_id").len()
+        joined = joined.join(num_both.join(num, on=["user_id", "len"]), on="user_id", how="semi")
+    users = joined["user_row"].unique().to_numpy()
+    return _paired(_of_users(joined, _drawn(users, config.max_compared, seed)), run)
 
 
 def _drawn(user_rows: Rows, limit: int, seed: int) -> Rows:

@@ -12,7 +12,6 @@ from pipelines.engine.errors import RefusedError, WorkspaceBusyError
 from pipelines.operations.state import move_alias
 from pipelines.pages.document import Action, Block, Section, Words
 from pipelines.publishing.promotion import (
-    ByHand,
     champions,
     promote,
     rollback,
@@ -98,18 +97,17 @@ def move(context: Context, values: Mapping[str, str], *, action: str) -> str:
         raise QueryError(
             f"nothing was changed: a rollback would not serve {version} any more; reload the page"
         )
-    by_hand = ByHand(
-        reason=f"{reason} (from the dashboard)",
-        instead_of=values.get("served", ""),
-        patience_seconds=PATIENCE_SECONDS,
-    )
     change_alias: Callable[..., AliasChange] = rollback
     if action == "promote":
         change_alias = partial(promote, version=version)
+    by_hand = partial(
+        change_alias,
+        reason=f"{reason} (from the dashboard)",
+        expected=values.get("served", ""),
+        patience_seconds=PATIENCE_SECONDS,
+    )
     try:
-        moved = move_alias(
-            action, folder.bundles, partial(change_alias, by_hand=by_hand), folder.workspace
-        )
+        moved = move_alias(action, folder.bundles, by_hand, folder.workspace)
     except (WorkspaceBusyError, RefusedError, ValueError, OSError) as error:
         raise QueryError(f"nothing was changed: {error}") from error
     change = moved.change
