@@ -86,14 +86,6 @@ def test_users_with_the_same_held_out_item_are_paired_by_their_ids(tmp_path: Pat
     assert found.times.tolist() == [4, 10]
 
 
-def test_the_same_item_behind_more_events_is_another_query(tmp_path: Path) -> None:
-    old = run({"ann": ["a", "b"], "ben": ["a", "b"], "cat": ["b", "a"]})
-    new = run({"ann": ["a", "a", "b"], "ben": ["a", "b"], "cat": ["b", "a"]})
-    found = compared(tmp_path, answers(old, [1, 2, 3]), answers(new, [4, 5, 6]), new)
-    assert found.champion.values.tolist() == [2, 3]
-    assert found.challenger.values.tolist() == [5, 6]
-
-
 def test_a_user_counts_only_if_all_held_out_items_are_the_same(tmp_path: Path) -> None:
     same = {"ben": ["a", "b", "c"], "cat": ["b", "c", "d"]}
     old = run({"ann": ["a", "b", "c"], **same}, num_test=2)

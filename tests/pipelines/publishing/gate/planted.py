@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from recsys.retrieval.index_file import meta_path
 from recsys.semantic_ids.codes import SemanticIds
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.semantic_ids import ID_ROWS, QUANTIZER
@@ -43,14 +42,6 @@ def widest(tensors: dict[str, torch.Tensor]) -> str:
     """Name the largest table, such as one of embeddings."""
     tables = {name: one.numel() for name, one in tensors.items() if one.ndim == 2}
     return max(tables, key=tables.__getitem__)
-
-
-def truncated_file(parts: BundleParts, scratch: Path) -> BundleParts:
-    assert parts.two_tower is not None
-    cut = scratch / "cut.faiss"
-    cut.write_bytes(parts.two_tower.index.read_bytes()[:-100])
-    shutil.copyfile(meta_path(parts.two_tower.index), meta_path(cut))
-    return replace(parts, two_tower=replace(parts.two_tower, index=cut))
 
 
 def exploding_rows(parts: BundleParts, scratch: Path) -> BundleParts:
@@ -121,19 +112,6 @@ def collapsed_codebook(parts: BundleParts, scratch: Path) -> BundleParts:
     return with_codes(parts, scratch, codes)
 
 
-def repeated_ids(parts: BundleParts, scratch: Path) -> BundleParts:
-    """The file of the IDs was edited: two items have the ID of another."""
-    assert parts.semantic_ids is not None
-    directory = copied(parts.semantic_ids, scratch)
-
-    def repeat(tensors: dict[str, torch.Tensor]) -> None:
-        codes = next(one for one in tensors.values() if one.ndim == 2)
-        codes[1:3] = codes[3]
-
-    with_tensors(directory / "semantic_ids.safetensors", repeat)
-    return replace(parts, semantic_ids=directory)
-
-
 def dead_expert(parts: BundleParts, scratch: Path) -> BundleParts:
     """Validation sent nothing to the last expert, as `train_ranker` writes down."""
     return with_measures(parts, scratch, dead=True)
@@ -168,31 +146,16 @@ def with_measures(
 
 def texts_of_other_items(parts: BundleParts, scratch: Path) -> BundleParts:
     """The column of titles is shifted by one row."""
-    texts = [parts.catalogue.display_texts[row] for row in range(parts.catalogue.num_item_rows)]
-    moved = ["", *texts[2:], texts[1]]
-    return replace(
-        parts, catalogue=recatalogued(parts, lambda row, _: (moved[row], categories(parts, row)))
-    )
-
-
-def categories(parts: BundleParts, row: int) -> list[int]:
-    offsets = parts.catalogue.category_offsets
-    return np.asarray(parts.catalogue.category_values)[offsets[row] : offsets[row + 1]].tolist()
-
-
-def recatalogued(
-    parts: BundleParts, described: Callable[[int, str], tuple[str, list[int]]]
-) -> Catalogue:
     old = parts.catalogue
-    rows = range(1, old.num_item_rows)
-    made = [described(row, old.display_texts[row]) for row in rows]
-    return Catalogue.from_lists(
-        item_ids=[old.item_ids[row] for row in rows],
-        display_texts=[text for text, _ in made],
+    texts = [old.display_texts[row] for row in range(1, old.num_item_rows)]
+    catalogue = Catalogue.from_lists(
+        item_ids=[old.item_ids[row] for row in range(1, old.num_item_rows)],
+        display_texts=[*texts[1:], texts[0]],
         category_names=[old.category_names[row] for row in range(1, old.num_category_rows)],
-        category_values=np.array([one for _, values in made for one in values], np.int64),
-        category_offsets=np.cumsum([0, 0, *(len(values) for _, values in made)]),
+        category_values=np.asarray(old.category_values),
+        category_offsets=np.asarray(old.category_offsets),
     )
+    return replace(parts, catalogue=catalogue)
 
 
 def with_users(parts: BundleParts, **changes: object) -> BundleParts:
@@ -207,42 +170,10 @@ def with_users(parts: BundleParts, **changes: object) -> BundleParts:
     return replace(parts, users=Users.from_lists(**{**fields, **changes}))
 
 
-def swapped_columns(parts: BundleParts, scratch: Path) -> BundleParts:
-    """User and item ids changed places in the log."""
-    users = [parts.users.user_ids[row] for row in range(1, parts.users.num_user_rows)]
-    items = [parts.catalogue.item_ids[row] for row in range(1, parts.catalogue.num_item_rows)]
-    most = max(len(users), len(items))
-    users, items = (
-        [*one, *(f"more-{row}" for row in range(len(one), most))] for one in (users, items)
-    )
-    old = parts.catalogue
-    catalogue = replace(
-        old,
-        item_ids=Catalogue.from_lists(
-            item_ids=users[: old.num_item_rows - 1],
-            display_texts=[""] * (old.num_item_rows - 1),
-            category_names=[],
-            category_values=np.zeros(0, np.int64),
-            category_offsets=np.zeros(old.num_item_rows + 1, np.int64),
-        ).item_ids,
-    )
-    changed = with_users(parts, user_ids=items[: parts.users.num_user_rows - 1])
-    return replace(changed, catalogue=catalogue)
-
-
 def time_zone_error(parts: BundleParts, scratch: Path) -> BundleParts:
     """All events were read eight hours late."""
     assert parts.users.times is not None
     return with_users(parts, times=np.asarray(parts.users.times) + 8 * 3_600)
-
-
-def events_of_the_future(parts: BundleParts, scratch: Path) -> BundleParts:
-    """Milliseconds were read as something else: the newest events lie in another century."""
-    assert parts.users.times is not None
-    times = np.asarray(parts.users.times).copy()
-    ends = np.asarray(parts.users.offsets)[2:] - 1
-    times[ends] += 100 * 365 * DAY
-    return with_users(parts, times=times)
 
 
 def lists_for_nobody(parts: BundleParts, scratch: Path) -> BundleParts:
@@ -261,18 +192,14 @@ def lists_for_nobody(parts: BundleParts, scratch: Path) -> BundleParts:
 
 
 PLANTED: dict[str, tuple[Plant, str]] = {
-    "truncated file": (truncated_file, "the bundle can be loaded"),
     "exploding rows": (exploding_rows, "length of vectors"),
     "NaN weights": (nan_weights, "the bundle can be loaded"),
     "infinite weights": (infinite_weights, "finite numbers"),
     "collapsed codebook": (collapsed_codebook, "use of the first codes"),
-    "repeated IDs": (repeated_ids, "the bundle can be loaded"),
     "dead expert": (dead_expert, "load of each expert"),
     "miscalibrated ranker": (miscalibrated_ranker, "calibration of next"),
     "titles shifted": (texts_of_other_items, "texts of the catalogue"),
-    "swapped columns": (swapped_columns, "catalogue completeness"),
     "time-zone error": (time_zone_error, "times of known events"),
-    "future events": (events_of_the_future, "events of the future"),
     "popular lists for all": (lists_for_nobody, "catalogue coverage"),
 }
 """Name of a defect -> what plants it, and the verdict that names it."""
