@@ -68,24 +68,18 @@ def _find_kind_of_texts(column: pl.Series) -> str:
     texts = texts.filter(texts != "")
     if len(texts) == 0:
         return "it is empty"
-    if not listed and (read := _read_as(texts)) is not None:
-        return read
+    if not listed:
+        if texts.str.contains(NUMBER).all():
+            return "number"
+        if texts.str.to_lowercase().is_in(["true", "false"]).all():
+            return "boolean"
+        if texts.str.contains(DAY).all() and _are_dates(texts):
+            return "date"
     if len(texts) > MAX_TEXTS:
         return f"it has more than {MAX_TEXTS} distinct texts"
     if (texts.str.len_chars() > MAX_LENGTH).any():
         return f"it has a text of more than {MAX_LENGTH} characters"
     return "list" if listed else "text"
-
-
-def _read_as(texts: pl.Series) -> PropertyKind | None:
-    """Find what all texts are where they are more than texts, as those of a CSV file."""
-    if texts.str.contains(NUMBER).all():
-        return "number"
-    if texts.str.to_lowercase().is_in(["true", "false"]).all():
-        return "boolean"
-    if texts.str.contains(DAY).all() and _are_dates(texts):
-        return "date"
-    return None
 
 
 def _are_dates(texts: pl.Series) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,6 @@ from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import CURRENT, BundleManifest, Verdict, bundle_directory
 
 
-def make_name(making: str) -> str:
-    """Build a release's name from its inputs: equal inputs give the same name."""
-    return making[:12]
-
-
 def is_published(context: StageContext) -> bool:
     """True if the bundle and the IDs of this artefact are there and some bundle is served."""
     folder, document = bundles_dir(context.config), read_json(context.output / "release.json")
@@ -76,32 +72,30 @@ def is_published(context: StageContext) -> bool:
     return has_ids and all(place.is_dir() for place in places)
 
 
-def answers(context: StageContext, metrics: Metrics, inputs: ModelInputs) -> pl.DataFrame | None:
-    """Read the ranks that the served list gives to the test queries; None without any."""
-    if not metrics:
-        return None
-    ranks, features = f"per_user_{inputs.tie_order}_test.parquet", context.inputs["build_features"]
-    table = pl.read_parquet(context.inputs["evaluate"] / ranks)
-    return build_answers(table, served_row(metrics), RunEvents.load(features, inputs.sequences))
-
-
 def compared_with(
-    champion: BundleManifest,
-    loaded: Bundle | None,
-    answered: pl.DataFrame,
+    champion: BundleManifest | None,
+    served: Bundle | None,
+    metrics: Metrics,
     context: StageContext,
     inputs: ModelInputs,
-) -> Compared:
-    """Query the champion for what the challenger answered, and compare."""
+) -> tuple[pl.DataFrame | None, Compared | None]:
+    """Read the challenger's answers, query the champion for the same, and compare."""
+    if not metrics:
+        return None, None
     config, features = context.config, context.inputs["build_features"]
+    run = RunEvents.load(features, inputs.sequences)
+    ranks = context.inputs["evaluate"] / f"per_user_{inputs.tie_order}_test.parquet"
+    answered = build_answers(pl.read_parquet(ranks), served_row(metrics), run)
+    if champion is None:
+        return answered, None
     queries = same_queries(
         answered,
-        RunEvents.load(features, inputs.sequences),
+        run,
         bundles_dir(config),
         champion.version,
         config=config.release,
         seed=config.seed,
-        loaded=loaded,
+        loaded=served,
     )
     domains = item_domains(pl.read_parquet(features / "items.parquet"))
     slices = protected_slices(queries, inputs.item_counts("train"), domains)
@@ -110,15 +104,7 @@ def compared_with(
         f"champion {champion.version} on the same {len(queries)} queries: {found.decision}",
         style="dim",
     )
-    return found
-
-
-def champion_bundle(folder: Path) -> Bundle | None:
-    """Load the served bundle; None without one, or if it is damaged."""
-    try:
-        return load_bundle(folder / CURRENT) if (folder / CURRENT).exists() else None
-    except ValueError:
-        return None
+    return answered, found
 
 
 def written_release(
@@ -142,7 +128,7 @@ def written_release(
         )
         return [*checked, *bundle_verdicts(subject)]
 
-    name, parts = make_name(context.making), make_parts(context, inputs)
+    name, parts = context.making[:12], make_parts(context, inputs)
     folder, metrics, digest = bundles_dir(config), known["metrics"], digest_of_config(config)
     try:
         return write_release(
@@ -155,24 +141,6 @@ def written_release(
         return WrittenRelease(name, "", [*checked, broken])
 
 
-def about_release(
-    context: StageContext,
-    written: WrittenRelease,
-    champion: BundleManifest | None,
-    compared: Compared | None,
-) -> dict[str, Any]:
-    """Build the fields of the decision on a written bundle."""
-    served = None if champion is None else champion.version
-    return {
-        "champion": served_version(bundles_dir(context.config)),
-        "challenger_digest": written.digest or None,
-        "config_digest": digest_of_config(context.config),
-        "verdicts": [one.model_dump() for one in written.verdicts],
-        "power": record_power(compared, context.config.release.deciding_metric),
-        "words": explain_decision(served, written.verdicts, compared),
-    }
-
-
 def release(context: StageContext) -> StageRows:
     """Write the refitted models as a bundle if every check passes, and publish it."""
     config, features = context.config, context.inputs["build_features"]
@@ -182,15 +150,15 @@ def release(context: StageContext) -> StageRows:
     metrics = served_metrics(metrics, context.inputs["train_ranker"] / order)
     recall = read_json(context.inputs["build_index"] / "recall.json")["recall"]
     inputs = read_inputs(features, context.inputs.get("embed_items"), order)
-    answered = answers(context, metrics, inputs)
     champion = served_base(folder)
-    if champion is not None and is_same_release(champion.version, make_name(context.making)):
+    served: Bundle | None = None
+    if champion is not None and is_same_release(champion.version, context.making[:12]):
         # It is this one.
         champion = None
-    served = None if champion is None else champion_bundle(folder)
-    compared = None
-    if champion is not None and answered is not None:
-        compared = compared_with(champion, served, answered, context, inputs)
+    if champion is not None:
+        with suppress(ValueError):
+            served = load_bundle(folder / CURRENT)
+    answered, compared = compared_with(champion, served, metrics, context, inputs)
     num_users = 0 if answered is None else answered["user_id"].n_unique()
     bounds = bounds_for(config.release, context.workspace.path, num_users)
     before = champion_metrics(context.workspace.path, folder, champion, metrics)
@@ -204,11 +172,18 @@ def release(context: StageContext) -> StageRows:
             verdicts,
             champion=served,
             metrics=metrics,
-            served=served_row(metrics) if metrics else "",
             paired=None if compared is None else compared.by,
             answered=answered,
         )
-        about, version = about_release(context, written, champion, compared), written.version
+        version, former = written.version, None if champion is None else champion.version
+        about = {
+            "champion": served_version(folder),
+            "challenger_digest": written.digest or None,
+            "config_digest": digest_of_config(config),
+            "verdicts": [one.model_dump() for one in written.verdicts],
+            "power": record_power(compared, config.release.deciding_metric),
+            "words": explain_decision(former, written.verdicts, compared),
+        }
         if not written.passed:
             refuse(folder, version, **about)
         if answered is not None:

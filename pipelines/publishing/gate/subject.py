@@ -24,7 +24,6 @@ class Subject:
     champion: Bundle | None = None
     config: GateConfig = field(default_factory=GateConfig)
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    served: str = ""
     metric: str = "ndcg@10"
     paired: Paired | None = None
     """Difference on the same queries, if both answered enough of them."""
