@@ -94,26 +94,3 @@ def test_newer_events_are_what_the_champions_bundle_is_queried_for(
         ids = [item.item_id for item in listed]
         rank = ids.index(item_id) + 1 if item_id in ids else 0
         assert int(found.champion.values[place]) == rank
-
-
-def test_champion_that_has_seen_the_answers_is_not_queried(
-    released: tuple[Path, Path], recsys: Recsys
-) -> None:
-    config, workspace = released
-    for path in (workspace / "bundles").glob("answers-*"):
-        path.unlink()
-    settings = (*FEW, *QUICK, "--set", "release.max_drop_from_champion=1", "--set", "seed=3")
-    result = recsys("run", "-c", config, "-w", workspace, "-q", *settings)
-    assert result.exit_code == 0, result.output
-    verdict = verdict_on_same_queries(workspace)
-    assert verdict["value"] is None
-    assert "both answered 0 queries that neither had seen" in str(verdict["reason"])
-
-    keep = ("--set", "release.when_undecided='keep'", "--set", "seed=4")
-    for path in (workspace / "bundles").glob("answers-*"):
-        path.unlink()
-    served = (workspace / "bundles/current").readlink()
-    result = recsys("run", "-c", config, "-w", workspace, "-q", *settings, *keep)
-    assert result.exit_code == 3, result.output
-    assert "when_undecided" in " ".join(result.output.split())
-    assert (workspace / "bundles/current").readlink() == served

@@ -17,18 +17,12 @@ def passed(verdicts: list) -> dict[str, bool]:
     return {verdict.name: verdict.passed for verdict in verdicts}
 
 
-def test_better_bundle_passes_every_check() -> None:
-    verdicts = release_verdicts(metrics(0.2), 1.0, metrics(0.19), ReleaseConfig())
-    assert passed(verdicts) == {
-        "ndcg@10 above popularity": True,
-        "index recall": True,
-        "ndcg@10 against the champion's on its own data": True,
-    }
-
-
 @pytest.mark.parametrize(
     ("blend", "recall", "champion", "failed"),
     [
+        (0.2, 1.0, 0.19, None),
+        # On other data only a large drop counts.
+        (0.181, 1.0, 0.2, None),
         (0.09, 1.0, None, "ndcg@10 above popularity"),
         (math.nan, 1.0, None, "ndcg@10 above popularity"),
         (0.2, 0.98, None, "index recall"),
@@ -37,11 +31,13 @@ def test_better_bundle_passes_every_check() -> None:
     ],
 )
 def test_each_fault_fails_its_check_alone(
-    blend: float, recall: float, champion: float | None, failed: str
+    blend: float, recall: float, champion: float | None, failed: str | None
 ) -> None:
     before = None if champion is None else metrics(champion)
     verdicts = release_verdicts(metrics(blend), recall, before, ReleaseConfig())
-    assert [verdict.name for verdict in verdicts if not verdict.passed] == [failed]
+    assert [verdict.name for verdict in verdicts if not verdict.passed] == [failed][
+        : failed is not None
+    ]
 
 
 @pytest.mark.parametrize(
@@ -54,11 +50,6 @@ def test_the_gain_over_popularity_that_was_set_is_asked_for(
     for value, passes in ((enough, True), (too_little, False)):
         verdicts = release_verdicts(metrics(value, popularity=0.1), 1.0, None, config)
         assert passed(verdicts)["ndcg@10 above popularity"] is passes
-
-
-def test_on_other_data_only_a_large_drop_counts() -> None:
-    verdicts = release_verdicts(metrics(0.181), 1.0, metrics(0.2), ReleaseConfig())
-    assert all(passed(verdicts).values())
 
 
 def test_unmeasured_metric_lists_the_measured() -> None:

@@ -129,20 +129,9 @@ def test_a_password_in_the_address_is_refused():
         TrackingConfig(uri="http://anna:secret@host:5000")
 
 
-def test_a_server_that_takes_connections_and_never_answers_is_given_up(outbox: Outbox):
-    assert sync_outbox(outbox, CONFIG) == SyncResult()
-    with start(outbox) as run:
-        run.log(1, loss=0.5)
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
-        begin = time.monotonic()
-        result = sync_outbox(outbox, replace(CONFIG, uri=uri, request_seconds=1))
-        assert time.monotonic() - begin < 10
-    assert result == SyncResult(waiting=1, problem=f"no answer from {uri}")
-
-
 @pytest.mark.slow
 def test_a_server_that_is_slow_is_given_up_in_time(outbox: Outbox):
+    assert sync_outbox(outbox, CONFIG) == SyncResult()
     with start(outbox) as run:
         run.log(1, loss=0.5)
     stop = threading.Event()

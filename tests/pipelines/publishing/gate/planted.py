@@ -56,17 +56,6 @@ def exploding_rows(parts: BundleParts, scratch: Path) -> BundleParts:
     return replace(parts, two_tower=replace(parts.two_tower, model=model))
 
 
-def nan_weights(parts: BundleParts, scratch: Path) -> BundleParts:
-    assert parts.sequence is not None
-    model = copied(parts.sequence, scratch)
-
-    def spoil(tensors: dict[str, torch.Tensor]) -> None:
-        tensors[widest(tensors)][-1, 0] = torch.nan
-
-    with_tensors(model / "sequence.safetensors", spoil)
-    return replace(parts, sequence=model)
-
-
 def infinite_weights(parts: BundleParts, scratch: Path) -> BundleParts:
     """The ranker diverged: a weight of its heads is infinite, which only some candidates meet."""
     assert parts.ranker is not None
@@ -193,7 +182,6 @@ def lists_for_nobody(parts: BundleParts, scratch: Path) -> BundleParts:
 
 PLANTED: dict[str, tuple[Plant, str]] = {
     "exploding rows": (exploding_rows, "length of vectors"),
-    "NaN weights": (nan_weights, "the bundle can be loaded"),
     "infinite weights": (infinite_weights, "finite numbers"),
     "collapsed codebook": (collapsed_codebook, "use of the first codes"),
     "dead expert": (dead_expert, "load of each expert"),
