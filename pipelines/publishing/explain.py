@@ -25,7 +25,6 @@ ADVICE = {
     "finite numbers|length of vectors": "train again with a lower learning rate; see the curves in "
     "the report",
     "index recall": "raise index.effort, or take a flat index",
-    "invalid semantic IDs": "run recsys run --force build_semantic_ids",
     "use of": "train the semantic IDs anew with another seed, or with fewer codes",
     "load of each expert": "train the ranker anew with fewer experts",
     "calibration of|level of": "train the ranker anew; see its reliability curve in the report",
