@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.publishing import append_items
 from pipelines.publishing.append_items import append
 from recsys.content.encoder import HashEncoder
 from serving.bundle.load import load_bundle
@@ -70,23 +69,6 @@ def test_a_file_without_the_column_of_ids_is_refused_by_the_catalogues_name(tmp_
     (tmp_path / "new.csv").write_text("squ;label\nn1;Red shoe\n")
     with pytest.raises(ValueError, match=r"has no column 'sku' \(nearest: 'squ'\)"):
         append(tmp_path / "new.csv", current, publish_it=True)
-
-
-def test_a_release_while_items_are_encoded_is_not_undone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    current = release(tmp_path, "v1")
-    (tmp_path / "new.csv").write_text("item_id,title\nroses,Roses\n")
-    encode = append_items.encode_items
-
-    def slow(*arguments: Any) -> Any:
-        release(tmp_path, "v2")
-        return encode(*arguments)
-
-    monkeypatch.setattr(append_items, "encode_items", slow)
-    with pytest.raises(ValueError, match="moved from bundle-v1 to bundle-v2; nothing was written"):
-        append(tmp_path / "new.csv", current, publish_it=True)
-    assert current.readlink().name == "bundle-v2"
 
 
 def test_items_that_a_language_model_described_need_a_run(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """IDs of appended items: with a store beside the bundle, without one, and with another's."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,16 +17,12 @@ from pipelines.semantic_ids.append import (
     published_ids,
 )
 from pipelines.semantic_ids.store import SemanticIdStore
-from recsys.content.attribute_schema import build_extraction
-from recsys.content.attributes import PROMPT_VERSION
-from recsys.content.config import AttributeConfig
 from recsys.content.encoder import HashEncoder
 from recsys.semantic_ids import lifecycle
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from serving.bundle.load import load_bundle
-from serving.bundle.manifest import ContentSource, EnrichmentSource, publish
+from serving.bundle.manifest import ContentSource, publish
 from serving.bundle.write import write_bundle
-from tests.recsys.content.openai_server import Reply, Request, chat_reply, openai_server
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 
 ORIGIN = {"encoder": "made up", "dim": 256, "settings": {}}
@@ -42,17 +37,12 @@ def bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return release(tmp_path, "v1")
 
 
-def release(folder: Path, version: str, enrichment: EnrichmentSource | None = None) -> Path:
+def release(folder: Path, version: str) -> Path:
     scratch = folder / f"scratch-{version}"
     scratch.mkdir()
     parts = synthetic_parts(scratch, SyntheticSize(content_dim=HashEncoder().dim))
     assert parts.two_tower is not None
-    source = ContentSource(
-        encoder="hash",
-        text_columns=["title"],
-        name=HashEncoder().name,
-        enrichment=enrichment,
-    )
+    source = ContentSource(encoder="hash", text_columns=["title"], name=HashEncoder().name)
     write_bundle(folder / "bundles", replace(parts, content_source=source), version=version)
     publish(folder / "bundles", version)
     return folder / "bundles"
@@ -244,86 +234,6 @@ def test_bundle_published_meanwhile_is_not_replaced(
         append(write_items(tmp_path, "a,red shoe"), bundles / "current", publish_it=True)
     assert not (bundles / "bundle-v1+1").exists()
     assert (bundles / "current").readlink().name == "bundle-v2"
-
-
-def described_by(base_url: str, **changes: str | list[str]) -> EnrichmentSource:
-    """An endpoint that described the bundle's items."""
-    endpoint = {"base_url": base_url, "model": "tiny", "max_retries": 0}
-    settings = {"model": "endpoint", "token_budget": 1_000_000, "endpoint": endpoint}
-    name = f"tiny@{base_url.removeprefix('http://')}"
-    known = {"model": name, "prompt_version": PROMPT_VERSION, **changes}
-    return EnrichmentSource.model_validate({"settings": settings, **known})
-
-
-def answer(request: Request) -> Reply:
-    text = json.loads(request["messages"][1]["content"].split("\n")[1])
-    if "unspeakable" in text:
-        return chat_reply("no JSON")
-    words = {"topics": ["footwear"], "audience": "all", "style": "plain", "summary": f"A {text}"}
-    return chat_reply(json.dumps({**words, "queries": ["shoe", "red shoe", "buy shoe"]}))
-
-
-def test_items_are_described_like_the_bundles_before_they_are_encoded(
-    bundles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with openai_server(chat=answer) as server:
-        release(tmp_path, "v2", described_by(server.base_url))
-        path = write_items(tmp_path, "a,red shoe", "b,unspeakable")
-        directory, *_ = append(path, bundles / "current", publish_it=True)
-    told = "red shoe. footwear. A red shoe. shoe, red shoe, buy shoe"
-    expected = HashEncoder().encode([told, "unspeakable"])
-    content = load_bundle(directory).items.content
-    np.testing.assert_allclose(content[41:], expected, atol=1e-3)
-    assert "1 of 2 items are not described" in " ".join(capsys.readouterr().err.split())
-    # A delta says it too, so that the next one is made alike.
-    assert load_bundle(directory).manifest.content.enrichment is not None  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("kept", "text"), [(["audience", "style"], "red shoe. all. plain"), ([], "red shoe")]
-)
-def test_new_items_gain_the_attributes_that_the_bundles_kept(
-    bundles: Path, tmp_path: Path, kept: list[str], text: str
-) -> None:
-    with openai_server(chat=answer) as server:
-        release(tmp_path, "v2", described_by(server.base_url, kept=kept))
-        directory, *_ = append(
-            write_items(tmp_path, "a,red shoe"), bundles / "current", publish_it=True
-        )
-    found = load_bundle(directory).items.content[41:]
-    np.testing.assert_allclose(found, HashEncoder().encode([text]), atol=1e-3)
-
-
-def test_new_items_are_described_by_the_shops_own_attributes(bundles: Path, tmp_path: Path) -> None:
-    own = {"name": "heel", "type": "yes_no", "description": "Whether it has a heel"}
-    with openai_server(chat=lambda request: chat_reply('{"heel": true}')) as server:
-        version = build_extraction((AttributeConfig(**own),)).version  # type: ignore[arg-type]
-        made = described_by(server.base_url, prompt_version=version)
-        made.settings["attributes"] = [own]
-        release(tmp_path, "v2", made)
-        directory, *_ = append(
-            write_items(tmp_path, "a,red shoe"), bundles / "current", publish_it=True
-        )
-    found = load_bundle(directory).items.content[41:]
-    np.testing.assert_allclose(found, HashEncoder().encode(["red shoe. heel"]), atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model": "other@host"}, "described by other@host .* endpoint is now tiny@"),
-        ({"prompt_version": "0-old"}, "with prompt 0-old"),
-        ({}, "it is not available"),
-    ],
-)
-def test_a_describer_that_is_not_there_is_named_and_nothing_is_written(
-    bundles: Path, tmp_path: Path, changes: dict[str, str], message: str
-) -> None:
-    release(tmp_path, "v2", described_by("http://127.0.0.1:9/v1", **changes))
-    with pytest.raises(ValueError, match=message):
-        append(write_items(tmp_path, "a,red shoe"), bundles / "current", publish_it=True)
-    assert (bundles / "current").readlink().name == "bundle-v2"
-    assert not (bundles / "bundle-v2+1").exists()
 
 
 def test_content_may_have_columns_behind_those_that_the_quantiser_reads(bundles: Path) -> None:

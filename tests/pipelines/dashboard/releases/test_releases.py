@@ -105,7 +105,7 @@ def test_a_decision_that_was_altered_is_named_and_not_believed(shop: Path):
     assert [row[1].text for row in table.rows] == ["v4", "v3", "v2", "v1"]
     assert [rows[name][4] for name in ("v1", "v2", "v4")] == ["NOT VALID", "valid", "valid"]
     assert (rows["v4"][2], rows["v4"][5], rows["v4"][6]) == ("refused", 2, 1)
-    assert rows["v4"][8] == "failed: size"
+    assert rows["v4"][8] == "failed: catalogue coverage"
     assert rows["v4"][7] == "v2"
     section = block_of(page_of(shop, version="v1"), Section, "decision")
     assert [one.kind for one in section.blocks] == ["words"]
