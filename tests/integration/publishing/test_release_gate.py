@@ -10,7 +10,7 @@ from click.testing import Result
 
 from pipelines.config.release import ReleaseConfig
 from pipelines.inputs.tensors import read_inputs, released_order
-from pipelines.publishing.same_queries import RunEvents, answers_file, build_answers, same_queries
+from pipelines.publishing.same_queries import RunEvents, build_answers, same_queries
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
 from tests.recsys.testing.synthetic import World
@@ -36,23 +36,6 @@ def add_newer_events(path: Path, world: World) -> None:
         event_time=pl.lit("2025-01-01T00:00:00Z"), event_type=pl.lit(events["event_type"][0])
     )
     pl.concat([events, newest.select(events.columns)]).write_csv(path)
-
-
-def test_on_the_same_log_both_evaluations_are_compared(
-    released: tuple[Path, Path], world: World, recsys: Recsys
-) -> None:
-    config, workspace = released
-    champion = (workspace / "bundles/current").readlink().name.removeprefix("bundle-")
-    assert answers_file(workspace / "bundles", champion).exists()
-    result = recsys("run", "-c", config, "-w", workspace, *FEW, *QUICK, "--set", "seed=3")
-    assert result.exit_code == 0, result.output
-    verdict = verdict_on_same_queries(workspace)
-    assert f"{len(world.users)} users, both by models of their training parts" in str(
-        verdict["reason"]
-    )
-    assert f"champion {champion} on the same {len(world.users)} queries" in " ".join(
-        result.output.split()
-    )
 
 
 def test_newer_events_are_what_the_champions_bundle_is_queried_for(

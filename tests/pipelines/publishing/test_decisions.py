@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.signing import TamperedError, key_name, signing_key
-from pipelines.publishing.promotion import champions, keep_refused, promote, rollback
+from pipelines.publishing.promotion import champions, promote, rollback
 from pipelines.tracking.decisions import (
     Decision,
     append_decision,
@@ -180,23 +180,3 @@ def test_with_a_key_only_what_has_a_signed_decision_is_promoted(bundles: Path, k
         ("rolled back", False),
     ]
     assert "altered after the decision" in found[-2].decision.words[1]
-
-
-def test_a_refused_bundle_is_served_only_by_force_which_is_written_down(bundles: Path) -> None:
-    promote(bundles, "v1")
-    verdict = {"name": "index recall", "value": 0.1, "bound": 0.99, "passed": False, "reason": ""}
-    decided(bundles, "v2", None, outcome="refused", verdicts=[verdict])
-    keep_refused(bundles, bundles / "bundle-v2")
-    assert not (bundles / "bundle-v2").exists()
-    with pytest.raises(RefusedError, match="it was refused: index recall"):
-        promote(bundles, "v2")
-    assert champions(bundles) == ["v1"]
-    promote(bundles, "v2", force=True)
-    assert champions(bundles) == ["v1", "v2"]
-    last = read_decisions(bundles, None)[0][-1].decision
-    assert (last.outcome, last.forced, last.champion) == ("promoted", True, "v1")
-    assert "it was refused: index recall" in last.words[1]
-    # It may be gone back to: what was forced is the latest decision on it.
-    promote(bundles, "v1")
-    rollback(bundles)
-    assert champions(bundles) == ["v1", "v2"]

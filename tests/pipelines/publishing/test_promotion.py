@@ -4,7 +4,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.config.operation import TrackingConfig
 from pipelines.publishing.promotion import (
     champions,
     note_champion,
@@ -13,15 +12,10 @@ from pipelines.publishing.promotion import (
     rollback,
 )
 from pipelines.tracking.decisions import history, read_challenger
-from pipelines.tracking.entries import enter_change
-from pipelines.tracking.outbox import Outbox, read_lines
-from pipelines.tracking.tracking import open_outbox
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.manifest import publish, read_manifest
 from tests.serving.synthetic_bundle import write_synthetic_bundle
 from tests.serving.writable import writable
-
-CONFIG = TrackingConfig(model="shop")
 
 
 @pytest.fixture
@@ -34,25 +28,8 @@ def bundles(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def outbox(tmp_path: Path) -> Outbox:
-    return open_outbox(tmp_path)
-
-
 def served(bundles: Path) -> str:
     return read_manifest((bundles / "current").resolve())[0].version
-
-
-def test_promote_serves_the_bundle_and_tells_the_registry(bundles: Path, outbox: Outbox):
-    change = promote(bundles, "v1")
-    enter_change(outbox, CONFIG, bundles, change)
-    assert served(bundles) == "v1"
-    assert (change.version, change.previous) == ("v1", None)
-    (path,) = outbox.waiting()
-    told = read_lines(path)
-    assert [event["event"] for event in told] == ["register", "alias", "end"]
-    assert told[0]["digest"] == read_manifest(bundles / "bundle-v1")[1]
-    assert (told[1]["model"], told[1]["alias"], told[1]["version"]) == ("shop", "champion", "v1")
 
 
 def test_rollbacks_walk_back_and_a_promotion_after_one_starts_from_there(bundles: Path):
@@ -79,19 +56,16 @@ def test_there_is_nothing_before_the_first_champion(bundles: Path):
     assert served(bundles) == "v1"
 
 
-def test_the_challenger_is_promoted_by_default_and_is_one_no_more(bundles: Path, outbox: Outbox):
+def test_the_challenger_is_promoted_by_default_and_is_one_no_more(bundles: Path):
     with pytest.raises(ValueError, match=r"no challenger .* v1, v2, v3"):
         promote(bundles, None)
     note_release(bundles, "v1", promoted=True)
     note_release(bundles, "v2", promoted=False)
     assert (served(bundles), read_challenger(bundles)) == ("v1", "v2")
 
-    enter_change(outbox, CONFIG, bundles, promote(bundles, None))
+    promote(bundles, None)
 
     assert (served(bundles), read_challenger(bundles)) == ("v2", None)
-    (path,) = outbox.waiting()
-    told = [event for event in read_lines(path) if event["event"] == "alias"]
-    assert [(event["alias"], event["version"]) for event in told] == [("champion", "v2")]
     with pytest.raises(ValueError, match=r"no challenger .* v1, v2, v3"):
         promote(bundles, None)
     assert rollback(bundles).version == "v1"
@@ -130,16 +104,13 @@ def with_delta(bundles: Path) -> Path:
     return bundles
 
 
-def test_rollback_takes_back_the_appended_items_alone(with_delta: Path, outbox: Outbox):
+def test_rollback_takes_back_the_appended_items_alone(with_delta: Path):
     note_champion(with_delta, "v2+1", "append")
     assert champions(with_delta) == ["v1", "v2", "v2+1"]
     assert rollback(with_delta).version == "v2"
     assert rollback(with_delta).version == "v1"
-    enter_change(outbox, CONFIG, with_delta, promote(with_delta, "v2+1"))
+    promote(with_delta, "v2+1")
     assert served(with_delta) == "v2+1"
-    (path,) = outbox.waiting()
-    logged = [(event["event"], event.get("version")) for event in read_lines(path)]
-    assert logged == [("register", "v2+1"), ("alias", "v2+1"), ("end", None)]
 
 
 def test_what_moved_current_without_a_line_in_the_history_is_found(with_delta: Path):
