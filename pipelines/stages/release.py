@@ -33,7 +33,7 @@ from pipelines.publishing.comparison import (
     served_row,
 )
 from pipelines.publishing.explain import explain_decision, record_power, refuse
-from pipelines.publishing.gate.gate import bundle_verdicts
+from pipelines.publishing.gate.checks import bundle_verdicts
 from pipelines.publishing.gate.subject import Subject
 from pipelines.publishing.parts import make_parts
 from pipelines.publishing.promotion import note_release, served_base, served_version

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from pipelines.config.release import GateConfig
-from pipelines.publishing.gate.data import (
+from pipelines.publishing.gate.checks import (
     CLOCK_SKEW,
     input_arrived,
     not_in_the_future,

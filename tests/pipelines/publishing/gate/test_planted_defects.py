@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines.config.release import GateConfig
-from pipelines.publishing.gate.gate import bundle_verdicts
+from pipelines.publishing.gate.checks import bundle_verdicts
 from pipelines.publishing.gate.subject import Subject
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import ContentSource, Verdict
