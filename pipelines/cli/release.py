@@ -167,7 +167,6 @@ def append_items(
     items: Annotated[
         Path, typer.Argument(help="CSV, Parquet or JSONL with the catalogue's columns.")
     ],
-    publish: Annotated[bool, typer.Option(help="Publish the delta at once.")] = True,
 ) -> None:
     """Append new catalogue items to a released bundle, without training.
 
@@ -178,10 +177,9 @@ def append_items(
     """
     from pipelines.publishing.append_items import append
 
-    made, number, change = append(items, find_bundle(run), publish_it=publish)
+    made, number, change = append(items, find_bundle(run))
     print_lines(f"{number:,} new items in {made}")
-    if change is not None:
-        enter_registry(made.parent, change)
+    enter_registry(made.parent, change)
 
 
 @app.command()

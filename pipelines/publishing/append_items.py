@@ -62,13 +62,11 @@ def new_item(row: Mapping[str, Any], bundle: Bundle) -> NewItem:
     )
 
 
-def append(
-    source: Path, bundle_path: Path, *, publish_it: bool
-) -> tuple[Path, int, AliasChange | None]:
+def append(source: Path, bundle_path: Path) -> tuple[Path, int, AliasChange]:
     """Write and publish a delta with the items of a file.
 
     Returns:
-        The delta's directory, its number of items, and the moved alias if it is published.
+        The delta's directory, its number of items, and the moved alias.
 
     Raises:
         WorkspaceBusyError: Another publisher is at work.
@@ -91,7 +89,7 @@ def append(
     new = [new_item(row, bundle) for row in rows]
     vectors = item_vectors(bundle, new, content)
     with publishing(bundles):
-        if publish_it and (now := served_version(bundles)) != served:
+        if (now := served_version(bundles)) != served:
             raise ValueError(
                 f"while the new items were encoded, {bundles / CURRENT} moved from bundle-{served} "
                 f"to bundle-{now}; nothing was written. Run the command again"
@@ -102,8 +100,6 @@ def append(
         delta = write_delta(
             bundles, bundle.version, new, content=content, item_vectors=vectors, semantic_ids=ids
         )
-        if not publish_it:
-            return delta, len(new), None
         words = [f"{len(new)} items were appended."]
         change = note_champion(bundles, read_manifest(delta)[0].version, "append", words=words)
     return delta, len(new), change

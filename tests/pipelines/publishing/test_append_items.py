@@ -57,7 +57,7 @@ def test_new_items_are_read_by_the_names_of_the_catalogue(
 ) -> None:
     current = release(tmp_path, "v1", TABLE)
     (tmp_path / name).write_text(text)
-    append(tmp_path / name, current, publish_it=True)
+    append(tmp_path / name, current)
     catalogue = load_bundle(current.resolve()).catalogue
     row = catalogue.row_of("n1")
     assert row is not None
@@ -68,7 +68,7 @@ def test_a_file_without_the_column_of_ids_is_refused_by_the_catalogues_name(tmp_
     current = release(tmp_path, "v1", TABLE)
     (tmp_path / "new.csv").write_text("squ;label\nn1;Red shoe\n")
     with pytest.raises(ValueError, match=r"has no column 'sku' \(nearest: 'squ'\)"):
-        append(tmp_path / "new.csv", current, publish_it=True)
+        append(tmp_path / "new.csv", current)
 
 
 def test_items_that_a_language_model_described_need_a_run(tmp_path: Path) -> None:
@@ -76,4 +76,4 @@ def test_items_that_a_language_model_described_need_a_run(tmp_path: Path) -> Non
     current = release(tmp_path, "v1", enrichment=enrichment)
     (tmp_path / "new.csv").write_text("item_id,title\nroses,Roses\n")
     with pytest.raises(ValueError, match=r"described by describer .* run the pipeline again"):
-        append(tmp_path / "new.csv", current, publish_it=True)
+        append(tmp_path / "new.csv", current)

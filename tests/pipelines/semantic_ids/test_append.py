@@ -73,9 +73,7 @@ def test_appended_items_have_the_ids_of_the_library_and_the_store_keeps_them(
 ) -> None:
     before = load_bundle(bundles / "current").semantic_ids
     directory, *_ = append(
-        write_items(tmp_path, "a,red shoe", "b,", "c,blue shoe"),
-        bundles / "current",
-        publish_it=True,
+        write_items(tmp_path, "a,red shoe", "b,", "c,blue shoe"), bundles / "current"
     )
     own = load_bundle(directory).semantic_ids
     assert before is not None
@@ -97,7 +95,7 @@ def test_appended_items_have_the_ids_of_the_library_and_the_store_keeps_them(
     assert kept.previous().origin == ORIGIN  # type: ignore[union-attr]
 
     # The next delta follows this one.
-    again, *_ = append(write_items(tmp_path, "d,green hat"), bundles / "current", publish_it=True)
+    again, *_ = append(write_items(tmp_path, "d,green hat"), bundles / "current")
     twice = load_bundle(again).semantic_ids
     assert twice is not None
     assert twice.ids.parent == own.version
@@ -105,9 +103,7 @@ def test_appended_items_have_the_ids_of_the_library_and_the_store_keeps_them(
 
 
 def test_without_a_store_items_get_ids_all_the_same(bundles: Path, tmp_path: Path) -> None:
-    directory, *_ = append(
-        write_items(tmp_path, "a,red shoe"), bundles / "current", publish_it=True
-    )
+    directory, *_ = append(write_items(tmp_path, "a,red shoe"), bundles / "current")
     own = load_bundle(directory).semantic_ids
     assert own is not None
     assert own.text(41)
@@ -231,7 +227,7 @@ def test_bundle_published_meanwhile_is_not_replaced(
 
     monkeypatch.setattr(append_items, "encode_items", slow)
     with pytest.raises(ValueError, match="moved from bundle-v1 to bundle-v2; nothing was written"):
-        append(write_items(tmp_path, "a,red shoe"), bundles / "current", publish_it=True)
+        append(write_items(tmp_path, "a,red shoe"), bundles / "current")
     assert not (bundles / "bundle-v1+1").exists()
     assert (bundles / "current").readlink().name == "bundle-v2"
 
