@@ -247,8 +247,8 @@ class Sender:
 def is_final(error: Exception) -> bool:
     """True if a store will never accept what it refused."""
     code = getattr(error, "error_code", None)
-    is_wrong = isinstance(error, (KeyError, ValueError))
-    return code in NEVER or (is_wrong and not isinstance(error, copies.UnreachableError))
+    may_pass = isinstance(error, (OSError, copies.UnreachableError))
+    return code in NEVER or (isinstance(error, (KeyError, ValueError)) and not may_pass)
 
 
 def open_store(uri: str, config: TrackingConfig) -> Store:
