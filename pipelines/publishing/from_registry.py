@@ -90,8 +90,8 @@ def pull(bundles: Path, *, config: TrackingConfig, outbox: Outbox) -> Pulled:
             words = f"{served} was made champion here while {named.version} was fetched"
             return Pulled(served, False, words)
         check_approved(bundles, named.version, action="registry")
-        words = ["The registry's alias names it.", f"Fetched from {named.bundles}."]
-        note_champion(bundles, named.version, "registry", words=words)
+        reasons = ["The registry's alias names it.", f"Fetched from {named.bundles}."]
+        note_champion(bundles, named.version, "registry", words=reasons)
     outbox.note_alias(uri, config.model, CHAMPION, named.number)
     copied = f"{fetched.num_files} files fetched and verified ({size(fetched.num_bytes)})"
     copied = copied if fetched.num_files else "all files were here"
