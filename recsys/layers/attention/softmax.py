@@ -168,12 +168,16 @@ class AttentionBlock(nn.Module):
 
     def forward(self, events: Tensor, layout: SequenceLayout) -> Tensor:
         """Attend to each event itself and those before it, [M, D] -> [M, D]."""
-        projected = layout.padded(self.query_key_value(self.attention_norm(events)))
+        events = events + self.dropout(self._read(self.attention_norm(events), layout))
+        out: Tensor = events + self.dropout(self.hidden(events))
+        return out
+
+    def _read(self, normed: Tensor, layout: SequenceLayout) -> Tensor:
+        """Attend, normed events [M, D] -> [M, D]."""
+        projected = layout.padded(self.query_key_value(normed))
         query, key, value = (by_head(part, self.num_heads) for part in projected.chunk(3, dim=2))
         read = causal_attention(query, key, value, self.bias(layout))  # [B, H, T, D / H]
-        read = self.output(layout.flat(read.transpose(1, 2).flatten(2)))  # [M, D]
-        events = events + self.dropout(read)
-        out: Tensor = events + self.dropout(self.hidden(events))
+        out: Tensor = self.output(layout.flat(read.transpose(1, 2).flatten(2)))
         return out
 
     def last(self, events: Tensor, layout: SequenceLayout) -> Tensor:
@@ -181,8 +185,15 @@ class AttentionBlock(nn.Module):
 
         No sequence may be empty, and no layer be corrected by an adapter.
         """
-        ends, dim = layout.offsets[1:] - 1, events.shape[1]
-        normed, projection = self.attention_norm(events), self.query_key_value
+        ends = layout.offsets[1:] - 1
+        state = events[ends] + self.dropout(self._read_last(self.attention_norm(events), layout))
+        out: Tensor = state + self.dropout(self.hidden(state))
+        return out
+
+    def _read_last(self, normed: Tensor, layout: SequenceLayout) -> Tensor:
+        """Attend for each sequence's last event alone, normed events [M, D] -> [B, D]."""
+        ends, dim = layout.offsets[1:] - 1, normed.shape[1]
+        projection = self.query_key_value
         query = functional.linear(normed[ends], projection.weight[:dim], projection.bias[:dim])
         read = functional.linear(normed, projection.weight[dim:], projection.bias[dim:])
         query, key, value = (
@@ -190,13 +201,38 @@ class AttentionBlock(nn.Module):
             for part in (query[:, None], *layout.padded(read).chunk(2, dim=2))
         )
         scores = query @ key.transpose(2, 3) * query.shape[3] ** -0.5 + self.bias.of_last(layout)
-        place = torch.arange(layout.length, device=events.device)
+        place = torch.arange(layout.length, device=normed.device)
         behind = place >= layout.offsets.diff()[:, None]  # [B, T]
         scores = scores.float().masked_fill(behind[:, None, None], -torch.inf)
         heads = torch.softmax(scores, dim=3).to(value.dtype) @ value  # [B, H, 1, D / H]
-        state = events[ends] + self.dropout(self.output(heads.flatten(1)))
-        out: Tensor = state + self.dropout(self.hidden(state))
+        out: Tensor = self.output(heads.flatten(1))
         return out
+
+
+class ConvolutionBlock(AttentionBlock):
+    """An attention block that reads the mean of attention and of a causal convolution.
+
+    A channel's weights of earlier events depend on the distance alone, as a filter of frequencies
+    would (BSARec: Shin et al. 2024, arXiv:2312.10325), but never reach beyond the present event.
+    """
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__(config)
+        near = 0.5 / torch.arange(1, config.max_length + 1)
+        self.taps = nn.Parameter(near.repeat(config.dim, 1))  # [D, distances]
+
+    def _read(self, normed: Tensor, layout: SequenceLayout) -> Tensor:
+        weights = by_pair(self.taps[:, : layout.length])  # [D, T, T]
+        read = torch.einsum("dij,bjd->bid", weights, layout.padded(normed))
+        return 0.5 * (super()._read(normed, layout) + layout.flat(read))
+
+    def _read_last(self, normed: Tensor, layout: SequenceLayout) -> Tensor:
+        place = torch.arange(len(normed), device=normed.device)
+        distance = layout.offsets[1:][layout.segments] - 1 - place  # [M]
+        weighted = self.taps.T[distance] * normed
+        read = normed.new_zeros(len(layout.offsets) - 1, normed.shape[1])
+        read = read.index_add(0, layout.segments, weighted)
+        return 0.5 * (super()._read_last(normed, layout) + read)
 
 
 def by_head(padded: Tensor, num_heads: int) -> Tensor:

@@ -10,7 +10,7 @@ from recsys.layers.attention.softmax import BlockConfig
 from recsys.layers.embedding.tables import Backend
 from recsys.models.configs import check_positive
 
-Block = Literal["attention", "hstu", "sparse"]
+Block = Literal["attention", "convolution", "hstu", "sparse"]
 LAST_DAY = 47_482
 """Days from 1970 to 2100."""
 
@@ -34,7 +34,8 @@ class SequenceConfig:
     max_length: int = 50
     """Events of a history that are read, and positions trained of a sequence."""
     block: Block = "attention"
-    """Kind of the blocks: SASRec's ``attention``, ``hstu``, or ``sparse`` for
+    """Kind of the blocks: SASRec's ``attention``, ``convolution`` (attention and a causal
+    convolution together), ``hstu``, or ``sparse`` for
     histories of thousands of events (docs/decisions/long-histories.md): the latest 200 events, the
     means of earlier blocks of 32, and the eight fitting ones whole, with biases by distance among
     the latest and none by time."""

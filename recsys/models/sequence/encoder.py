@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged
 from recsys.layers.attention.hstu import HstuBlock
-from recsys.layers.attention.softmax import AttentionBlock, SequenceLayout
+from recsys.layers.attention.softmax import AttentionBlock, ConvolutionBlock, SequenceLayout
 from recsys.layers.attention.sparse import SparseBlock
 from recsys.layers.embedding.tables import looked_up
 from recsys.models.item_tower import NORM_FLOOR
@@ -63,6 +63,7 @@ class Calendar(nn.Module):
 
 KINDS: dict[Block, type[AttentionBlock | HstuBlock | SparseBlock]] = {
     "attention": AttentionBlock,
+    "convolution": ConvolutionBlock,
     "hstu": HstuBlock,
     "sparse": SparseBlock,
 }

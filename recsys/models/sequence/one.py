@@ -183,7 +183,7 @@ class _Member:
         block, is_alone = encoder.blocks[0], len(encoder.blocks) == 1
         self._block: LatestEvent | None = None
         self.sparse: LatestSparse | None = None
-        if isinstance(block, AttentionBlock) and is_alone:
+        if type(block) is AttentionBlock and is_alone:
             self._block = LatestEvent.of(block)
             self._bias = _LatestBias(block.bias)
         # What is added to an item's input by its place or time is not folded into it.
