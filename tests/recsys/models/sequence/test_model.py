@@ -36,6 +36,7 @@ INPUTS = FeatureSizes(num_item_rows=NUM_ITEM_ROWS, content_dim=4, num_categories
 CLOSE = rounding(2 * (16 + 32 + 8) + 16)
 VARIANTS = {
     "attention": SMALL,
+    "convolution": replace(SMALL, block="convolution", num_blocks=2, num_heads=2),
     "hstu": replace(SMALL, block="hstu", num_heads=2, time_buckets=16),
     "sparse": replace(SMALL, block="sparse", num_heads=2),
     "attention with times": replace(SMALL, num_blocks=2, num_heads=2, time_buckets=16),
@@ -153,7 +154,7 @@ def test_members_are_models_of_their_own_whose_cosines_are_averaged(tastes: Sequ
     assert both.query_vectors(empty).norm().item() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("name", ["attention", "hstu", "sparse", "sampled"])
+@pytest.mark.parametrize("name", ["attention", "convolution", "hstu", "sparse", "sampled"])
 def test_the_last_item_decides_where_order_is_everything(name: str) -> None:
     """All items lie on one hidden cycle: the successor of the last item is the one right answer."""
     world = synthetic.markov_world(num_users=120, num_items=20, events_per_user=10)
