@@ -5,6 +5,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def pytest_terminal_summary(
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_children() -> Iterator[None]:
+def forked_children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fork MLflow's children from a process that has imported it; importing takes seconds each."""
     try:
         from pipelines.tracking import tracking
@@ -80,8 +81,9 @@ def forked_children() -> Iterator[None]:
         # Tests of a GPU need torch, numpy and safetensors alone.
         yield
         return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracking, "subprocess", ForkingSubprocess())
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        forking = ForkingSubprocess(tmp_path_factory.mktemp("mlflow"), stack)
+        patch.setattr(tracking, "subprocess", forking)
         yield
 
 

@@ -8,12 +8,10 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
-from serving.routes import PATHS
 from serving.security import is_loopback
 from serving.security.access import Access
 from serving.settings import PREFIX, Settings
@@ -87,43 +85,6 @@ def test_nobody_is_served_beyond_the_machine_without_a_key() -> None:
     assert keys == {"secretName": "recsys-keys"}
 
 
-@pytest.mark.parametrize(
-    ("name", "python", "lock"),
-    [("Dockerfile", "3.11", "cpu"), ("Dockerfile.gpu", "3.12", "gpu")],
-)
-def test_an_image_copies_what_there_is_and_runs_without_rights(
-    name: str, python: str, lock: str
-) -> None:
-    text = (DEPLOY / name).read_text(encoding="utf-8")
-    ignored = (DEPLOY / f"{name}.dockerignore").read_text().splitlines()
-    sources = " ".join(re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE)).split()
-    for source in sources:
-        assert (ROOT / source).exists()
-        assert f"!{source}" in ignored
-    assert f"requirements/{lock}.txt" in sources
-    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {f"python:{python}-slim"}
-    assert "ADD " not in text
-    assert text.index("\nUSER 10001") < text.index("\nENTRYPOINT")
-    assert f"-f deploy/{name} " in text
-    assert not re.findall(r"\\[ \t]+$|\\\n\n", text, re.MULTILINE), "a continued line ends"
-
-
-def test_the_image_is_probed_on_the_port_it_opens() -> None:
-    (probe,) = re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)", DOCKERFILE)
-    assert probe == (IMAGE_ENVIRONMENT["RECSYS_PORT"], "/readyz")
-    assert f"EXPOSE {IMAGE_ENVIRONMENT['RECSYS_PORT']}\n" in DOCKERFILE
-
-
-def test_the_image_for_gpus_names_the_folders_of_its_lock_and_python() -> None:
-    text = (DEPLOY / "Dockerfile.gpu").read_text(encoding="utf-8")
-    locked = (ROOT / "requirements" / "gpu.txt").read_text(encoding="utf-8")
-    folders = re.findall(r"\$NVIDIA/(\w+)/lib", text)
-    assert folders
-    for folder in folders:
-        assert f"nvidia-{folder.replace('_', '-')}-cu12==" in locked
-    assert "/lib/python3.12/site-packages/nvidia" in text
-
-
 def test_compose_mounts_bundles_read_only_and_waits_for_the_drain() -> None:
     bundles, keys = API["volumes"]
     assert keys.endswith(":ro")
@@ -140,80 +101,6 @@ def test_compose_mounts_bundles_read_only_and_waits_for_the_drain() -> None:
         for volume in service.get("volumes", []):
             if volume.startswith("./") and volume != keys:
                 assert (DEPLOY / volume.split(":")[0]).exists(), volume
-
-
-def assert_durable(command: list[str]) -> None:
-    """A Valkey keeps what it acknowledges."""
-    options = dict(zip(command[1::2], command[2::2], strict=True))
-    assert (options["--appendonly"], options["--appendfsync"]) == ("yes", "always")
-    assert options["--maxmemory-policy"] == "noeviction"
-    assert re.fullmatch(r"\d+[mg]b", options["--maxmemory"])
-
-
-def test_the_store_of_compose_is_durable_and_the_server_alone_reaches_it() -> None:
-    store = urlsplit(API["environment"]["RECSYS_STORE"])
-    assert (store.scheme, store.port) == ("redis", 6379)
-    valkey = COMPOSE["services"][store.hostname]
-    assert_durable(valkey["command"])
-    assert "ports" not in valkey
-    (network,) = valkey["networks"]
-    assert COMPOSE["networks"][network] == {"internal": True}
-    members = [
-        name for name, one in COMPOSE["services"].items() if network in one.get("networks", [])
-    ]
-    assert members == ["api", "valkey"]
-    assert valkey["volumes"][0].split(":")[0] in COMPOSE["volumes"]
-
-
-def test_the_store_of_kubernetes_is_durable_and_the_servers_alone_reach_it() -> None:
-    store = urlsplit(POD_ENVIRONMENT["RECSYS_STORE"])
-    service, stateful = manifest("store-service"), manifest("store")
-    (served,) = service["spec"]["ports"]
-    assert (store.hostname, store.port) == (service["metadata"]["name"], served["port"])
-    assert stateful["spec"]["serviceName"] == service["metadata"]["name"]
-    labels = stateful["spec"]["template"]["metadata"]["labels"]
-    assert labels == service["spec"]["selector"] == stateful["spec"]["selector"]["matchLabels"]
-    (valkey,) = stateful["spec"]["template"]["spec"]["containers"]
-    assert_durable(valkey["args"])
-    assert valkey["ports"] == [{"name": served["targetPort"], "containerPort": store.port}]
-    assert valkey["securityContext"] == CONTAINER["securityContext"]
-    assert valkey["image"] == COMPOSE["services"]["valkey"]["image"]
-    (claim,) = stateful["spec"]["volumeClaimTemplates"]
-    assert valkey["volumeMounts"] == [{"name": claim["metadata"]["name"], "mountPath": "/data"}]
-    policy = manifest("store-policy")["spec"]
-    assert policy["podSelector"]["matchLabels"] == labels
-    (rule,) = policy["ingress"]
-    assert rule["from"] == [{"podSelector": {"matchLabels": POD["metadata"]["labels"]}}]
-
-
-def test_probes_are_routes_on_the_port_of_the_server() -> None:
-    (port,) = CONTAINER["ports"]
-    assert str(port["containerPort"]) == POD_ENVIRONMENT["RECSYS_PORT"]
-    (served,) = manifest("service")["spec"]["ports"]
-    assert served["targetPort"] == port["name"]
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        get = CONTAINER[probe]["httpGet"]
-        assert get["path"] in PATHS
-        assert get["port"] == port["name"]
-    # A server that drains, or whose workers are busy, must not be killed for it.
-    assert CONTAINER["livenessProbe"]["httpGet"]["path"] == "/healthz"
-    notes = POD["metadata"]["annotations"]
-    assert notes["prometheus.io/path"] in PATHS
-    assert notes["prometheus.io/port"] == POD_ENVIRONMENT["RECSYS_PORT"]
-
-
-def test_selectors_select_the_pods() -> None:
-    labels = POD["metadata"]["labels"].items()
-    deployment = manifest("deployment")
-    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels
-    assert manifest("service")["spec"]["selector"].items() <= labels
-    assert manifest("disruption-budget")["spec"]["selector"]["matchLabels"].items() <= labels
-    scaled = manifest("autoscaler")["spec"]
-    target = scaled["scaleTargetRef"]
-    assert (target["kind"], target["name"]) == (deployment["kind"], deployment["metadata"]["name"])
-    # Otherwise a disruption budget of one pod lets no node be emptied.
-    assert scaled["minReplicas"] > manifest("disruption-budget")["spec"]["maxUnavailable"]
-    assert CONTAINER["resources"]["requests"]["cpu"]
 
 
 def test_pods_have_no_rights_and_time_to_drain() -> None:
@@ -234,11 +121,6 @@ def test_pods_have_no_rights_and_time_to_drain() -> None:
     assert POD["spec"]["terminationGracePeriodSeconds"] > needed
 
 
-def test_every_manifest_is_listed() -> None:
-    listed = manifest("kustomization")["resources"]
-    assert {"kustomization.yaml", *listed} == {path.name for path in KUBERNETES.glob("*.yaml")}
-
-
 def test_kustomize_builds_every_manifest() -> None:
     listed = manifest("kustomization")["resources"]
     kinds = [manifest(path.removesuffix(".yaml"))["kind"] for path in listed]
@@ -246,20 +128,6 @@ def test_kustomize_builds_every_manifest() -> None:
     assert done.returncode == 0, done.stderr
     built = [document["kind"] for document in yaml.safe_load_all(done.stdout)]
     assert sorted(built) == sorted(kinds)
-
-
-def test_the_unit_is_hardened_and_waits_for_the_drain() -> None:
-    service = service_of_the_unit()
-    assert service["ExecStart"].endswith("/recsys serve")
-    assert (service["ProtectSystem"], service["NoNewPrivileges"]) == ("strict", "yes")
-    assert service["Restart"] == "on-failure"
-    # SIGTERM goes to the front alone: it drains before it ends its workers.
-    assert service["KillMode"] == "mixed"
-    settings = Settings.from_environment(UNIT_ENVIRONMENT)
-    assert service.getint("TimeoutStopSec") > stop_seconds(settings)
-    assert service.getint("LimitNOFILE") > settings.max_connections
-    assert service["ReadOnlyPaths"] == str(settings.bundles)
-    assert settings.store_url == f"sqlite:/var/lib/{service['StateDirectory']}/online"
 
 
 def service_of_the_unit() -> configparser.SectionProxy:

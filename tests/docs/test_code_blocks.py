@@ -177,7 +177,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(bundles: Path) -> Iterator[str]:
     store = bundles.parent / "online"
-    with serving(bundles, RECSYS_STORE=f"sqlite:{store}", RECSYS_ALLOW_ADMIN="true") as (where, _):
+    with serving(bundles, store=f"sqlite:{store}", allow_admin="true") as (where, _):
         for _ in range(600):
             try:
                 urllib.request.urlopen(f"{where}/readyz", timeout=5).close()

@@ -88,36 +88,6 @@ def test_small_world_is_laid_out_as_promised(tmp_path: Path) -> None:
     assert not list(out.glob(".scratch-*"))
 
 
-def test_kept_events_lie_in_day_folders(tmp_path: Path) -> None:
-    out, _ = build(tmp_path, events_of(SMALL).with_columns(pl.lit(4.5).alias("value")))
-    days = sorted(path.name for path in (out / "events").iterdir())
-    assert days == ["day=2023-11-14", "day=2023-11-15"]
-    frame = pl.read_parquet(out / "events/day=2023-11-14/part-00000.parquet")
-    assert frame.height == 5
-    assert frame.schema["event_time"] == pl.Datetime("us", "UTC")
-    assert frame["user_row"].to_list() == [1, 1, 1, 2, 2]
-    assert frame["event_type"].unique().to_list() == ["event"]
-    assert frame["value"].unique().to_list() == [4.5]
-    assert frame["sequence_index"].null_count() == 5
-
-
-def test_day_files_hold_every_event_column(tmp_path: Path) -> None:
-    frame = events_of(SMALL[:4]).with_columns(
-        sequence_index=pl.Series([None, 7, None, -3], dtype=pl.Int64),
-        event_type=pl.Series(["buy", "view", "view", "buy"]),
-        value=pl.Series([None, 2.0, None, -1.0]),
-        domain=pl.Series(["food", None, "toys", None]),
-    )
-    out, _ = build(tmp_path, frame)
-    kept = pl.read_parquet(out / "events/*/*.parquet")
-    # ann's x, then y and z at one time by sequence index, then bo's x.
-    assert kept["item_row"].to_list() == [1, 3, 2, 1]
-    assert kept["sequence_index"].to_list() == [None, -3, 7, None]
-    assert kept["event_type"].to_list() == ["view", "buy", "view", "buy"]
-    assert kept["value"].to_list() == [None, -1.0, 2.0, None]
-    assert kept["domain"].to_list() == ["toys", None, None, "food"]
-
-
 def test_without_times_the_sequence_index_orders_and_time_features_switch_off(
     tmp_path: Path,
 ) -> None:
@@ -162,14 +132,6 @@ def test_rows_stay_when_an_earlier_vocabulary_grows(tmp_path: Path) -> None:
     assert items == ["x", "y", "z", "a"]
     assert histories(out) == {"ann": [], "bo": ["z"], "cy": [], "aaron": ["a"], "zed": ["x"]}
     assert report.users == 5
-
-
-def test_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    rows = [(f"u{rng.integers(20)}", f"i{rng.integers(9)}", START + n % 50) for n in range(500)]
-    one, _ = build(tmp_path, events_of(rows), name="one")
-    two, _ = build(tmp_path, events_of(rows), name="two")
-    assert files_of(one) == files_of(two)
 
 
 def test_small_ranges_and_batches_give_the_same_bytes(
@@ -359,16 +321,6 @@ def test_catalogue_and_users_lie_by_row(tmp_path: Path) -> None:
     assert set(np.bincount(bucket[1:])[1:].tolist()) == {4}
 
 
-def test_cold_items_get_rows_when_asked(tmp_path: Path) -> None:
-    pl.DataFrame({"item_id": ["a", "z"], "title": ["A", "Z"]}).write_parquet(
-        tmp_path / "items.parquet"
-    )
-    source = SourceConfig(paths=(tmp_path / "items.parquet",))
-    out, _ = build(tmp_path, events_of(SMALL), items=source, catalogue_only_items=True)
-    ids = pl.read_parquet(out / "vocabularies/items.parquet")["id"].to_list()
-    assert ids == ["x", "y", "z", "a"]
-
-
 @pytest.mark.parametrize(("min_item_events", "cold"), [(0, ["a", "d"]), (2, [])])
 def test_cold_items_of_which_something_is_known_get_rows_by_default(
     tmp_path: Path, min_item_events: int, cold: list[str]
@@ -391,38 +343,6 @@ def test_cold_items_of_which_something_is_known_get_rows_by_default(
     assert ids == ["x", "y", "z", *cold]
 
 
-def test_what_was_shown_where_is_kept_with_the_events(tmp_path: Path) -> None:
-    events = events_of([("u", "a", START), ("u", "b", START + 1), ("v", "a", START + 2)])
-    shown = events.with_columns(
-        pl.Series("session_id", ["s", None, "t"]),
-        pl.Series("request_id", [7, 7, None]),
-        pl.Series("slot", ["0", "2", None]),
-        pl.Series("propensity", [0.25, 1.0, None]),
-    )
-    out, _ = build(tmp_path, shown)
-    kept = pl.read_parquet(out / "events/**/*.parquet").sort("event_time")
-    columns = ["session_id", "request_id", "slot", "propensity"]
-    assert kept.select(columns).rows() == [
-        ("s", "7", 0, 0.25), (None, "7", 2, 1.0), ("t", None, None, None)
-    ]  # fmt: skip
-    plain, _ = build(tmp_path, events, name="plain")
-    assert not {*columns} & {*pl.read_parquet(plain / "events/**/*.parquet").columns}
-
-
-def test_impossible_slots_and_propensities_are_quarantined(tmp_path: Path) -> None:
-    events = events_of([(f"u{n}", f"i{n}", START + n) for n in range(8)]).with_columns(
-        pl.Series("slot", ["0", "-1", "1.5", "top", "0", "0", "0", "0"]),
-        pl.Series("propensity", [1.0, 0.5, 0.5, 0.5, 0.0, 1.01, float("nan"), 1e-9]),
-    )
-    out, report = build(tmp_path, events, filters=FilterConfig(max_bad_share=1.0))
-    assert report.events == 2
-    found = pl.read_parquet(out / "quarantine/*.parquet").select("row", "reason").rows()
-    assert found == [
-        *((row, "slot is not a whole number >= 0") for row in (1, 2, 3)),
-        *((row, "propensity is not in (0, 1]") for row in (4, 5, 6)),
-    ]
-
-
 def test_times_and_numbers_of_other_countries_are_read_as_said(tmp_path: Path) -> None:
     path = tmp_path / "events.csv"
     path.write_text(
@@ -439,21 +359,6 @@ def test_times_and_numbers_of_other_countries_are_read_as_said(tmp_path: Path) -
     kept = pl.read_parquet(tmp_path / "out/events/**/*.parquet").sort("event_time")
     assert kept["event_time"][0] == datetime(2023, 12, 31, 22, 30, tzinfo=UTC)
     assert kept["value"].to_list() == [1234.5, 2.0]
-
-
-def test_a_column_mapped_to_nothing_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "events.parquet"
-    shown = events_of([("u", "a", START), ("v", "b", START + 1)])
-    shown.with_columns(slot=pl.lit("morning")).write_parquet(path)
-    source = SourceConfig(paths=(path,), columns={"slot": ""})
-    report = build_features(FeaturesConfig(events=source, now=NOW), tmp_path / "out")
-    assert report.quarantined == {}
-    assert report.events == 2
-    with pytest.raises(ValueError, match="no column ''"):
-        build_features(
-            FeaturesConfig(events=SourceConfig(paths=(path,), columns={"user_id": ""}), now=NOW),
-            tmp_path / "again",
-        )
 
 
 def crossing(num_users: int, num_days: int) -> list[tuple[str, str, int]]:
@@ -487,7 +392,25 @@ def test_auto_splits_by_time_where_enough_users_cross_the_cuts(
         assert np.array_equal(one, other)
 
 
-def test_auto_splits_an_order_without_times_by_last_events(tmp_path: Path) -> None:
-    events = events_of(crossing(60, 20)).rename({"event_time": "sequence_index"})
-    _, report = build(tmp_path, events, splits=SplitConfig(kind="auto"))
-    assert (report.split_kind, report.split_reason) == ("leave_one_out", "events have no times")
+def test_cold_items_get_rows_when_asked(tmp_path: Path) -> None:
+    pl.DataFrame({"item_id": ["a", "z"], "title": ["A", "Z"]}).write_parquet(
+        tmp_path / "items.parquet"
+    )
+    source = SourceConfig(paths=(tmp_path / "items.parquet",))
+    out, _ = build(tmp_path, events_of(SMALL), items=source, catalogue_only_items=True)
+    ids = pl.read_parquet(out / "vocabularies/items.parquet")["id"].to_list()
+    assert ids == ["x", "y", "z", "a"]
+
+
+def test_impossible_slots_and_propensities_are_quarantined(tmp_path: Path) -> None:
+    events = events_of([(f"u{n}", f"i{n}", START + n) for n in range(8)]).with_columns(
+        pl.Series("slot", ["0", "-1", "1.5", "top", "0", "0", "0", "0"]),
+        pl.Series("propensity", [1.0, 0.5, 0.5, 0.5, 0.0, 1.01, float("nan"), 1e-9]),
+    )
+    out, report = build(tmp_path, events, filters=FilterConfig(max_bad_share=1.0))
+    assert report.events == 2
+    found = pl.read_parquet(out / "quarantine/*.parquet").select("row", "reason").rows()
+    assert found == [
+        *((row, "slot is not a whole number >= 0") for row in (1, 2, 3)),
+        *((row, "propensity is not in (0, 1]") for row in (4, 5, 6)),
+    ]

@@ -25,14 +25,6 @@ def test_without_the_key_ids_cannot_be_tried(tmp_path: Path) -> None:
     assert keys.keys[0].decode()[:8] != key_name(keys.keys[0])
 
 
-def test_a_key_is_made_once_for_this_user_alone(tmp_path: Path) -> None:
-    made = [UserKeys.make(tmp_path / name) for name in ("", "", "")]
-    assert made[0] == made[1] == made[2] == UserKeys.read(tmp_path)
-    assert len(made[0].keys[0]) == 64
-    assert [path.name for path in tmp_path.iterdir()] == [KEYS]
-    assert (tmp_path / KEYS).stat().st_mode & 0o777 == 0o600
-
-
 def test_lists_of_several_keys_are_joined_and_the_latest_moment_counts(tmp_path: Path) -> None:
     path = tmp_path / "forgotten.json"
     assert add_to_list(path, ForgetList.of(["ann", "bo"], 5, FIRST)) == 2

@@ -9,7 +9,6 @@ import polars as pl
 
 from features.build import FeaturesConfig, build_features
 from features.forget_list import ForgetList, UserKeys
-from features.ingest import UNKNOWN_ITEM
 from features.people import FORGOTTEN
 from features.schema import FilterConfig, SourceConfig
 from tests.features.test_build import histories
@@ -85,15 +84,6 @@ def test_events_after_they_were_forgotten_are_of_a_new_user(tmp_path: Path) -> N
     assert people.filter(user_id=PERSON)["country"].to_list() == [None]
 
 
-def test_without_times_every_event_of_theirs_is_from_before(tmp_path: Path) -> None:
-    (tmp_path / "events.csv").write_text(
-        "user_id,item_id,sequence_index\n" + f"{PERSON},x,0\nbo,x,0\nbo,y,1\ncy,y,0\n"
-    )
-    config = FeaturesConfig(events=SourceConfig(paths=(tmp_path / "events.csv",)), now=NOW)
-    out, _ = built(config, tmp_path / "out", forgotten=until(0))
-    assert histories(out) == {"bo": ["x", "y"], "cy": ["y"]}
-
-
 def test_rows_of_an_earlier_vocabulary_stay_without_their_id(tmp_path: Path) -> None:
     config = write(tmp_path, ROWS)
     first, _ = built(config, tmp_path / "first")
@@ -108,20 +98,3 @@ def test_rows_of_an_earlier_vocabulary_stay_without_their_id(tmp_path: Path) -> 
     for out in (third, fourth):
         ids = pl.read_parquet(out / "vocabularies" / "users.parquet")["id"].to_list()
         assert ids == ["(forgotten 1)", "bo", "cy", PERSON]
-
-
-def test_what_a_server_collected_is_left_out_too(tmp_path: Path) -> None:
-    config = write(tmp_path, ROWS)
-    (tmp_path / "items.csv").write_text("item_id,title\nx,X\ny,Y\n")
-    rows = [(PERSON, "x", 5), (PERSON, "made up", 6), ("bo", "made up", 7), ("cy", "x", 8)]
-    frame = pl.DataFrame(rows, schema=["user_id", "item_id", "event_time"], orient="row")
-    at = ((pl.col("event_time") + START) * 1_000).cast(pl.Datetime("ms", "UTC"))
-    frame = frame.with_columns(at.alias("event_time"), pl.lit("view").alias("event_type"))
-    frame.write_parquet(tmp_path / "online.parquet")
-    online = SourceConfig(paths=(tmp_path / "online.parquet",), columns={"value": ""})
-    items = SourceConfig(paths=(tmp_path / "items.csv",))
-    more = {"online_events": online, "items": items, "forgotten": until(10)}
-    out, report = built(config, tmp_path / "out", **more)
-    assert holds(out, PERSON) == []
-    assert histories(out)["cy"] == ["y", "x"]
-    assert report.quarantined == {UNKNOWN_ITEM: 1}

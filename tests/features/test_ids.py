@@ -87,18 +87,6 @@ def test_rows_of_any_id_and_of_no_similar_one_are_taken_out(
     assert count_rows(kept, source, gone) == 0
 
 
-def test_an_id_column_of_json_may_turn_from_numbers_to_texts(tmp_path: Path) -> None:
-    """Types are inferred from the first 10,000 lines."""
-    ids = [*range(6_000), "a-1", "007", 2**64 - 1]
-    write(tmp_path / "events.jsonl", [*ids[:6_000], *ids])
-    config = FeaturesConfig(
-        events=SourceConfig(paths=(tmp_path / "events.jsonl",)),
-        now=datetime(2024, 6, 1, tzinfo=UTC),
-    )
-    assert build_features(config, tmp_path / "out").quarantined == {}
-    assert vocabulary(tmp_path / "out", "users") == sorted(map(str, ids))
-
-
 def test_ids_that_a_float_would_round_are_refused_and_not_merged(tmp_path: Path) -> None:
     frame = pl.DataFrame({"user_id": [1.0, 2.0], "item_id": ["a", "b"], "event_time": [START] * 2})
     frame.write_parquet(tmp_path / "events.parquet")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 import polars as pl
-import pytest
 
 from features.build import FeaturesConfig, FeaturesReport, build_features
 from features.ingest import UNKNOWN_ITEM
@@ -75,54 +73,3 @@ def test_a_price_or_a_view_is_no_rating(tmp_path: Path) -> None:
     assert report.filtered["value below min_value"] == 1
     values = pl.read_parquet(out / "events")
     assert values.filter(pl.col("value").is_not_null())["value"].to_list() == [5.0, 4.0]
-
-
-def test_their_types_are_chosen_apart_from_those_of_the_files(tmp_path: Path) -> None:
-    chosen = FilterConfig(event_types=("event",), online_types=("purchase",))
-    out, report = build(tmp_path, filters=chosen)
-    assert histories(out) == {"ann": ["x", "y"], "bo": ["x"], "new": ["x"]}
-    assert report.filtered["event_type not selected"] == 3
-
-
-def test_impressions_go_where_shown_types_say(tmp_path: Path) -> None:
-    looked = [*COLLECTED, ("new", "x", 15, "impression", None)]
-    out, report = build(
-        tmp_path, collected=looked, filters=FilterConfig(shown_types=("impression",))
-    )
-    assert report.filtered["shown, no part of histories"] == 2
-    shown = pl.read_parquet(out / "shown")
-    items = dict(pl.read_parquet(out / "vocabularies" / "items.parquet").rows())
-    assert [items[row] for row in shown["item_row"]] == ["z", "x"]
-
-
-def test_made_up_items_stop_no_run(tmp_path: Path) -> None:
-    garbage = [("new", f"made up {n}", 20 + n, "view", None) for n in range(500)]
-    out, report = build(tmp_path, collected=[*COLLECTED, *garbage])
-    assert report.quarantined[UNKNOWN_ITEM] == 501
-    assert len(pl.read_parquet(out / "vocabularies" / "items.parquet")) == 3
-
-
-def test_without_a_catalogue_events_say_what_is_an_item(tmp_path: Path) -> None:
-    out, _ = build(tmp_path, catalogue=False)
-    assert histories(out)["new"] == ["y", "x", "made up"]
-
-
-def test_an_event_that_a_file_has_too_counts_once(tmp_path: Path) -> None:
-    same = [("ann", "x", 0, "event", None), ("ann", "x", 0, "view", None)]
-    filters = FilterConfig(online_types=("event", "view"))
-    out, report = build(tmp_path, collected=[*same, *COLLECTED[1:2]], filters=filters)
-    assert report.duplicates == 1
-    assert histories(out)["ann"] == ["x", "x", "y"]
-
-
-def test_events_without_times_take_none(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"ratings.csv has no event_time.* leave out online_events"
-    ):
-        build(tmp_path, event_time="", sequence_index="at")
-
-
-def test_times_of_histories_are_those_of_the_events(tmp_path: Path) -> None:
-    out, _ = build(tmp_path)
-    times = np.load(out / "sequences" / "given" / "times.npy")
-    assert sorted(times.tolist()) == [START + at for at in (0, 1, 2, 10, 11, 12)]

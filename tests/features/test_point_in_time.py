@@ -1,6 +1,5 @@
 """Features of the moment: the batch expression and the request's function must agree."""
 
-import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -63,24 +62,8 @@ def test_known_answers() -> None:
     assert FEATURES["user_num_events"].value(state, monday_noon + 1) == 3
 
 
-def test_nothing_known_gives_the_default() -> None:
-    for name in ("hours_since_last_event", "user_num_events"):
-        feature = FEATURES[name]
-        assert feature.value(UserState(), 1_704_110_400) == feature.default
-
-
 def test_events_must_come_oldest_first() -> None:
     state = UserState()
     state.update(10)
     with pytest.raises(ValueError, match="oldest first"):
         state.update(9)
-
-
-def test_without_times_the_place_stands_in() -> None:
-    places = np.arange(6)
-    frame = pl.DataFrame({"user_row": [1] * 6, "event_time": places})
-    counted = frame.select(FEATURES["user_num_events"].expression).to_series()
-    state = UserState()
-    for place in places.tolist():
-        assert FEATURES["user_num_events"].value(state, place) == counted[place]
-        state.update(place)

@@ -2,16 +2,12 @@
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
-from multiprocessing import get_context
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +17,7 @@ import pytest
 from features.build import SCRATCH, FeaturesConfig, FilterConfig, SourceConfig, build_features
 from features.parallel import in_order
 from features.preparation import prepare
-from features.preparation.prepare import divide_files, number_of_partitions
+from features.preparation.prepare import number_of_partitions
 from features.preparation.ranges import place_partition
 from features.records import RecordFile
 from features.schema import SplitConfig
@@ -103,29 +99,6 @@ def test_any_number_of_partitions_gives_the_same_bytes(
     assert digests(tmp_path) == expected
 
 
-def test_tasks_run_twice_and_backwards_give_the_same_bytes(
-    folder: Path, expected: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("features.preparation.ranges.RANGE_EVENTS", 300)
-
-    def backwards(function: Callable, tasks: Iterable) -> Iterator:
-        todo = list(tasks)
-        for task in todo:
-            function(task)
-        return iter([function(task) for task in reversed(todo)][::-1])
-
-    build_features(configured(folder, file_groups=3), tmp_path, run=backwards)
-    assert digests(tmp_path) == expected
-
-
-def test_processes_give_the_same_bytes(
-    folder: Path, expected: dict[str, str], tmp_path: Path
-) -> None:
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        build_features(configured(folder, file_groups=2), tmp_path, run=pool.map)
-    assert digests(tmp_path) == expected
-
-
 def test_events_collected_online_are_checked_against_all_partitions(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -151,20 +124,6 @@ def test_events_collected_online_are_checked_against_all_partitions(
     assert reports[1].quarantined[spam] == 33
 
 
-@pytest.mark.parametrize("cap", [None, 50])
-def test_one_user_with_most_of_the_events_is_one_range(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: int | None
-) -> None:
-    for number in range(3):
-        raw_events(2_000, number, heavy=0.8).write_parquet(tmp_path / f"{number}.parquet")
-    filters = replace(FILTERS, max_user_events=cap)
-    config = configured(tmp_path, filters=filters)
-    build_features(replace(config, file_groups=1), tmp_path / "whole")
-    monkeypatch.setattr("features.preparation.ranges.RANGE_EVENTS", 100)
-    build_features(replace(config, file_groups=3), tmp_path / "parts")
-    assert digests(tmp_path / "whole") == digests(tmp_path / "parts")
-
-
 def test_a_partition_that_is_gone_midway_is_named(folder: Path, tmp_path: Path) -> None:
     def losing(function: Callable, tasks: Iterable) -> Iterator:
         if getattr(function, "func", None) is place_partition:
@@ -175,18 +134,6 @@ def test_a_partition_that_is_gone_midway_is_named(folder: Path, tmp_path: Path) 
         build_features(configured(folder, file_groups=4), tmp_path, run=losing)
     assert not (tmp_path / SCRATCH).exists()
     assert not (tmp_path / "report.json").exists()
-
-
-def test_an_event_file_that_is_gone_midway_is_named(folder: Path, tmp_path: Path) -> None:
-    def losing(function: Callable, tasks: Iterable) -> Iterator:
-        copies[1].unlink()
-        return in_order(function, tasks)
-
-    copies = [tmp_path / path.name for path in sorted(folder.glob("*.parquet"))]
-    for path in copies:
-        path.write_bytes((folder / path.name).read_bytes())
-    with pytest.raises(ValueError, match=r"no file .*1\.parquet"):
-        build_features(configured(tmp_path, file_groups=4), tmp_path / "out", run=losing)
 
 
 def test_a_full_disk_midway_leaves_no_artefact_and_the_next_build_is_whole(
@@ -207,15 +154,6 @@ def test_a_full_disk_midway_leaves_no_artefact_and_the_next_build_is_whole(
     monkeypatch.undo()
     build_features(configured(folder, file_groups=4), tmp_path / "next")
     assert digests(tmp_path / "next") == expected
-
-
-def test_a_disk_that_is_too_small_is_refused_once_the_events_are_counted(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000))
-    with pytest.raises(OSError, match=r"events needs 0.0 GB of disk more, 0.0 GB are free"):
-        build_features(configured(folder), tmp_path)
-    assert list(tmp_path.iterdir()) == [tmp_path / "quarantine"]
 
 
 KILLED = """
@@ -249,15 +187,6 @@ def test_after_a_kill_midway_the_build_starts_anew_to_the_same_bytes(
     assert digests(tmp_path) == expected
 
 
-def test_partitions_are_neighbouring_files_of_equal_bytes(tmp_path: Path) -> None:
-    for number, size in enumerate([10, 10, 10, 30, 60]):
-        (tmp_path / f"{number}.csv").write_bytes(b"x" * size)
-    source = SourceConfig(paths=tuple(sorted(tmp_path.glob("*.csv"))))
-    parts = divide_files(source, 2)
-    assert [[path.stem for path in part.paths] for part in parts] == [["0", "1", "2", "3"], ["4"]]
-    assert len(divide_files(source, 99)) == 5
-
-
 def test_the_number_of_partitions_follows_size_and_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,3 +199,17 @@ def test_the_number_of_partitions_follows_size_and_memory(
     assert number_of_partitions(source, workers=8, memory=10**9) == 8
     # 2 threads at a time, of 1,000 * 4 / 4 bytes of ids each: half of 4,000 bytes of memory.
     assert number_of_partitions(source, workers=1, memory=4_000) == 4
+
+
+@pytest.mark.parametrize("cap", [None, 50])
+def test_one_user_with_most_of_the_events_is_one_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: int | None
+) -> None:
+    for number in range(3):
+        raw_events(2_000, number, heavy=0.8).write_parquet(tmp_path / f"{number}.parquet")
+    filters = replace(FILTERS, max_user_events=cap)
+    config = configured(tmp_path, filters=filters)
+    build_features(replace(config, file_groups=1), tmp_path / "whole")
+    monkeypatch.setattr("features.preparation.ranges.RANGE_EVENTS", 100)
+    build_features(replace(config, file_groups=3), tmp_path / "parts")
+    assert digests(tmp_path / "whole") == digests(tmp_path / "parts")

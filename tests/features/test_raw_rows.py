@@ -1,10 +1,8 @@
 """Rows of a person in raw files: found, and taken out with nothing else changed."""
 
 import gzip
-import json
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 from features.people import count_rows, write_without
@@ -34,23 +32,3 @@ def test_lines_of_others_stay_to_the_byte(tmp_path: Path, name: str) -> None:
     with opened(without(path, source, "ann"), "rb") as file:
         assert file.read().decode() == KEPT
     assert count_rows(path, source, ["nobody"]) == 0
-
-
-def test_json_lines(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    rows = [{"who": 7, "what": "x"}, {"who": 77, "what": "7"}, {"who": None, "what": "y"}]
-    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
-    assert count_rows(path, source_of(path), ["7"]) == 1
-    kept = without(path, source_of(path), "7").read_text().splitlines()
-    assert [json.loads(line) for line in kept] == rows[1:]
-
-
-def test_parquet_with_numbers_as_ids(tmp_path: Path) -> None:
-    path = tmp_path / "events.parquet"
-    table = pl.DataFrame(
-        {"who": [7, None, 8, 7], "what": ["x", "y", "z", "u"], "more": [1, 2, 3, 4]}
-    )
-    table.write_parquet(path)
-    assert count_rows(path, source_of(path), ["7", "9"]) == 2
-    kept = pl.read_parquet(without(path, source_of(path), "7", "9"))
-    assert kept.equals(table[[1, 2]])

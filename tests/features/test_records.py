@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from features.counts import first_of_duplicates, k_core, latest_of_users
+from features.counts import k_core
 from features.ingest import record_dtype
-from features.records import RecordFile, compressed, partition, stable_order, take
+from features.records import RecordFile, partition, stable_order
 
 DTYPE = record_dtype(("time", "sequence", "value"))
 
@@ -39,20 +39,6 @@ def test_stable_order_is_lexsort_at_every_width(
     assert stable_order([first, second]).tolist() == expected.tolist()
 
 
-def test_stable_order_spans_the_whole_of_int64() -> None:
-    keys = np.array([np.iinfo(np.int64).max, np.iinfo(np.int64).min, 0, np.iinfo(np.int64).min])
-    assert stable_order([keys]).tolist() == [1, 3, 2, 0]
-
-
-def test_take_and_compressed_are_numpy_indexing() -> None:
-    records = some_records(200, 0)
-    places = np.random.default_rng(1).integers(0, 200, 300)
-    assert (take(records, places) == records[places]).all()
-    kept = records["user"] > 2
-    assert (compressed(records, kept) == records[kept]).all()
-    assert len(compressed(records, np.zeros(200, np.bool_))) == 0
-
-
 def test_partition_is_a_stable_sort_and_writes_over_an_old_file(tmp_path: Path) -> None:
     records = some_records(1_000, 2)
     (tmp_path / "sorted").write_bytes(b"x" * 100_000)
@@ -72,22 +58,6 @@ def test_a_file_cut_short_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "records").write_bytes(b"short")
     with pytest.raises(OSError, match="shorter than the 10 records"):
         file.read(0, 10)
-
-
-def test_first_of_duplicates_agrees_with_a_set() -> None:
-    records = np.sort(some_records(400, 4), order=["user", "time", "sequence"])
-    kept = first_of_duplicates(records, ["time", "sequence"])
-    seen = set()
-    for record, keep in zip(records, kept, strict=True):
-        key = tuple(record[["user", "time", "sequence", "item", "type"]].tolist())
-        assert keep == (key not in seen)
-        seen.add(key)
-
-
-def test_latest_of_users_keeps_the_last() -> None:
-    users = np.array([0, 0, 0, 2, 3, 3], np.uint32)
-    assert latest_of_users(users, 2).tolist() == [False, True, True, True, True, True]
-    assert latest_of_users(users[:0], 2).tolist() == []
 
 
 def count(

@@ -1,16 +1,14 @@
 """What was shown is kept apart from histories, with the rows of those that are left."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 
-from features.build import FeaturesConfig, FeaturesReport, build_features
-from features.schema import FilterConfig, SourceConfig
+from features.schema import FilterConfig
+from tests.features.test_build import START, build
 
-START = 1_700_000_000
 SHOWN = FilterConfig(event_types=("click",), shown_types=("impression",))
 ROWS = [
     # user, item, seconds, type, request, slot
@@ -24,23 +22,12 @@ ROWS = [
 ]
 
 
-def build(
-    folder: Path, rows: list[tuple[str, str, int, str, str, int]], filters: FilterConfig
-) -> FeaturesReport:
-    names = ["user_id", "item_id", "event_time", "event_type", "request_id", "slot"]
-    frame = pl.DataFrame(rows, schema=names, orient="row")
-    frame = frame.with_columns(pl.col("event_time") + START)
-    frame.write_parquet(folder / "events.parquet")
-    config = FeaturesConfig(
-        events=SourceConfig(paths=(folder / "events.parquet",)),
-        filters=filters,
-        now=datetime(2024, 6, 1, tzinfo=UTC),
-    )
-    return build_features(config, folder / "out")
+NAMES = ["user_id", "item_id", "event_time", "event_type", "request_id", "slot"]
 
 
 def test_what_was_shown_is_no_part_of_a_history_and_keeps_its_slot(tmp_path: Path) -> None:
-    report = build(tmp_path, ROWS, SHOWN)
+    frame = pl.DataFrame(ROWS, schema=NAMES, orient="row")
+    _, report = build(tmp_path, frame.with_columns(pl.col("event_time") + START), filters=SHOWN)
     assert report.events == 2
     assert report.shown == 2
     assert report.filtered == {"shown, no part of histories": 4, "event_type not selected": 1}
@@ -54,14 +41,6 @@ def test_what_was_shown_is_no_part_of_a_history_and_keeps_its_slot(tmp_path: Pat
     assert found["event_type"].unique().to_list() == ["impression"]
     rows = np.load(tmp_path / "out" / "sequences" / "given" / "item_rows.npy")
     assert sorted(items[row] for row in rows.tolist()) == ["x", "y"]
-
-
-def test_nothing_is_written_where_nothing_was_shown_and_it_is_said(tmp_path: Path) -> None:
-    clicks = [row for row in ROWS if row[3] == "click"]
-    report = build(tmp_path, clicks, SHOWN)
-    assert report.shown == 0
-    assert not (tmp_path / "out" / "shown").exists()
-    assert any("no event is of shown_types" in warning for warning in report.warnings)
 
 
 def test_a_type_is_shown_or_taken_not_both() -> None:

@@ -23,11 +23,6 @@ def test_unequal_shares_of_events_are_those_that_were_set(validation, test, days
     assert cuts == Cuts(*((5 + day) * SECONDS_PER_DAY for day in days))
 
 
-def test_shares_are_of_events_and_not_of_days():
-    shares = SplitConfig(kind="global_time", validation_share=0.25, test_share=0.25)
-    assert midnights(np.array([10, 30, 20, 20]), 0, shares).test == 3 * SECONDS_PER_DAY
-
-
 def test_the_last_event_is_test_and_the_one_before_validation():
     ends = leave_one_out(np.array([1, 2, 3, 7]))
     assert ends.train.tolist() == [1, 2, 1, 5]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,11 @@ import polars as pl
 import pytest
 import torch
 
-from features.build import FeaturesConfig, FeaturesReport, SourceConfig, build_features
+from features.build import FeaturesReport
 from features.schema import UserIdRows
 from features.user_ids import UserActivity, assigned, read_owners, renewed
 from recsys.fitting.grown import without_rows
+from tests.features.test_build import build, events_of
 
 DAY = 86_400
 
@@ -50,17 +50,6 @@ def test_rows_stay_with_their_users_and_expired_ones_are_given_to_others() -> No
     assert renewed(later.owners, first.owners).tolist() == [2]
 
 
-def test_another_number_of_rows_and_expiry_without_times_are_refused() -> None:
-    before = rows_of(UserIdRows(rows=2), activity([9]))
-    with pytest.raises(ValueError, match="restore the setting, or train again"):
-        assigned(UserIdRows(rows=3), activity([9]), before.owners)
-    with pytest.raises(ValueError, match="ttl_days needs event_time"):
-        assigned(UserIdRows(rows=3, ttl_days=1), activity([9]))
-    for wrong in ({"rows": -1}, {"min_events": 0}, {"ttl_days": 0}):
-        with pytest.raises(ValueError, match=r"features\.user_ids"):
-            UserIdRows(**wrong)  # type: ignore[arg-type]
-
-
 def test_a_stream_with_churn_keeps_to_its_rows_and_gives_the_same_ones_each_time() -> None:
     settings = UserIdRows(rows=120, min_events=3, ttl_days=5)
     ends = []
@@ -82,7 +71,7 @@ def test_a_stream_with_churn_keeps_to_its_rows_and_gives_the_same_ones_each_time
     assert np.array_equal(*ends)
 
 
-def build(folder: Path, days: int, **more: object) -> FeaturesReport:
+def built(folder: Path, days: int, **more: object) -> FeaturesReport:
     users = ["often", "seldom", "later"]
     first = {"often": 0, "seldom": 0, "later": 6}
     rows = [
@@ -91,24 +80,16 @@ def build(folder: Path, days: int, **more: object) -> FeaturesReport:
         for day in range(first[user], days if user != "seldom" else 2)
         for number in range(3)
     ]
-    path = folder / "events.parquet"
-    pl.DataFrame(rows, schema=["user_id", "item_id", "event_time"], orient="row").write_parquet(
-        path
-    )
-    config = FeaturesConfig(
-        events=SourceConfig(paths=(path,)),
-        now=datetime(2024, 6, 1, tzinfo=UTC),
-        user_ids=UserIdRows(rows=2, min_events=2, ttl_days=4),
-        **more,  # type: ignore[arg-type]
-    )
-    return build_features(config, folder / f"out{days}")
+    settings = UserIdRows(rows=2, min_events=2, ttl_days=4)
+    _, report = build(folder, events_of(rows), name=f"out{days}", user_ids=settings, **more)
+    return report
 
 
 def test_builds_hand_rows_on_and_continued_weights_forget_the_evicted(tmp_path: Path) -> None:
-    build(tmp_path, 3)
+    built(tmp_path, 3)
     before = read_owners(tmp_path / "out3")
     assert before is not None
-    report = build(tmp_path, 12, previous=tmp_path / "out3")
+    report = built(tmp_path, 12, previous=tmp_path / "out3")
     now = read_owners(tmp_path / "out12")
     assert now is not None
     assert report.user_ids["evicted"] == 1
@@ -121,3 +102,14 @@ def test_builds_hand_rows_on_and_continued_weights_forget_the_evicted(tmp_path: 
     assert (weights[name][torch.from_numpy(rows)] == 0).all()
     assert (weights[name][kept] == 1).all()
     assert (weights["other"] == 1).all()
+
+
+def test_another_number_of_rows_and_expiry_without_times_are_refused() -> None:
+    before = rows_of(UserIdRows(rows=2), activity([9]))
+    with pytest.raises(ValueError, match="restore the setting, or train again"):
+        assigned(UserIdRows(rows=3), activity([9]), before.owners)
+    with pytest.raises(ValueError, match="ttl_days needs event_time"):
+        assigned(UserIdRows(rows=3, ttl_days=1), activity([9]))
+    for wrong in ({"rows": -1}, {"min_events": 0}, {"ttl_days": 0}):
+        with pytest.raises(ValueError, match=r"features\.user_ids"):
+            UserIdRows(**wrong)  # type: ignore[arg-type]

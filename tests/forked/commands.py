@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -53,11 +54,11 @@ def write_program(path: Path, address: str, *begin: str) -> Path:
 
 
 @contextmanager
-def command_server(folder: Path) -> Iterator[str]:
-    """Start the process that forks; yield the address of its socket."""
+def command_server(folder: Path, first: str = "import_platform()") -> Iterator[str]:
+    """Start the process that forks after it has run some code; yield the address of its socket."""
     address = str(folder / "commands")
     environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.forked.commands", address]
+    command = [sys.executable, "-m", "tests.forked.commands", address, first]
     with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
         while not Path(address).exists():
             assert process.poll() is None, "the process that forks did not start"
@@ -87,6 +88,8 @@ def run_program(request: dict[str, Any], files: list[int]) -> int:
     try:
         if first == "-m":
             sys.argv = [*rest]
+            # The module may be one of those that are imported.
+            warnings.filterwarnings("ignore", ".* found in sys.modules", RuntimeWarning)
             runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
         elif first == "-c":
             sys.argv = ["-c", *rest[1:]]
@@ -129,7 +132,6 @@ def start_fork(connection: socket.socket) -> int | None:
 
 def serve(address: str) -> None:
     """Fork a child for each connection, and send its exit code; a client that leaves kills it."""
-    import_platform()
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(f"{address}.new")
     listening.listen(16)
@@ -165,4 +167,5 @@ def serve(address: str) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
+    exec(sys.argv[2])
     serve(sys.argv[1])

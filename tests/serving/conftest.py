@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from recsys.data.durable import digest_of_file
+from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import (
     MANIFEST,
     FileEntry,
     publish,
     vocabulary_digests,
 )
+from tests.serving.server.running import RunningServer, running
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
 from tests.serving.writable import writable
 
@@ -35,6 +37,22 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_synthetic_bundle(bundles_dir, "v1")
     publish(bundles_dir, "v1")
     return bundles_dir
+
+
+@pytest.fixture(scope="session")
+def ranked(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle with every kind of model; shared, so not to be changed."""
+    size = SyntheticSize(history_models=True, ranker=True)
+    return load_bundle(write_synthetic_bundle(tmp_path_factory.mktemp("ranked"), "v1", size))
+
+
+@pytest.fixture(scope="session")
+def shared(released: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server of two workers that anyone may administer, shared by tests of users of their own."""
+    folder = tmp_path_factory.mktemp("shared")
+    store = f"sqlite:{folder / 'online'}"
+    with running(released, folder / "log", store=store, allow_admin="true") as server:
+        yield server
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from features.point_in_time import FEATURES, UserState
+from features.point_in_time import FEATURES
 from serving.bundle.load import load_bundle
-from serving.query import STALE_SECONDS, build_state, context_rows, hydrate, settle_moment
+from serving.query import STALE_SECONDS, context_rows, hydrate, settle_moment
 from serving.recommend import Recommender
 from serving.schemas import Degraded, Request
 from serving.surfaces import HOME
@@ -24,36 +24,11 @@ def timed(tmp_path_factory):
     return load_bundle(write_synthetic_bundle(tmp_path_factory.mktemp("timed"), "v1", size))
 
 
-@given(times=ascending)
-def test_state_reached_at_once_equals_the_state_event_by_event(times):
-    slow = UserState()
-    for event_time in times:
-        slow.update(event_time)
-    assert build_state(np.array(times, np.int64)) == slow
-
-
 @given(times=ascending, session=st.integers(0, 5), later=st.integers(1, 10**7))
 def test_every_row_is_a_category_of_its_feature(times, session, later):
     moment = (times[-1] if times else 0) + later
     rows = context_rows(ALL, np.array(times, np.int64), len(times), session, moment)
     assert all(0 <= rows[name] < cardinality for name, cardinality in ALL.items())
-
-
-def test_known_moment_gives_known_categories():
-    thursday_1am, hour = 7 * 24 * 3600 + 3600, 3600
-    times = np.array([thursday_1am - 30 * hour, thursday_1am - 2 * hour])
-    rows = context_rows(ALL, times, 2, 0, thursday_1am)
-    # Two hours ago lies in [1, 6) hours, two events in [2, 3).
-    assert rows == {
-        "hour_of_day": 2,
-        "day_of_week": 4,
-        "hours_since_last_event": 2,
-        "user_num_events": 3,
-    }
-    just_clicked = context_rows(ALL, times, 2, 1, thursday_1am)
-    assert just_clicked["hours_since_last_event"] == 1
-    assert just_clicked["user_num_events"] == 4
-    assert context_rows({"user_num_events": 11}, None, 2, 1, 0) == {"user_num_events": 4}
 
 
 def test_history_is_what_lies_strictly_before_the_moment(timed):
@@ -82,14 +57,6 @@ def test_data_long_past_is_served_as_of_its_end_and_says_so(timed):
     degraded = []
     settle_moment(None, newest - 5, {"user_num_events": 11}, timed.users, degraded)
     assert degraded == []
-
-
-def test_equal_moments_give_equal_bits(timed):
-    recommender = Recommender(timed)
-    users = ["user-1", "user-2", "nobody"]
-    moment = timed.users.newest_time + 3600
-    frame = recommender.recommend(users, unix_time=moment)
-    assert frame.equals(recommender.recommend(users, unix_time=moment))
 
 
 def test_feature_unknown_here_is_refused_by_name(bundles_dir, reseal):

@@ -4,7 +4,6 @@ import pytest
 
 from features.point_in_time import FEATURES
 from serving.bundle.load import load_bundle
-from serving.configuration.file import check_configuration
 from serving.list_record import write_record
 from serving.online.store import ItemState, RecentEvent, StoreError, Visitor
 from serving.query import hydrate
@@ -71,28 +70,6 @@ def test_events_follow_the_history_of_the_bundle(bundle):
     assert set(query.history.tolist()) <= set(query.seen.tolist())
 
 
-def test_a_visitor_unknown_to_the_bundle_has_a_history(bundle):
-    newest = bundle.users.newest_time
-    visitor = Visitor(events(("item-3", 1_000 * newest), ("not there", 1_000 * newest)))
-    query = hydrate(Request(user_id="new"), bundle, HOME, visitor, newest + 60)
-    assert query.history.tolist() == rows(bundle, "item-3")
-    assert query.degraded == (Degraded("unknown_user"),)
-
-
-def test_what_the_bundle_was_trained_on_counts_once(bundle):
-    user = bundle.users.row_of("user-2")
-    known, times = bundle.users.history(user), bundle.users.history_times(user)
-    pairs = [
-        (bundle.catalogue.item_ids[row], 1_000 * second + 7)
-        for row, second in zip(known.tolist(), times.tolist(), strict=True)
-    ]
-    moment = int(times[-1]) + 60
-    visitor = Visitor(events(*pairs, ("item-3", 1_000 * (moment - 5))))
-    request = Request(user_id="user-2", context=Context(unix_time=moment))
-    query = hydrate(request, bundle, HOME, visitor)
-    assert query.history.tolist() == [*known.tolist(), *rows(bundle, "item-3")]
-
-
 def test_a_late_event_is_put_where_it_belongs(bundle):
     user = bundle.users.row_of("user-2")
     known, times = bundle.users.history(user).tolist(), bundle.users.history_times(user)
@@ -108,23 +85,6 @@ def test_a_late_event_is_put_where_it_belongs(bundle):
     assert query.times.tolist() == sorted([*times.tolist(), int(times[place - 1])])
 
 
-def test_events_just_happened_where_the_data_is_long_past(bundle):
-    """Years after the bundle's last event, a click a minute ago is a minute before the moment."""
-    newest, clock = bundle.users.newest_time, bundle.users.newest_time + 10**9
-    visitor = Visitor(events(("item-3", 1_000 * (clock - 60)), ("item-8", 1_000 * clock)))
-    query = hydrate(Request(user_id="new"), bundle, HOME, visitor, clock)
-    assert query.moment == newest + 1
-    assert query.times.tolist() == [newest + 1 - 60, newest]
-
-
-def test_items_that_the_request_names_are_its_own(bundle):
-    newest = bundle.users.newest_time
-    visitor = Visitor(events(("item-3", 1_000 * newest), ("item-8", 1_000 * newest)))
-    request = Request(user_id="new", session=["item-8", "item-3"])
-    query = hydrate(request, bundle, HOME, visitor, newest + 60)
-    assert query.history.tolist() == rows(bundle, "item-8", "item-3")
-
-
 def test_a_forgotten_user_is_a_new_one(bundle):
     newest = bundle.users.newest_time
     visitor = Visitor((), forgotten_ms=1_000 * (newest + 1))
@@ -135,33 +95,6 @@ def test_a_forgotten_user_is_a_new_one(bundle):
     later = Visitor((), forgotten_ms=1_000 * int(times[-1]))
     query = hydrate(Request(user_id="user-2"), bundle, HOME, later, newest + 60)
     assert query.times.tolist() == [second for second in times.tolist() if second >= times[-1]]
-
-
-def test_a_click_changes_the_next_list(recommender, store, bundle):
-    request = Request(user_id="visitor", k=5)
-    before = recommender.answer(request)
-    assert before.fallback == "popularity"
-    now_ms = 1_000 * bundle.users.newest_time
-    store.visitors["visitor"] = events((before.items[0].item_id, now_ms))
-    after = recommender.answer(request)
-    assert after.fallback is None
-    assert before.items[0].item_id not in [item.item_id for item in after.items]
-    assert store.asked == [("visitor", 200, None)] * 2
-
-
-def test_only_events_before_the_moment_are_asked_for(recommender, store):
-    recommender.answer(Request(user_id="visitor", context=Context(unix_time=77)))
-    assert store.asked == [("visitor", 200, 77_000)]
-
-
-def test_a_hidden_item_is_gone_from_every_surface_until_it_is_shown_again(recommender, store):
-    home, similar = Request(k=5), Request(surface="similar", item_id="item-3", k=5)
-    first = [recommender.answer(request).items[0].item_id for request in (home, similar)]
-    store.changed, store.version = {item_id: ItemState(hidden=True) for item_id in first}, 1
-    for request in (home, similar, Request(session=["item-8"], k=1_000)):
-        assert not {item.item_id for item in recommender.answer(request).items} & set(first)
-    store.changed, store.version = {}, 2
-    assert [recommender.answer(request).items[0].item_id for request in (home, similar)] == first
 
 
 def test_lists_are_made_without_a_store_that_fails(recommender, store, bundle):
@@ -215,18 +148,6 @@ def test_a_record_makes_the_same_list_again(recommender, store, bundle):
     assert again.reply.items == made.reply.items
 
 
-def test_pages_show_every_item_once_as_of_one_moment(recommender, bundle, store):
-    whole = recommender.answer(Request(user_id="user-2", k=12))
-    pages, cursor = [], "start"
-    for _ in range(3):
-        reply = recommender.answer(Request(user_id="user-2", k=4, cursor=cursor))
-        pages += [item.item_id for item in reply.items]
-        cursor = reply.cursor
-    assert len(set(pages)) == 12
-    assert pages[:4] == [item.item_id for item in whole.items[:4]]
-    assert whole.cursor is None
-
-
 def test_an_event_between_two_pages_changes_the_next_list_but_not_the_next_page(
     recommender, bundle, store
 ):
@@ -245,18 +166,6 @@ def test_an_event_between_two_pages_changes_the_next_list_but_not_the_next_page(
         store.visitors["visitor"] = [*before, *events(*meanwhile)]
         assert page(cursor, t0 + 60_000)[0] == second
         assert page("start", t0 + 60_000)[0] != first
-
-
-def test_candidates_are_put_into_an_order_that_suits_the_visitor(recommender, bundle):
-    chosen = ["item-9", "item-2", "item-14", "nowhere", "item-7"]
-    reply = recommender.answer(Request(user_id="user-2", candidates=chosen, k=5))
-    assert {item.item_id for item in reply.items} == set(chosen) - {"nowhere"}
-    assert Degraded("unknown_item", "nowhere") in reply.degraded
-    whole = recommender.answer(Request(user_id="user-2", k=1_000)).items
-    order = [item.item_id for item in whole if item.item_id in chosen]
-    unseen = [item.item_id for item in reply.items if item.item_id in order]
-    assert len(order) >= 2
-    assert unseen[0] in order
 
 
 @pytest.mark.parametrize("surface", ["home", "session", "similar"])
@@ -286,13 +195,6 @@ def test_a_record_names_hidden_items_and_of_many_only_their_version(
     record = record_of(recommender)
     assert record["items_version"] == 4
     assert "hidden" not in record
-
-
-def test_a_record_has_the_k_that_was_sent(bundle):
-    table = {"surfaces": {"home": {"k": 5}}}
-    recommender = Recommender(bundle, configuration=check_configuration(table))
-    assert record_of(recommender, k=20)["request"]["k"] == 20
-    assert record_of(recommender)["request"]["k"] == 5
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.metrics import DEGRADED_CODES, ServerMetrics, counted_route
+from serving.metrics import ServerMetrics, counted_route
 
 
 def samples(metrics: ServerMetrics) -> dict[tuple[str, ...], float]:
@@ -58,13 +58,6 @@ def test_the_page_has_what_was_observed() -> None:
     assert (found["recsys_workers_ready",], found["recsys_workers_wanted",]) == (1, 2)
 
 
-def test_counters_begin_at_zero_so_that_the_first_failure_is_an_increase() -> None:
-    found = samples(ServerMetrics())
-    assert found["recsys_refused_total", "queue_full"] == 0
-    assert found["recsys_degraded_total", "late_source"] == 0
-    assert found["recsys_swaps_refused_total",] == 0
-
-
 def test_one_bundle_is_named_and_its_age_grows() -> None:
     metrics = ServerMetrics()
     metrics.bundle("v1", "aa", 100.0)
@@ -75,16 +68,6 @@ def test_one_bundle_is_named_and_its_age_grows() -> None:
     assert named == [("recsys_bundle_info", "bb", "v2")]
     assert 10 <= first["recsys_bundle_age_seconds",] < second["recsys_bundle_age_seconds",] < 70
     assert (first["recsys_swap_seconds_count",], first["recsys_swap_seconds_sum",]) == (1, 1.5)
-
-
-def test_a_refused_bundle_shows_until_one_is_served() -> None:
-    metrics = ServerMetrics()
-    metrics.swap_refused()
-    assert samples(metrics)["recsys_bundle_refused",] == 1
-    metrics.note(bundle_refused=0)
-    found = samples(metrics)
-    assert found["recsys_bundle_refused",] == 0
-    assert found["recsys_swaps_refused_total",] == 1
 
 
 def test_no_client_can_add_series() -> None:
@@ -127,11 +110,11 @@ def test_a_path_is_counted_under_its_route(path: str, route: str) -> None:
     assert counted_route(path) == route
 
 
-def test_names_say_their_unit() -> None:
-    families = list(text_string_to_metric_families(ServerMetrics().render()[0].decode()))
-    own = {family.name: family.type for family in families if family.name.startswith("recsys_")}
-    assert len(own) > 15
-    assert [
-        n for n, kind in own.items() if kind == "histogram" and not n.endswith("_seconds")
-    ] == []
-    assert len(set(DEGRADED_CODES)) == len(DEGRADED_CODES)
+def test_a_refused_bundle_shows_until_one_is_served() -> None:
+    metrics = ServerMetrics()
+    metrics.swap_refused()
+    assert samples(metrics)["recsys_bundle_refused",] == 1
+    metrics.note(bundle_refused=0)
+    found = samples(metrics)
+    assert found["recsys_bundle_refused",] == 0
+    assert found["recsys_swaps_refused_total",] == 1

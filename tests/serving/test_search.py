@@ -86,20 +86,6 @@ def test_a_loaded_bundle_has_its_titles_indexed_for_every_forked_worker(bundles,
     assert [os.waitpid(child, 0)[1] for child in workers] == [0, 0]
 
 
-def test_a_typo_is_corrected_and_said(recommender):
-    reply = searched(recommender, "lavendre", k=5)
-    assert set(ids(reply)) == {f"item-{row}" for row in (3, 11, 19, 27, 35)}
-    assert Degraded("corrected_query", "lavender") in reply.degraded
-
-
-def test_a_word_beyond_correction_finds_what_is_spelt_like_it_and_says_so(recommender):
-    reply = searched(recommender, "rosemarian", k=3)
-    assert ids(reply)
-    words = [item.title for item in reply.items]
-    assert "rosemary" in words[0]
-    assert searched(recommender, "qqqqq", k=3).items == []
-
-
 def test_a_category_is_found_and_ordered_by_taste(recommender):
     anonymous = ids(searched(recommender, "tens", k=4))
     assert set(anonymous) == {"item-10", "item-20", "item-30", "item-40"}
@@ -108,26 +94,6 @@ def test_a_category_is_found_and_ordered_by_taste(recommender):
     }
     assert len(orders) > 1
     assert all(set(order) == set(anonymous) for order in orders)
-
-
-def test_a_shop_may_leave_out_of_searches_what_a_visitor_had(bundles, recommender, tmp_path):
-    (tmp_path / "serving.toml").write_text("[surfaces.search]\nexclude_seen = true\n")
-    new_only = Recommender.load(
-        bundles / "current", ServingOptions(config=tmp_path / "serving.toml")
-    )
-    known = recommender.bundle.users
-    had = {f"item-{row}" for row in known.history(known.row_of("user-1")).tolist()}
-    every = ids(searched(recommender, "soap", k=40, user_id="user-1"))
-    assert had & set(every)
-    assert set(ids(searched(new_only, "soap", k=40, user_id="user-1"))) == set(every) - had
-    assert set(ids(searched(new_only, "soap", k=40))) == set(every)
-
-
-def test_filters_and_exclusions_hold_for_what_is_found(recommender):
-    reply = searched(
-        recommender, "soap", k=40, filter={"categories": ["tens"]}, exclude=["item-20"]
-    )
-    assert set(ids(reply)) == {"item-10", "item-30", "item-40"}
 
 
 def test_the_route_takes_a_query_and_is_the_surface(bundles):
@@ -166,3 +132,17 @@ def test_appended_items_are_searched_by_title_and_spelling(bundles):
     assert grown.num_item_rows == rows + 1
     found = grown.candidates("cinamon candel", [], np.zeros(rows + 1, np.float32))
     assert rows in found.item_rows
+
+
+def test_a_typo_is_corrected_and_said(recommender):
+    reply = searched(recommender, "lavendre", k=5)
+    assert set(ids(reply)) == {f"item-{row}" for row in (3, 11, 19, 27, 35)}
+    assert Degraded("corrected_query", "lavender") in reply.degraded
+
+
+def test_a_word_beyond_correction_finds_what_is_spelt_like_it_and_says_so(recommender):
+    reply = searched(recommender, "rosemarian", k=3)
+    assert ids(reply)
+    words = [item.title for item in reply.items]
+    assert "rosemary" in words[0]
+    assert searched(recommender, "qqqqq", k=3).items == []

@@ -8,24 +8,20 @@ from hypothesis import strategies as st
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import ItemMask, TopK, no_items
-from serving.bundle.load import load_bundle
 from serving.query import hydrate
 from serving.schemas import Context, Request
 from serving.settings import ServingOptions
 from serving.sources import sources_of
 from serving.surfaces import HOME
 from tests.recsys.testing.tensors import as_lists, assert_same_lists, rounding
-from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 CLOSE = rounding(200, size=10.0)
 K = 30
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    size = SyntheticSize(history_models=True, seed=6)
-    bundle = load_bundle(write_synthetic_bundle(tmp_path_factory.mktemp("sources"), "v1", size))
-    return bundle, sources_of(bundle, ServingOptions(profile="full"), learned_content=True)
+def world(ranked):
+    return ranked, sources_of(ranked, ServingOptions(profile="full"), learned_content=True)
 
 
 def batched(queries):
@@ -38,20 +34,6 @@ def batched(queries):
             for name, own in parts.items()
         }
     )
-
-
-def test_every_kind_of_source_is_tried(world):
-    _, sources = world
-    kinds = {
-        "popularity",
-        "item_to_item",
-        "ease",
-        "two_tower",
-        "sequence",
-        "generative",
-        "content_similarity",
-    }
-    assert kinds <= sources.keys()
 
 
 @settings(

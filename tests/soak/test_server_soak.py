@@ -6,10 +6,6 @@
 import asyncio
 import os
 import re
-import signal
-import socket
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from itertools import count
@@ -20,6 +16,7 @@ import psutil
 import pytest
 
 from serving.bundle.manifest import publish
+from tests.serving.server.running import running
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 SECONDS = float(os.environ.get("RECSYS_SOAK_SECONDS", "6"))
@@ -29,48 +26,15 @@ NUM_CLIENTS = 4
 SECONDS_OF_A_BUNDLE = max(1.0, SECONDS / 200)
 SAMPLE_SECONDS = 0.25
 NUM_USERS = 50
-SERVE = (
-    "from serving.server.serve import serve; from serving.settings import Settings; "
-    "serve(Settings.from_environment())"
-)
 
 
 @pytest.fixture
 def bundles(tmp_path):
     for seed, version in enumerate(("v1", "v2")):
         size = SyntheticSize(num_items=200, num_users=NUM_USERS, history_models=True, seed=seed)
-        write_synthetic_bundle(tmp_path, version, size)
-    publish(tmp_path, "v1")
-    return tmp_path
-
-
-@pytest.fixture
-def server(bundles):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    settings = {"BUNDLES": bundles, "PORT": port, "PROFILE": "full", "POLL_SECONDS": 0.2}
-    environment = {f"RECSYS_{name}": str(value) for name, value in settings.items()}
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE],
-        env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.DEVNULL,
-    )
-    yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
-    process.terminate()
-    # It drains, then dies of the signal, as whoever sent it expects.
-    assert process.wait(timeout=60) in (0, -signal.SIGTERM)
-
-
-async def until_up(session, url):
-    for _ in range(600):
-        try:
-            async with session.get(f"{url}/readyz") as response:
-                if response.status == 200:
-                    return
-        except aiohttp.ClientConnectionError:
-            pass
-        await asyncio.sleep(0.1)
-    pytest.fail("the server is not up after 60 seconds")
+        write_synthetic_bundle(tmp_path / "bundles", version, size)
+    publish(tmp_path / "bundles", "v1")
+    return tmp_path / "bundles"
 
 
 def memory_of_all(process):
@@ -94,7 +58,6 @@ class Soak:
 
     async def run(self):
         async with aiohttp.ClientSession() as session:
-            await until_up(session, self.url)
             self.deadline = time.monotonic() + SECONDS
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.swap())
@@ -102,9 +65,8 @@ class Soak:
                 for client in range(NUM_CLIENTS):
                     group.create_task(self.visit(session, client))
             async with session.get(f"{self.url}/metrics") as response:
-                (self.num_open,) = re.findall(
-                    r"^recsys_connections (\d+)", await response.text(), re.M
-                )
+                text = await response.text()
+                (self.num_open,) = re.findall(r"^recsys_connections (\d+)", text, re.M)
 
     async def visit(self, session, client):
         """Send requests, and pause after each for as long as it took: half load."""
@@ -139,10 +101,10 @@ class Soak:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS * 2 + 300)
-def test_half_load_and_changing_bundles_leave_memory_and_descriptors_flat(server, bundles):
-    url, process = server
-    soak = Soak(url, process, bundles)
-    asyncio.run(soak.run())
+def test_half_load_and_changing_bundles_leave_memory_and_descriptors_flat(bundles, tmp_path):
+    with running(bundles, tmp_path / "log", profile="full", poll_seconds=0.2) as server:
+        soak = Soak(server.url, psutil.Process(server.process.pid), bundles)
+        asyncio.run(soak.run())
     held = soak.held
     assert soak.num_answers >= MIN_REQUESTS
     assert soak.served == {"v1", "v2"}

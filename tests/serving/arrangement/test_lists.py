@@ -10,10 +10,8 @@ from serving.list_record import write_record
 from serving.online.store import RecentEvent, Visitor
 from serving.query import RequestError
 from serving.recommend import Recommender
-from serving.schemas import Context, Degraded, Request
+from serving.schemas import Context, Request
 from tests.serving.test_live import MemoryStore
-
-CAPPED = {"surfaces": {"home": {"caps": {"category": 3}}}}
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +40,6 @@ def plain(of):
     return listed(of({}).answer(Request(user_id="user-2", k=10)))
 
 
-def test_nothing_configured_changes_nothing(of, bundle):
-    request = Request(user_id="user-2", k=10)
-    assert of({}).answer(request).items == Recommender(bundle).answer(request).items
-
-
 def test_pins_stand_in_their_slots_and_the_rest_keeps_its_order(of, plain):
     hidden_last = plain[9]
     table = {
@@ -65,20 +58,6 @@ def test_pins_stand_in_their_slots_and_the_rest_keeps_its_order(of, plain):
     assert len(set(found)) == 10
     slots = orjson.loads(write_record(recommender, made))["items"]
     assert [slot.get("rules") for slot in slots[:4]] == [None, ["second"], None, ["tens"]]
-
-
-def test_a_pin_never_shows_what_may_not_be_shown(of, plain):
-    recommender = of({"rules": [rule("first", "pin", items=[plain[3], plain[4]], slot=1)]})
-    request = Request(user_id="user-2", k=5, exclude=[plain[3]])
-    assert listed(recommender.answer(request))[0] == plain[4]
-    both = Request(user_id="user-2", k=5, exclude=plain[3:5])
-    assert not set(listed(recommender.answer(both))) & set(plain[3:5])
-
-
-def test_an_item_that_no_source_lists_can_be_pinned(of):
-    recommender = of({"rules": [rule("first", "pin", items=["item-40"], slot=1)]})
-    reply = recommender.answer(Request(surface="related", item_id="item-3", k=3, explain=True))
-    assert reply.items[0].item_id == "item-40"
 
 
 def test_boosted_items_go_up_and_buried_ones_down(of, plain):
@@ -111,13 +90,6 @@ def test_rules_hide_items_on_their_surfaces_while_they_hold(of, plain):
     assert plain[2] not in listed(recommender.answer(later))
     anywhere = recommender.answer(Request(surface="session", session=["item-9"], k=40))
     assert set(plain[:2]) & set(listed(anywhere))
-
-
-def test_caps_hold_for_every_category(of):
-    reply = of(CAPPED).answer(Request(user_id="user-2", k=20))
-    counts = Counter(name for item in reply.items for name in item.categories or ())
-    assert counts
-    assert max(counts.values()) <= 3
 
 
 def test_diversity_of_a_request_and_of_a_surface_are_the_same(of, plain):
@@ -176,38 +148,6 @@ def test_an_experiment_gives_each_user_one_arm_and_says_which(of):
     assert recommender.answer(Request(k=3)).experiment is None
 
 
-def test_search_lists_what_is_found_and_says_what_was_corrected(of):
-    recommender = of({})
-    reply = recommender.answer(Request(surface="search", query="title 12", k=5))
-    assert listed(reply) == ["item-12"]
-    assert reply.items[0].source == "search"
-    reply = recommender.answer(Request(surface="search", query="titel 12", k=5))
-    assert listed(reply) == ["item-12"]
-    assert Degraded("corrected_query", "title 12") in reply.degraded
-    nothing = recommender.answer(Request(surface="search", query="nowhere", k=5))
-    assert nothing.items == []
-    assert Degraded("nothing_eligible", "query") in nothing.degraded
-    filtered = Request.model_validate(
-        {"surface": "search", "query": "title", "k": 40, "filter": {"categories": ["tens"]}}
-    )
-    assert set(listed(recommender.answer(filtered))) == {"item-10", "item-20", "item-30", "item-40"}
-
-
-def test_a_cart_leaves_out_what_is_in_it(of):
-    reply = of({}).answer(Request(surface="cart", session=["item-3", "item-8"], k=40))
-    assert not {"item-3", "item-8"} & set(listed(reply))
-    assert len(reply.items) > 10
-
-
-def test_what_was_shown_of_late_is_left_out(of, plain):
-    recommender = of({"surfaces": {"home": {"not_shown_within": "6h"}}})
-    store = MemoryStore()
-    store.shown_items = lambda user_id, since_ms: plain[:3] if user_id == "user-2" else []
-    recommender.connect(lambda: store)
-    assert not set(plain[:3]) & set(listed(recommender.answer(Request(user_id="user-2", k=7))))
-    assert set(plain[:3]) <= set(listed(recommender.answer(Request(user_id="user-1", k=40))))
-
-
 def test_a_surface_has_a_filter_a_length_and_bounds_of_its_own(of):
     table = {
         "surfaces": {
@@ -238,31 +178,6 @@ def test_a_request_brings_what_its_surface_needs(of, body, message):
         of({}).answer(Request.model_validate(body))
 
 
-def test_why_not_names_the_rule_the_cap_and_the_surface(of, plain):
-    from serving.explanation.served_list import explain_list
-    from serving.online.records import record_of
-
-    table = {
-        "rules": [rule("gone", "hide", items=[plain[0]])],
-        "surfaces": {
-            "home": {"caps": {"category": 2}},
-            "tens": {"kind": "home", "filter": "category = 'tens'"},
-        },
-    }
-    recommender = of(table)
-
-    def why(item_id, **request):
-        made = recommender.make(Request(user_id="user-2", **request))
-        record = record_of(write_record(recommender, made))
-        return explain_list(recommender, record, item_id, names_history=True).why_not
-
-    assert why(plain[0], k=5).detail == "rule 'gone' hides it on this surface"
-    assert why("item-9", surface="tens").code == "not_on_surface"
-    capped = [one for one in plain[1:6] if why(one, k=6).code == "rearranged"]
-    assert capped
-    assert "the caps of the surface" in why(capped[0], k=6).detail
-
-
 EXPLORING = {
     "epsilon": {"exploration": {"method": "epsilon", "epsilon": 0.4}},
     "plackett_luce": {"exploration": {"method": "plackett_luce"}},
@@ -288,32 +203,26 @@ def test_chances_of_a_list_that_was_drawn_are_its_propensities(of, name):
             assert one.chances[one.item_rows == row].tolist() == [one.chance]
 
 
-@pytest.mark.parametrize("surface", [{}, {"caps": {"category": 4}}])
-def test_a_surface_that_draws_nothing_shows_its_own_list_for_certain(of, surface):
-    recommender = of({"surfaces": {"home": surface}})
-    made = recommender.make(Request(user_id="user-2", k=5))
-    rows = [recommender.bundle.catalogue.row_of(one) for one in listed(made.reply)]
+def test_why_not_names_the_rule_the_cap_and_the_surface(of, plain):
+    from serving.explanation.served_list import explain_list
+    from serving.online.records import record_of
 
-    def chances(of_list):
-        parts = (made.ranked, made.resolved, made.query, made.eligible.mask)
-        return [one.chance for one in recommender.arranger.slot_chances(of_list, *parts)]
+    table = {
+        "rules": [rule("gone", "hide", items=[plain[0]])],
+        "surfaces": {
+            "home": {"caps": {"category": 2}},
+            "tens": {"kind": "home", "filter": "category = 'tens'"},
+        },
+    }
+    recommender = of(table)
 
-    assert chances(rows) == [1, 1, 1, 1, 1]
-    swapped = [rows[1], rows[0], *rows[2:]]
-    # Below the two the list is its own.
-    assert chances(swapped) == [0, 1, 1, 1, 1]
-    assert chances([rows[0], 0, *rows[1:4]]) == [1, 0, 1, 1, 1]
+    def why(item_id, **request):
+        made = recommender.make(Request(user_id="user-2", **request))
+        record = record_of(write_record(recommender, made))
+        return explain_list(recommender, record, item_id, names_history=True).why_not
 
-
-def test_the_chances_of_another_policy_for_a_drawn_list_are_known(of):
-    drawn = of({"surfaces": {"home": EXPLORING["epsilon"]}})
-    calmer = of({"surfaces": {"home": {"exploration": {"method": "epsilon", "epsilon": 0.1}}}})
-    made = drawn.make(Request(user_id="user-2", k=3), seed=3)
-    rows = [drawn.bundle.catalogue.row_of(one) for one in listed(made.reply)]
-    other = calmer.make(Request(user_id="user-2", k=3), seed=4)
-    found = calmer.arranger.slot_chances(
-        rows, other.ranked, other.resolved, other.query, other.eligible.mask
-    )
-    for slot, (logged, one) in enumerate(zip(made.arranged.propensities, found, strict=True)):
-        number = len(other.ranked.item_rows) - slot
-        assert one.chance == pytest.approx(0.1 / number + (0.9 if logged > 0.5 else 0), rel=1e-12)
+    assert why(plain[0], k=5).detail == "rule 'gone' hides it on this surface"
+    assert why("item-9", surface="tens").code == "not_on_surface"
+    capped = [one for one in plain[1:6] if why(one, k=6).code == "rearranged"]
+    assert capped
+    assert "the caps of the surface" in why(capped[0], k=6).detail

@@ -129,6 +129,16 @@ def test_a_copy_that_was_cut_off_is_continued(
     assert bytes_of(here / "bundle-v1") == bytes_of(bundles / "bundle-v1")
 
 
+def test_a_bundle_that_was_altered_here_is_not_sent(bundles: Path, tmp_path: Path):
+    shutil.copytree(bundles / "bundle-v1", tmp_path / "own" / "bundle-v1")
+    victim = next(writable(tmp_path / "own" / "bundle-v1").glob("two_tower/*.safetensors"))
+    content = victim.read_bytes()
+    victim.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ValueError, match="is missing or altered"):
+        send(tmp_path / "own", "v1", str(tmp_path / "place"))
+    assert not (tmp_path / "place" / "bundle-v1" / "manifest.json").exists()
+
+
 def test_two_bundles_of_one_name_are_not_mixed(bundles: Path, tmp_path: Path):
     place = tmp_path / "place"
     send(bundles, "v1", str(place))
@@ -139,16 +149,6 @@ def test_two_bundles_of_one_name_are_not_mixed(bundles: Path, tmp_path: Path):
         send(other, "v1", str(place))
     with pytest.raises(ValueError, match="two bundles of one name"):
         fetch(str(place), "v1", digest_of(bundles, "v1"), other)
-
-
-def test_a_bundle_that_was_altered_here_is_not_sent(bundles: Path, tmp_path: Path):
-    shutil.copytree(bundles / "bundle-v1", tmp_path / "own" / "bundle-v1")
-    victim = next(writable(tmp_path / "own" / "bundle-v1").glob("two_tower/*.safetensors"))
-    content = victim.read_bytes()
-    victim.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(ValueError, match="is missing or altered"):
-        send(tmp_path / "own", "v1", str(tmp_path / "place"))
-    assert not (tmp_path / "place" / "bundle-v1" / "manifest.json").exists()
 
 
 def test_a_copy_into_its_own_folder_changes_nothing(bundles: Path):

@@ -73,12 +73,6 @@ def array_header(bundle: Path) -> None:
     path.write_bytes(wanted.rstrip().ljust(len(header)) + b"\n" + values)
 
 
-def tensor_header(bundle: Path) -> None:
-    """Claim a header of 2^40 bytes in a file of tensors."""
-    path = bundle / "popularity" / "popularity.safetensors"
-    path.write_bytes(struct.pack("<Q", HUGE) + path.read_bytes()[8:])
-
-
 def tensor_shape(bundle: Path) -> None:
     """Claim a table of 2^40 rows in a header that fits otherwise."""
     path = bundle / "popularity" / "popularity.safetensors"
@@ -99,10 +93,8 @@ def manifest_rows(bundle: Path) -> None:
 
 CRAFTED: dict[str, Callable[[Path], None]] = {
     "items.faiss width": index_with(4, "<i", 1 << 30),
-    "items.faiss rows": index_with(8, "<q", HUGE),
     "items.faiss vector": index_with(37, "<q", HUGE),
     "item_rows.npy": array_header,
-    "popularity header": tensor_header,
     "popularity shape": tensor_shape,
     "different runs": manifest_rows,
 }

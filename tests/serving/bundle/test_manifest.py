@@ -14,14 +14,8 @@ from tests.serving.synthetic_bundle import write_synthetic_bundle
 
 BLOCK = 4096
 FILES = (
-    "catalogue/display_texts.utf8.npy",
-    "histories/item_rows.npy",
-    "index/items.faiss",
-    "index/items.faiss.json",
-    "popularity/popularity.safetensors",
-    "semantic_ids/semantic_ids.safetensors",
-    "two_tower/config.json",
-    "two_tower/two_tower.safetensors",
+    *("histories/item_rows.npy", "index/items.faiss", "index/items.faiss.json"),
+    *("semantic_ids/semantic_ids.safetensors", "two_tower/config.json"),
 )
 
 
@@ -86,32 +80,14 @@ def test_missing_and_unknown_files_are_refused(bundles_dir):
         load_bundle(directory)
 
 
-def test_link_inside_a_bundle_is_refused(bundles_dir, tmp_path):
-    path = bundles_dir / "bundle-v1" / "index" / "items.faiss"
-    shutil.move(path, tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="not a regular file"):
-        load_bundle(bundles_dir / "current")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../outside.npy",
-        "/etc/passwd",
-        "catalogue/../../outside.npy",
-        "catalogue//item_ids.utf8.npy",
-        "./catalogue/item_ids.utf8.npy",
-        "catalogue\\x.npy",
-        "catalogue/x\0.npy",
-        "catalogue/.npy",
-        "manifest.json",
-        "two_tower/model.pkl",
-        "two_tower/MLmodel",
-        "elsewhere/x.npy",
-        "popularity/deep/x.json",
-    ],
+OUTSIDE = (
+    *("../outside.npy", "/etc/passwd", "catalogue/../../outside.npy", "catalogue//x.npy"),
+    *("./catalogue/x.npy", "catalogue\\x.npy", "catalogue/x\0.npy", "catalogue/.npy"),
+    *("manifest.json", "two_tower/model.pkl", "elsewhere/x.npy", "popularity/deep/x.json"),
 )
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
 def test_manifest_cannot_name_a_file_outside_the_schema(bundles_dir, name):
     path = bundles_dir / "bundle-v1" / MANIFEST
     document = json.loads(path.read_text())
@@ -160,17 +136,6 @@ def test_garbage_manifest_is_refused(bundles_dir, content):
         load_bundle(bundles_dir / "current")
 
 
-def test_deeply_nested_and_huge_manifests_are_refused(bundles_dir):
-    path = bundles_dir / "bundle-v1" / MANIFEST
-    path.write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="is not a bundle manifest"):
-        load_bundle(bundles_dir / "current")
-    with path.open("wb") as file:
-        file.truncate(17 << 20)
-    with pytest.raises(ValueError, match="bytes, at most"):
-        load_bundle(bundles_dir / "current")
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -202,11 +167,6 @@ def test_bundle_of_another_version_is_refused_by_its_number(bundles_dir, version
         publish(bundles_dir, "v1")
 
 
-def test_directory_without_a_manifest_says_what_a_bundle_is(tmp_path):
-    with pytest.raises(ValueError, match=r"it has no manifest\.json"):
-        load_bundle(tmp_path)
-
-
 def test_publish_refuses_what_is_not_there_or_damaged(bundles_dir):
     with pytest.raises(ValueError, match="bundle-v2 is not a bundle"):
         publish(bundles_dir, "v2")
@@ -234,10 +194,3 @@ def test_published_files_are_read_only_and_a_bundle_can_still_be_deleted(bundles
     for folder in (written, directory):
         shutil.rmtree(folder)
     assert not list(bundles_dir.glob("bundle-*"))
-
-
-def test_what_was_mapped_stays_whole_after_its_bundle_is_deleted(bundles_dir):
-    bundle = load_bundle(bundles_dir / "current")
-    before = bundle.users.item_rows.copy()
-    shutil.rmtree(bundles_dir / "bundle-v1")
-    np.testing.assert_array_equal(bundle.users.item_rows, before)

@@ -13,15 +13,16 @@ from recsys.models.names import RENAMED
 from recsys.models.ranker.batch import RankingBatch
 from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
-from serving.bundle.delta import NewItem, write_delta
+from serving.bundle.delta import NewItem
 from serving.bundle.load import load_bundle
-from serving.bundle.ranker import CandidateRanker, reranked
+from serving.bundle.ranker import CandidateRanker
 from serving.bundle.write import write_bundle
 from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
 from serving.surfaces import HOME
+from tests.serving.deltas import append_like
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 
 SIZE = SyntheticSize(history_models=True, ranker=True)
@@ -110,29 +111,6 @@ def test_served_scores_are_batch_scores_bit_for_bit(recommender):
             assert rows(reply) == sorted(of_row, key=lambda row: -of_row[row])[:k]
 
 
-def test_sources_are_named_as_the_blend_tells_them(recommender, bundle):
-    plain = Recommender(replace(bundle, ranker=None))
-    before = {item.item_id: item for item in ask(plain, user_id="user-3", k=32, explain=True).items}
-    reply = ask(recommender, user_id="user-3", k=20, explain=True)
-    assert [item.item_id for item in reply.items] != list(before)[:20]
-    for item in reply.items:
-        reported = before[item.item_id]
-        assert (item.source, item.reason, item.contributions) == (
-            reported.source,
-            reported.reason,
-            reported.contributions,
-        )
-
-
-def test_what_follows_the_ranked_places_keeps_its_order(recommender, bundle):
-    plain = Recommender(replace(bundle, ranker=None))
-    blended, ranked = (rows(ask(one, user_id="user-3", k=32)) for one in (plain, recommender))
-    assert sorted(ranked[:NUM_RANKED]) == sorted(blended[:NUM_RANKED])
-    assert ranked[NUM_RANKED:] == blended[NUM_RANKED:]
-    scores = [item.score for item in ask(recommender, user_id="user-3", k=32).items]
-    assert scores == sorted(scores, reverse=True)
-
-
 def test_who_has_no_history_and_other_lists_are_not_ranked(recommender):
     assert ask(recommender, k=5).served_by.ranker is None
     assert ask(recommender, surface="similar", item_id="item-4").served_by.ranker is None
@@ -158,29 +136,6 @@ def test_late_or_failed_the_blends_order_is_served_and_said(
     assert [str(note) for note in reply.degraded] == [said]
     assert reply.served_by.ranker is None
     assert reply.items == plain.items
-
-
-def test_numbers_that_are_not_finite_are_refused(recommender, bundle):
-    query, _, _ = candidates(recommender, "user-3")
-    lists = whole_lists(recommender, query)
-    counts = bundle.item_counts * torch.nan
-    ranker = CandidateRanker(bundle.ranker)
-    with pytest.raises(ValueError, match="not finite"):
-        ranker.ranked(lists, query.history_tensor, query.categorical, counts, 5)
-
-
-def test_equal_scores_keep_the_blends_order(recommender, bundle):
-    query, _, _ = candidates(recommender, "user-3")
-    lists, builder = whole_lists(recommender, query), bundle.ranker.builder
-    features = OneQueryFeatures(builder.blend, bundle.item_counts, builder.history_features)
-    found = features.candidates(lists, query.features["history"].values, 20).merged
-    same = reranked(found, torch.zeros(10), 20)
-    assert same.item_rows.tolist() == found.item_rows.tolist()
-
-
-def test_a_ranker_without_a_blend_is_refused(parts, tmp_path):
-    with pytest.raises(ValueError, match="the bundle has none"):
-        write_bundle(tmp_path / "bundles", replace(parts, blends={}), version="v1")
 
 
 def test_a_ranker_of_other_numbers_is_refused(parts, tmp_path):
@@ -224,14 +179,8 @@ def test_a_bundle_with_the_source_names_of_an_earlier_version_serves_the_same(pa
 def test_appended_items_are_ranked_and_old_ones_keep_their_scores(parts, tmp_path):
     directory = write_bundle(tmp_path, parts, version="v1")
     before = load_bundle(directory)
-    retriever = before.retriever
-    write_delta(
-        tmp_path,
-        "v1",
-        [NewItem(item_id="item-41", display_text="Fresh", categories=["odd"])],
-        content=before.items.content[[6]].numpy(),
-        item_vectors=retriever.index.vectors(torch.tensor([6])).numpy(),
-    )
+    fresh = NewItem(item_id="item-41", display_text="Fresh", categories=["odd"])
+    append_like(tmp_path, "v1", [fresh], [6])
     after = load_bundle(tmp_path / "bundle-v1+1")
     model = after.ranker.model
     query, own, numbers = candidates(Recommender(before), "user-3")

@@ -11,28 +11,22 @@ from recsys.data.top_k import ItemMask
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.lifecycle import append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
-from serving.bundle.delta import NewItem, write_delta
+from serving.bundle.delta import NewItem
 from serving.bundle.load import load_bundle
-from serving.bundle.manifest import MANIFEST, publish, read_manifest
+from serving.bundle.manifest import MANIFEST, read_manifest
 from serving.bundle.semantic_ids import NewIds
 from serving.bundle.write import write_bundle
 from serving.content_neighbours import ContentNeighbours
 from serving.recommend import Recommender
 from serving.schemas import Request
-from serving.settings import ServingOptions
-from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
+from tests.serving.deltas import append_like
+from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 from tests.serving.writable import writable
 
 FRESH = [
     NewItem(item_id="fresh-1", display_text="Fresh one", categories=["even"]),
     NewItem(item_id="fresh-2", display_text="Fresh two"),
 ]
-
-
-@pytest.fixture
-def parts(tmp_path):
-    (tmp_path / "scratch").mkdir()
-    return synthetic_parts(tmp_path / "scratch", SyntheticSize())
 
 
 @pytest.fixture
@@ -47,21 +41,12 @@ def new_ids(own, content):
     return NewIds(child.codes[torch.from_numpy(rows)], rows), child
 
 
-def add_fresh(bundles_dir, *, with_ids=True, parent="v1", items=FRESH, like=3):
+def add_fresh(bundles_dir, *, parent="v1", items=FRESH, like=3):
     """Append items with the content of item 3, and 4, ..."""
     bundle = load_bundle(bundles_dir / f"bundle-{parent}")
     rows = torch.arange(like, like + len(items))
-    content = bundle.items.content[rows].numpy()
-    new, child = new_ids(bundle.semantic_ids, content)
-    directory = write_delta(
-        bundles_dir,
-        parent,
-        items,
-        content=content,
-        item_vectors=bundle.retriever.index.vectors(rows).numpy(),
-        semantic_ids=new if with_ids else None,
-    )
-    return directory, child
+    new, child = new_ids(bundle.semantic_ids, bundle.items.content[rows].numpy())
+    return append_like(bundles_dir, parent, items, rows.tolist(), new), child
 
 
 def rewritten(directory, reseal, **changes):
@@ -71,62 +56,6 @@ def rewritten(directory, reseal, **changes):
 
 
 # ---- what is served
-
-
-def test_every_item_carries_its_id_and_the_reply_the_version(released, bundle):
-    own = bundle.semantic_ids
-    stored = SemanticIds.load(released / "bundle-v1" / "semantic_ids")
-    recommender = Recommender(bundle)
-    reply = recommender.answer(Request(user_id="user-1", k=30))
-    assert reply.served_by.semantic_ids == stored.version == own.version
-    assert len({item.semantic_id for item in reply.items}) == 30
-    for item in reply.items:
-        row = bundle.catalogue.row_of(item.item_id)
-        # The made-up bundle counts id rows from the last item.
-        assert item.semantic_id == stored.text(41 - row) == own.text(row)
-    frame = recommender.recommend(["user-1"], k=30)
-    assert frame["semantic_id"].to_list() == [item.semantic_id for item in reply.items]
-    assert own.text(0) == ""
-
-
-def test_bundle_without_semantic_ids_says_null(tmp_path):
-    write_synthetic_bundle(tmp_path, "v1", SyntheticSize(semantic_ids=False))
-    recommender = Recommender.load(tmp_path / "bundle-v1")
-    assert recommender.bundle.semantic_ids is None
-    for surface in ({"user_id": "user-1"}, {"surface": "similar", "item_id": "item-1"}):
-        reply = recommender.answer(Request(**surface, k=40))
-        assert reply.served_by.semantic_ids is None
-        assert {item.semantic_id for item in reply.items} == {None}
-        assert "content_similarity" not in {item.source for item in reply.items}
-
-
-def test_manifest_from_before_semantic_ids_still_loads(tmp_path, reseal):
-    directory = write_synthetic_bundle(tmp_path, "v1", SyntheticSize(semantic_ids=False))
-    document = json.loads((writable(directory) / MANIFEST).read_text())
-    del document["semantic_ids"]
-    (directory / MANIFEST).write_text(json.dumps(document))
-    assert load_bundle(directory).semantic_ids is None
-
-
-def test_item_without_an_id_has_null_and_finds_no_content_neighbours(parts, tmp_path):
-    folder = parts.semantic_ids
-    id_rows = np.load(folder / "id_rows.npy")
-    id_rows[7] = 0
-    np.save(folder / "id_rows.npy", id_rows)
-    bundle = load_bundle(write_bundle(tmp_path, parts, version="v1"))
-    assert bundle.manifest.semantic_ids.num_with_id == 39
-    items = Recommender(bundle).answer(Request(user_id="user-2", k=40)).items
-    assert [item.semantic_id for item in items if item.item_id == "item-7"] == [None]
-    similar = Recommender(bundle).answer(Request(surface="similar", item_id="item-7", k=39)).items
-    assert "content_similarity" not in {item.source for item in similar}
-
-
-def test_quantizer_is_read_only_when_it_is_needed(bundles_dir):
-    bundle = load_bundle(bundles_dir / "bundle-v1")
-    shutil.rmtree(bundles_dir / "bundle-v1" / "quantizer")
-    assert Recommender(bundle).answer(Request(user_id="user-1")).items[0].semantic_id
-    with pytest.raises(ValueError, match="quantizer"):
-        load_bundle_quantizer(bundle.semantic_ids)
 
 
 # ---- content neighbours
@@ -157,23 +86,6 @@ def test_content_neighbours_are_the_slow_truth(bundle):
             assert (found.item_rows[0, len(expected) :] == -1).all()
 
 
-def test_new_item_finds_its_like_and_is_found_by_it(bundles_dir):
-    add_fresh(bundles_dir)
-    after = Recommender.load(bundles_dir / "bundle-v1+1")
-
-    def similar(item_id, k):
-        return after.answer(Request(surface="similar", item_id=item_id, k=k, explain=True)).items
-
-    # Fresh 1 has the content and the vector of item 3.
-    first = similar("fresh-1", 1)[0]
-    assert (first.item_id, first.source) == ("item-3", "two_tower")
-    assert "fresh-1" in {item.item_id for item in similar("item-3", 20)}
-    by_content = [item for item in similar("item-3", 40) if item.source == "content_similarity"]
-    assert all(item.reason.startswith("is about the same as Title 3 ") for item in by_content)
-    own = after.bundle.semantic_ids
-    assert own.codes[41, 0] == own.codes[3, 0]
-
-
 def test_visitor_gets_the_new_item_that_is_like_the_latest_ones(bundles_dir):
     add_fresh(bundles_dir)
     after = load_bundle(bundles_dir / "bundle-v1+1")
@@ -201,13 +113,6 @@ def test_visitor_gets_the_new_item_that_is_like_the_latest_ones(bundles_dir):
     assert place(["item-3"]) < place([f"item-{unlike}"])
 
 
-def test_lists_of_a_bundle_as_released_take_nothing_from_content(bundle):
-    neighbours = ContentNeighbours(bundle.semantic_ids, bundle.items.content, 41)
-    assert neighbours.appended_like(np.array([3]), 5, ItemMask.all(41)) is None
-    items = Recommender(bundle).answer(Request(session=["item-3"], k=39)).items
-    assert "content_similarity" not in {item.source for item in items}
-
-
 # ---- deltas
 
 
@@ -228,13 +133,6 @@ def test_delta_adds_ids_and_moves_none(bundles_dir, bundle):
     twice = load_bundle(second)
     assert twice.semantic_ids.version == grandchild.version
     assert torch.equal(twice.semantic_ids.codes[:43], after.semantic_ids.codes)
-
-
-def test_delta_without_ids_keeps_the_version(bundles_dir, bundle):
-    directory, _ = add_fresh(bundles_dir, with_ids=False)
-    after = load_bundle(directory)
-    assert after.semantic_ids.version == bundle.semantic_ids.version
-    assert after.semantic_ids.texts([3, 41, 42]) == [bundle.semantic_ids.text(3), None, None]
 
 
 def test_item_that_comes_back_has_its_old_id(parts, tmp_path):
@@ -295,14 +193,6 @@ def test_altered_files_are_refused(bundles_dir, reseal, name):
         load_bundle_quantizer(load_bundle(bundles_dir / "bundle-v1").semantic_ids)
 
 
-def test_other_version_than_the_manifests_is_refused_naming_both(bundles_dir, bundle, reseal):
-    wanted = "0" * 64
-    rewritten(bundles_dir / "bundle-v1", reseal, version=wanted)
-    message = f"{bundle.semantic_ids.version}, expected {wanted}"
-    with pytest.raises(ValueError, match=message):
-        load_bundle(bundles_dir / "bundle-v1")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -314,12 +204,6 @@ def test_other_version_than_the_manifests_is_refused_naming_both(bundles_dir, bu
 def test_manifest_that_says_otherwise_is_refused(bundles_dir, reseal, changes, message):
     rewritten(bundles_dir / "bundle-v1", reseal, **changes)
     with pytest.raises(ValueError, match=message):
-        load_bundle(bundles_dir / "bundle-v1")
-
-
-def test_semantic_ids_the_manifest_does_not_name_are_refused(bundles_dir, reseal):
-    reseal(bundles_dir / "bundle-v1", semantic_ids=None)
-    with pytest.raises(ValueError, match="its manifest names no semantic IDs"):
         load_bundle(bundles_dir / "bundle-v1")
 
 
@@ -342,6 +226,24 @@ def test_id_rows_that_do_not_fit_are_refused(parts, tmp_path, id_rows, message):
     assert list((tmp_path / "bundles").iterdir()) == []
 
 
+def test_delta_whose_version_does_not_recompute_is_refused(bundles_dir, reseal):
+    directory, child = add_fresh(bundles_dir)
+    path = writable(directory) / "semantic_ids" / "codes.npy"
+    codes = np.load(path)
+    np.save(path, codes[::-1])
+    with pytest.raises(ValueError, match=r"codes\.npy is altered"):
+        load_bundle(directory)
+    reseal(directory)
+    with pytest.raises(ValueError, match=f"with version .*, its manifest says {child.version}"):
+        load_bundle(directory)
+
+
+def test_semantic_ids_the_manifest_does_not_name_are_refused(bundles_dir, reseal):
+    reseal(bundles_dir / "bundle-v1", semantic_ids=None)
+    with pytest.raises(ValueError, match="its manifest names no semantic IDs"):
+        load_bundle(bundles_dir / "bundle-v1")
+
+
 def test_quantizer_of_another_digest_is_refused(parts, tmp_path):
     content = torch.from_numpy(parts.content[1:])
     other = ResidualKMeans.fit(content, ResidualKMeansConfig(level_sizes=(5, 5, 5), seed=7))
@@ -357,37 +259,6 @@ def test_directory_without_semantic_ids_is_refused(parts, tmp_path):
         write_bundle(tmp_path / "bundles", wrong, version="v1")
 
 
-def test_delta_whose_version_does_not_recompute_is_refused(bundles_dir, reseal):
-    directory, child = add_fresh(bundles_dir)
-    path = writable(directory) / "semantic_ids" / "codes.npy"
-    codes = np.load(path)
-    np.save(path, codes[::-1])
-    with pytest.raises(ValueError, match=r"codes\.npy is altered"):
-        load_bundle(directory)
-    reseal(directory)
-    with pytest.raises(ValueError, match=f"with version .*, its manifest says {child.version}"):
-        load_bundle(directory)
-
-
-def test_delta_with_ids_of_another_length_is_refused(bundles_dir, reseal):
-    directory, _ = add_fresh(bundles_dir)
-    for name in ("codes", "id_rows"):
-        path = writable(directory) / "semantic_ids" / f"{name}.npy"
-        np.save(path, np.load(path)[:1])
-    reseal(directory)
-    with pytest.raises(ValueError, match="semantic_ids is 42, the rest of the bundle needs 43"):
-        load_bundle(directory)
-
-
-def test_delta_is_refused_when_its_parent_moved(bundles_dir):
-    """The same items and vectors, other IDs: the parent's digest is another one."""
-    directory, _ = add_fresh(bundles_dir)
-    shutil.rmtree(bundles_dir / "bundle-v1")
-    write_synthetic_bundle(bundles_dir, "v1", SyntheticSize(semantic_ids=False))
-    with pytest.raises(ValueError, match=r"was made for v1 with digest .* make the delta again"):
-        load_bundle(directory)
-
-
 def test_delta_with_ids_on_a_parent_without_is_refused(tmp_path, bundles_dir, reseal):
     directory, _ = add_fresh(bundles_dir)
     shutil.rmtree(bundles_dir / "bundle-v1")
@@ -396,15 +267,3 @@ def test_delta_with_ids_on_a_parent_without_is_refused(tmp_path, bundles_dir, re
     reseal(directory, parent={"version": "v1", "digest": digest})
     with pytest.raises(ValueError, match="its parent has no semantic IDs"):
         load_bundle(directory)
-
-
-def test_refused_ids_are_named_and_the_released_ones_load(bundles_dir, reseal):
-    directory, _ = add_fresh(bundles_dir)
-    rewritten(directory, reseal, version="f" * 64)
-    with pytest.raises(ValueError, match="leads to semantic IDs with version"):
-        Recommender.load(directory, ServingOptions()).warm()
-    shutil.rmtree(directory)
-    add_fresh(bundles_dir)
-    publish(bundles_dir, "v1+1")
-    loaded = Recommender.load(bundles_dir / "current", ServingOptions()).warm()
-    assert loaded.bundle.version == "v1+1"

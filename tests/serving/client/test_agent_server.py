@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-import sys
 from dataclasses import replace
 
 import pytest
-from mcp import Client, StdioServerParameters
+from mcp import Client
 
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.manifest import publish
@@ -122,42 +121,17 @@ def test_an_agent_recommends_explains_and_asks_why_not(server):
     assert len(similar["items"]) == 2
 
 
-def test_a_list_leaves_no_trace_unless_it_will_be_shown(server):
-    _, unknown = used(
-        at(server),
-        ("recommend", {"user_id": "user-2"}),
-        ("explain", lambda found: {"request_id": found[0]["request_id"]}),
-    )
-    assert unknown.startswith("404 unknown_request")
-
-
-def test_an_event_changes_the_next_list(server):
-    before, stored, after = used(
-        at(server, allow_events=True),
-        ("recommend", {"user_id": "newcomer", "k": 5}),
-        ("send_event", {"user_id": "newcomer", "item_id": "item-4", "event_type": "purchase"}),
-        ("recommend", {"user_id": "newcomer", "k": 5}),
-    )
-    assert stored == {"accepted": 1, "duplicates": 0}
-    assert before["fallback"] == "popularity"
-    assert "fallback" not in after
-
-
 @pytest.mark.parametrize(
     ("tool", "arguments", "says"),
     [
         ("recommend", {"k": 0}, "recommend: k: Input should be greater than or equal to 1"),
-        ("recommend", {"user_id": 7}, "user_id: Input should be a valid string"),
         ("recommend", {"usr": "1"}, "usr: no such argument; it takes surface, user_id"),
         ("recommend", {"filter": {"where": "price <"}}, "filter.where"),
         ("recommend", {"filter": {"where": "colour == 'red'"}}, "422 unknown_property"),
-        ("recommend", {"surface": "nowhere"}, "422 invalid_request"),
         ("recommend", {"surface": "related", "item_id": "no-such"}, "404 unknown_item"),
         ("search", {}, "search: query: Field required"),
-        ("search", {"query": ""}, "at least 1 character"),
         ("search", {"query": "x" * 10_000}, "at most 200 characters"),
         ("similar", {"item_id": "../../users"}, "404 unknown_item"),
-        ("explain", {"request_id": "none"}, "404 unknown_request"),
         ("drop\x07table", {}, "there is no tool 'drop\\x07table'; there are recommend, search"),
     ],
 )
@@ -180,14 +154,6 @@ def test_a_title_is_data_wherever_it_appears(server):
     assert all("SYSTEM" not in tool.model_dump_json() for tool in listed(at(server)))
 
 
-def test_keys_are_the_servers(server):
-    (refused,) = used(at(server, key=None), ("search", {"query": "title"}))
-    assert refused.startswith("401 key_missing")
-    event = ("send_event", {"user_id": "u", "item_id": "item-1"})
-    (refused,) = used(at(server, key=AGENT, allow_events=True), event)
-    assert refused.startswith("403 scope_missing")
-
-
 def test_an_explanation_counts_as_the_lists_that_it_makes(server):
     made, explained = used(
         at(server),
@@ -203,17 +169,3 @@ def test_an_explanation_counts_as_the_lists_that_it_makes(server):
     # Four at once, one each two seconds; nine lists were made.
     assert refused.startswith("429 rate_limited")
     assert int(refused.split("wait ")[1].split()[0]) >= 10
-
-
-def test_a_server_that_is_away_is_said():
-    (error,) = used(door(DoorOptions(url="http://127.0.0.1:9", timeout=0.2)), ("recommend", {}))
-    assert "is the server running?" in error
-
-
-def test_over_stdio_the_command_answers(server):
-    command = ["-m", "pipelines.cli.main", "mcp", "--url", server.url]
-    started = StdioServerParameters(
-        command=sys.executable, args=command, env={"RECSYS_API_KEY": AGENT}
-    )
-    (found,) = used(started, ("search", {"query": "title 12"}))
-    assert found["items"][0]["item_id"] == "item-12"

@@ -6,15 +6,6 @@ import httpx2
 import pytest
 
 from serving.client import AsyncClient, Client, ServerError, UnreachableError
-from tests.serving.server.running import running
-
-
-@pytest.fixture(scope="module")
-def server(released, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("client")
-    store = f"sqlite:{folder / 'online'}"
-    with running(released, folder / "log", store=store, allow_admin="true") as server:
-        yield server
 
 
 def scripted(*replies):
@@ -37,26 +28,14 @@ BUSY = (503, {"error": {"code": "overloaded", "message": "busy"}}, {})
 FAILED = (500, {"error": {"code": "internal", "message": "a fault"}}, {})
 
 
-def test_three_lines_recommend_send_an_event_and_search(server):
-    client = Client(server.url)
+def test_three_lines_recommend_send_an_event_and_search(shared):
+    client = Client(shared.url)
     reply = client.recommend("user-2", k=3)
     client.event("user-2", reply.items[0].item_id, request_id=reply.request_id, slot=1)
     assert client.search("title 12").items[0].item_id == "item-12"
     assert reply.served_by.bundle == "v1"
     assert reply.items[0].score >= reply.items[1].score
     client.close()
-
-
-def test_the_asynchronous_client_does_the_same(server):
-    async def use():
-        async with AsyncClient(server.url) as client:
-            replies = await asyncio.gather(*(client.recommend(f"user-{n}", k=2) for n in range(8)))
-            event = await client.event("user-3", "item-3")
-            return replies, event
-
-    replies, event = asyncio.run(use())
-    assert len({reply.request_id for reply in replies}) == 8
-    assert event.accepted == 1
 
 
 @pytest.mark.parametrize(
@@ -106,6 +85,18 @@ def test_no_attempt_begins_that_the_time_does_not_allow():
     ):
         client.recommend("u")
     assert len(sent) == 1
+
+
+def test_the_asynchronous_client_does_the_same(shared):
+    async def use():
+        async with AsyncClient(shared.url) as client:
+            replies = await asyncio.gather(*(client.recommend(f"user-{n}", k=2) for n in range(8)))
+            event = await client.event("user-3", "item-3")
+            return replies, event
+
+    replies, event = asyncio.run(use())
+    assert len({reply.request_id for reply in replies}) == 8
+    assert event.accepted == 1
 
 
 def test_many_events_go_in_several_requests():

@@ -12,7 +12,7 @@ import pytest
 from serving.configuration.file import check_configuration
 from serving.configuration.resolve import Resolver
 
-USERS = [f"user-{number}" for number in range(100_000)]
+USERS = [f"user-{number}" for number in range(20_000)]
 # Chi-square by degrees of freedom: larger once in a thousand times.
 ONE_IN_A_THOUSAND = {1: 10.83, 2: 13.82, 3: 16.27, 9: 27.88}
 
@@ -46,16 +46,6 @@ def test_arms_get_their_shares(weights):
         [len(USERS) * weight / total for weight in weights.values()],
     )
     assert found < ONE_IN_A_THOUSAND[len(weights) - 1]
-
-
-def test_ids_in_a_row_are_spread_as_evenly_as_any():
-    # Of each run of ten ids the number in one arm is binomial.
-    first = np.array([arm == "a" for arm in arms_of({"a": 1, "b": 1})]).reshape(-1, 10).sum(1)
-    expected = np.array([math.comb(10, n) for n in range(11)]) / 1024 * len(first)
-    # The outermost two share a bin with their neighbours.
-    counts = np.bincount(first, minlength=11)
-    folded = [np.r_[x[0] + x[1], x[2:10], x[10]] for x in (counts, expected)]
-    assert chi_square(*folded) < ONE_IN_A_THOUSAND[9]
 
 
 def test_the_arm_is_the_same_in_another_process_and_order():

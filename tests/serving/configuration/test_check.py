@@ -7,8 +7,6 @@ from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 
-ROOT = Path(__file__).parents[3]
-
 
 def check(file: Path, *arguments: object) -> tuple[int, str]:
     given = ["config", "check", str(file), *(str(one) for one in arguments)]
@@ -24,28 +22,6 @@ def written(tmp_path):
         return path
 
     return write
-
-
-def test_it_says_what_the_example_has():
-    code, said = check(ROOT / "deploy" / "serving.toml")
-    assert code == 0
-    assert "newsletter; 3 rules, 1 experiments" in said
-
-
-def test_faults_are_exit_code_2(written):
-    code, said = check(written("[surfaces.home]\nk = 0"))
-    assert code == 2
-    assert "k = 0" in said
-
-
-def test_warnings_do_not_fail(written):
-    text = "\n".join(
-        f"[[rules]]\nname='{name}'\nkind='{name}'\nwhere='price < {n}'\nplaces=1"
-        for n, name in enumerate(("boost", "bury"))
-    )
-    code, said = check(written(text))
-    assert code == 0
-    assert "warning: rules 'boost' and 'bury': an item that is in both" in said
 
 
 def test_a_bundle_has_what_a_file_names_or_not(written, released):

@@ -107,21 +107,6 @@ def test_what_never_meets_is_read(rules, more):
     assert len(found.rules) + len(found.experiments) == 2
 
 
-@pytest.mark.parametrize(
-    "parted",
-    [
-        {"slot": 2},
-        {"surfaces": ["cart"]},
-        {"users": {"domains": ["garden"]}},
-        tomllib.loads(DECEMBER),
-    ],
-)
-def test_pins_that_never_meet_may_have_one_slot(parted):
-    here = {"surfaces": ["home"], "users": {"domains": ["books"]}, **tomllib.loads(NOVEMBER)}
-    there = {**here, **parted}
-    assert len(read(rule("a", "pin", ["1"], **here), rule("b", "pin", ["2"], **there)).rules) == 2
-
-
 def test_what_may_contradict_is_a_warning():
     found = read(
         ONE_PIN,
@@ -135,11 +120,3 @@ def test_what_may_contradict_is_a_warning():
         "rules 'up' and 'down': an item that is in both is boosted and buried with equal priority; "
         "give one of them a higher priority",
     )
-
-
-def test_lists_of_items_without_a_shared_one_are_no_contradiction():
-    found = read(
-        rule("up", "boost", ["1"], where="price < 5"),
-        rule("down", "bury", ["2"], where="price > 1"),
-    )
-    assert found.warnings == ()

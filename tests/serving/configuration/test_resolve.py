@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from serving.configuration.file import ServingConfiguration, check_configuration
+from serving.configuration.file import check_configuration
 from serving.configuration.resolve import Resolver, UnknownSurfaceError
-from serving.surfaces import BUILT_IN, Diversity
+from serving.surfaces import Diversity
 
 CONFIGURATION = check_configuration(
     {
@@ -79,11 +79,6 @@ def test_rules_are_for_their_surfaces_domains_and_visitors(resolver):
     assert not on("home", "u", "books")
     assert not on("home", "u", None)
     assert not on("session", "u", "garden")
-
-
-def test_without_a_configuration_nothing_changes():
-    found = Resolver(ServingConfiguration(), exclude_history=True).resolve("similar", "u", 0)
-    assert found == (BUILT_IN["related"], (), None, None)
 
 
 def test_an_arm_changes_its_surface(resolver):

@@ -114,18 +114,6 @@ def test_the_item_that_a_list_hangs_on_is_named(worlds):
     assert any(slot.because for slot in found.items if slot not in even)
 
 
-def test_a_hidden_history_is_counted_and_not_named(worlds):
-    recommender = worlds["plain"]
-    shown = explained(recommender, user_id="user-2", k=6)
-    hidden = explained(recommender, user_id="user-2", k=6, names_history=False)
-    assert any(slot.because for slot in shown.items)
-    assert not any(slot.because for slot in hidden.items)
-    titles = {one.title for slot in shown.items for one in slot.because or []}
-    assert not any(title in slot.sentence for slot in hidden.items for title in titles)
-    counted = [slot for slot in hidden.items if "of the history it would be" in slot.sentence]
-    assert [slot.item_id for slot in counted] == [s.item_id for s in shown.items if s.because]
-
-
 def test_work_is_bounded_and_a_why_not_measures_nothing(worlds):
     recommender, made = worlds["plain"], []
     make = recommender.make
@@ -162,24 +150,3 @@ def test_why_not_is_a_sentence(worlds, fields, item_id, says):
     found = explained(worlds["plain"], item_id, **fields).why_not
     assert says in found.sentence
     assert found.sentence.startswith((found.title or item_id).split("\n")[0])
-
-
-def test_a_surface_of_short_lists_is_explained_by_places_behind_them(worlds):
-    short = {"surfaces": {"home": {"k": 3, "max_k": 3}}}
-    recommender = Recommender(worlds["plain"].bundle, configuration=check_configuration(short))
-    places = []
-    for row in range(1, 12):
-        found = explained(recommender, user_id=f"user-{row}", k=3)
-        assert len(found.items) == 3
-        places += [slot.place_without for slot in found.items if slot.because]
-    assert any(3 < place < LOST for place in places)
-    why_not = explained(recommender, "item-39", user_id="user-1", k=3).why_not
-    assert why_not.code in ("outranked", "no_source", "in_history")
-
-
-def test_lists_beside_an_item_and_of_nobody_name_no_history(worlds):
-    for fields in ({"surface": "related", "item_id": "item-4"}, {}):
-        explanation = explained(worlds["plain"], k=4, **fields)
-        assert explanation.num_left_out == 0
-        assert not any(slot.because for slot in explanation.items)
-        assert all("of the score" in slot.sentence for slot in explanation.items)

@@ -1,10 +1,7 @@
 """What every online store does, whichever it is."""
 
 import os
-import threading
-import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 
 import orjson
 import pytest
@@ -76,21 +73,6 @@ def items_of(visitor):
     return [found.item_id for found in visitor.events]
 
 
-def test_an_empty_store_knows_nobody(store):
-    for found in (store.visitor("ann", 10), store.visitor(None, 10)):
-        assert (list(found.events), found.forgotten_ms, found.items_version) == ([], None, 0)
-    assert store.items() == (0, {})
-    assert store.events_after(0, 10) == []
-    assert store.requests_between(0, T0, 10) == []
-    assert lists_of(store) == []
-    assert store.shown_items("ann", 0) == []
-    assert not store.forgotten()
-    assert store.hidden_items() == (0, [])
-    assert store.add_events([]) == []
-    store.add_requests([])
-    store.remove_old(T0, T0)
-
-
 def test_an_event_is_stored_once_within_and_across_batches(store):
     first = event(1)
     again = event(1, item_id="other")
@@ -99,16 +81,6 @@ def test_an_event_is_stored_once_within_and_across_batches(store):
     assert items_of(store.visitor("ann", 10)) == ["i1", "i2", "i3", "i4"]
     # Another user's event of the same id is the same event.
     assert store.add_events([event(9, "bob", event_id="ann-1")]) == [False]
-
-
-@pytest.mark.parametrize("num_events", [1, 3, 255, 700, 1_000])
-def test_any_number_of_events_is_one_batch(store, num_events):
-    assert store.add_events([event(n) for n in range(0, num_events, 2)]) == [True] * (
-        (num_events + 1) // 2
-    )
-    added = store.add_events([event(n) for n in range(num_events)])
-    assert added == [n % 2 == 1 for n in range(num_events)]
-    assert len(store.events_after(0, 2_000)) == num_events
 
 
 def test_a_history_is_by_time_then_arrival_and_strictly_before_a_moment(store):
@@ -121,14 +93,6 @@ def test_a_history_is_by_time_then_arrival_and_strictly_before_a_moment(store):
     assert items_of(store.visitor("ann", 10, before_ms=T0 + 51)) == ordered[:6]
     assert items_of(store.visitor("ann", 10, before_ms=T0 + 10)) == []
     assert store.visitor("ann", 1).events[0] == RecentEvent("i5", "click", T0 + 60)
-
-
-def test_impressions_are_no_history_and_types_are_kept(store):
-    types = ["view", "impression", "cart", "impression", "purchase", "like", "click"]
-    store.add_events([event(n, event_type=kind) for n, kind in enumerate(types)])
-    found = [seen.event_type for seen in store.visitor("ann", 10).events]
-    assert found == ["view", "cart", "purchase", "like", "click"]
-    assert set(store.shown_items("ann", 0)) == {"i1", "i3"}
 
 
 def test_every_field_comes_back_in_the_order_of_arrival(store):
@@ -148,14 +112,6 @@ def test_every_field_comes_back_in_the_order_of_arrival(store):
     assert places[0] > 0
     assert store.events_after(places[1], 1) == exported[2:3]
     assert store.events_after(places[-1], 5) == []
-
-
-def test_places_are_never_used_again(store):
-    store.add_events([event(n) for n in range(5)])
-    (last, _) = store.events_after(0, 10)[-1]
-    store.forget("ann", T0 + 100)
-    store.add_events([event(200)])
-    assert [found.event_id for _, found in store.events_after(last, 10)] == ["ann-200"]
 
 
 def test_forgetting_removes_everything_of_a_user_and_nothing_of_others(store):
@@ -213,33 +169,6 @@ def test_a_slow_clock_moves_no_moment_of_forgetting_back(open_another):
     assert slow.add_events(sent) == [False, False, True, False, True]
 
 
-def test_a_user_is_forgotten_while_their_events_arrive(open_another):
-    stop = threading.Event()
-
-    def send(store, name):
-        number = 0
-        while not stop.is_set():
-            store.add_events([event(n, event_id=f"{name}-{n}") for n in range(number, number + 5)])
-            number += 5
-            # SQLite's lock is not fair: senders without a pause can starve whoever forgets.
-            time.sleep(0.02)
-
-    senders = [open_another() for _ in range(2)]
-    forgetting = open_another()
-    with ThreadPoolExecutor(2) as pool:
-        sent = [pool.submit(send, store, name) for name, store in enumerate(senders)]
-        try:
-            for turn in range(5):
-                forgetting.forget("ann", T0 - 1_000 + turn)
-        finally:
-            stop.set()
-        for each in sent:
-            each.result()
-    forgetting.forget("ann", T0 - 1)
-    assert items_of(forgetting.visitor("ann", 10_000)) == []
-    assert forgetting.events_after(0, 10) == []
-
-
 def test_shown_items_are_impressions_and_served_lists_since_a_moment(store):
     seen = [event(n, event_type="impression") for n in (10, 20, 15)]
     store.add_events([*seen, event(30)])
@@ -280,18 +209,6 @@ def test_changes_of_items_have_a_version(store, open_another):
     assert store.items() == (3, {"hat": ItemState(hidden=True)})
 
 
-def test_hidden_items_are_those_that_are_hidden_now(store, open_another):
-    described = {f"i{n}": ItemState(properties={"title": str(n)}) for n in range(20)}
-    store.change_items(described)
-    assert store.hidden_items() == (1, [])
-    store.change_items({"i3": ItemState(hidden=True), "\x00": ItemState(hidden=True)})
-    assert store.change_items({"7": ItemState(hidden=True, properties={"n": 1})}) == 3
-    assert open_another().hidden_items() == (3, ["\x00", "7", "i3"])
-    store.change_items({"i3": None, "7": ItemState(properties={"n": 1})})
-    assert open_another().hidden_items() == (4, ["\x00"])
-    assert "7" in store.items()[1]
-
-
 def test_retention_removes_what_arrived_before(store):
     store.add_events([event(n, at=n // 2) for n in range(2_500)])
     store.add_events([event(5_000, at=1_100)])
@@ -306,27 +223,6 @@ def test_retention_removes_what_arrived_before(store):
     assert store.request(record(1).request_id) is None
     # An id that was removed may be sent again.
     assert store.add_events([event(1), event(2_450)]) == [True, False]
-
-
-def test_two_servers_store_an_event_once(open_another):
-    stores = [open_another() for _ in range(2)]
-    events = [event(n) for n in range(600)]
-
-    def send(store):
-        return [store.add_events(events[at : at + 10]) for at in range(0, 600, 10)]
-
-    with ThreadPoolExecutor(4) as pool:
-        replies = list(pool.map(send, [*stores, *stores]))
-    assert sum(new for reply in replies for flags in reply for new in flags) == 600
-    assert len(stores[1].events_after(0, 5_000)) == 600
-    assert len(stores[0].visitor("ann", 1_000).events) == 600
-
-
-def test_what_one_process_stores_another_reads_at_once(open_another):
-    writer, reader = open_another(), open_another()
-    for number in range(50):
-        assert len(reader.visitor("ann", 100).events) == number
-        writer.add_events([event(number)])
 
 
 def test_a_forked_process_reads_and_writes_beside_its_parent(store):

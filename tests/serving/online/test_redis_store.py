@@ -58,19 +58,6 @@ def keys_of(url):
         return {key.removeprefix(prefix) for key in client.scan_iter(f"{prefix}*", count=1_000)}
 
 
-def test_events_come_back_as_they_were_sent(store):
-    sent = [
-        event(1, user_id="bo b\n", item_id="two words \u00e9\x00\u2028", value=0.1 + 0.2),
-        event(2, request_id="0" * 32, slot=3, domain="d", session_id="s", event_type="impression"),
-        event(3, value=5.0, session_id="only the last"),
-        event(4, time_ms=1_795_381_075_176),
-    ]
-    assert store.add_events(sent) == [True] * 4
-    assert [found for _, found in store.events_after(0, 10)] == sent
-    assert items_of(store.visitor("bo b\n", 10)) == [sent[0].item_id]
-    assert store.visitor("ann", 10).events[-1].time_ms == 1_795_381_075_176
-
-
 def test_a_history_keeps_the_newest_and_the_export_everything(store, monkeypatch):
     monkeypatch.setattr(redis_store, "READ_A_CALL", 300)
     num_events = MAX_RECENT + 700
@@ -161,23 +148,6 @@ def test_old_events_and_lists_leave_every_key(store, url, monkeypatch):
     assert store.events_after(0, 9) == []
 
 
-def test_an_event_that_arrived_late_by_another_clock_is_removed_all_the_same(store, monkeypatch):
-    monkeypatch.setattr(redis_store, "REMOVED_A_SCRIPT", 4)
-    store.add_events([event(5), event(50), event(6), event(60)])
-    store.remove_old(1_010, 0)
-    assert [found.time_ms for _, found in store.events_after(0, 9)] == [50, 60]
-
-
-def test_stores_of_other_prefixes_and_databases_are_apart(shared_redis):
-    name = uuid.uuid4().hex
-    urls = [f"{shared_redis.url}?prefix={name}{tenant}:" for tenant in "ab"]
-    urls.append(urls[0].replace("/0?", "/1?"))
-    stores = [RedisStore.open(url, 2_000) for url in urls]
-    for number, store in enumerate(stores):
-        assert store.add_events([event(1, item_id=f"of-{number}")]) == [True]
-    assert [items_of(store.visitor("ann", 5)) for store in stores] == [["of-0"], ["of-1"], ["of-2"]]
-
-
 @pytest.mark.parametrize("field", ["event_id", "user_id", "item_id", "session_id"])
 def test_ids_that_are_no_text_are_refused(store, field):
     broken = replace(event(1), **{field: "\ud800"})
@@ -186,14 +156,6 @@ def test_ids_that_are_no_text_are_refused(store, field):
     with pytest.raises(StoreError, match="no Unicode text"):
         store.visitor("\ud800", 5)
     assert store.add_events([event(2)]) == [True]
-
-
-@pytest.mark.parametrize(
-    "wrong", ["http://x", "redis://127.0.0.1:6379/0?colour=red", "127.0.0.1:6379"]
-)
-def test_a_url_that_is_none_of_a_redis_is_refused(wrong):
-    with pytest.raises(ValueError, match="URL"):
-        RedisStore.open(wrong)
 
 
 def test_a_store_of_another_version_is_refused(url, shared_redis):

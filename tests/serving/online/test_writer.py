@@ -97,27 +97,6 @@ async def test_events_that_arrive_while_a_commit_runs_share_the_next(store, writ
 
 
 @in_a_loop
-async def test_commits_gather_while_several_senders_send_at_once(store, writer, monkeypatch):
-    monkeypatch.setattr(writer_module, "GATHER_SECONDS", 0.5)
-    # A sender that waits for each of its events is not kept waiting.
-    for number in range(3):
-        assert await writer.add([event(number)]) == [True]
-    await held(store)
-    first = asyncio.create_task(writer.add([event(3)]))
-    await begun(store)
-    second = asyncio.create_task(writer.add([event(4)]))
-    await asyncio.sleep(0.01)
-    store.go.set()
-    await first
-    spread = []
-    for number in range(5, 8):
-        spread.append(asyncio.create_task(writer.add([event(number)])))
-        await asyncio.sleep(0.005)
-    await asyncio.gather(second, *spread)
-    assert store.sizes == [1, 1, 1, 1, 4]
-
-
-@in_a_loop
 async def test_too_many_waiting_events_are_refused_and_none_of_them_stored(
     store, writer, monkeypatch
 ):
@@ -179,19 +158,6 @@ async def test_what_is_asked_after_events_is_done_after_them(store, writer):
     assert lists_of(store) == []
 
 
-@in_a_loop
-async def test_someone_who_has_gone_leaves_the_others_their_answers(store, writer):
-    await held(store)
-    gone = asyncio.create_task(writer.add([event(0)]))
-    await begun(store)
-    stays = asyncio.create_task(writer.add([event(1)]))
-    await asyncio.sleep(0)
-    gone.cancel()
-    store.go.set()
-    assert await stays == [True]
-    assert items_of(store.visitor("ann", 9)) == ["i0", "i1"]
-
-
 def test_a_batch_that_failed_leaves_no_more_waiting_than_may_wait(monkeypatch):
     """While it is written others arrive; the oldest of all are dropped and counted."""
     monkeypatch.setattr(request_log, "MAX_WAITING_RECORDS", 4)
@@ -236,17 +202,6 @@ async def test_closing_writes_what_waits_and_takes_no_more(tmp_path):
     reader = SqliteStore(tmp_path, readonly=True)
     assert len(reader.visitor("ann", 9).events) == 3
     reader.close()
-
-
-@in_a_loop
-async def test_old_events_are_removed_from_the_start(tmp_path, monkeypatch):
-    store = Held(tmp_path)
-    store.add_events([event(n) for n in range(1_500)])
-    store.add_requests([record(1)])
-    writer = EventWriter(store, event_days=1, log_days=1)
-    while store.events_after(0, 1) or store.request(record(1).request_id):
-        await asyncio.sleep(0.01)
-    await asyncio.to_thread(writer.close)
 
 
 @pytest.mark.parametrize(("days", "events", "lists"), [((2, 30), 0, 1), ((30, 2), 1, 0)])

@@ -93,22 +93,23 @@ def list_of(name):
 class FrontBench(Bench):
     """A front before such workers, asked directly or over sockets."""
 
-    def __init__(self, workers=1, writer=None, **settings):
+    def __init__(self, workers=1, writer=None, traces=None, **settings):
         self.settings = Settings(log_requests=False, **settings)
         super().__init__(workers, self.settings.queue_ms / 1_000, self.settings.max_queue)
         metrics = ServerMetrics()
         self.fleet = Fleet(settings=self.settings, dispatcher=self.dispatcher, metrics=metrics)
         self.connections = Connections(self.settings, metrics.refused)
         access = Access(self.settings)
-        self.front = Front(
-            self.settings, access, self.fleet, self.connections, metrics, writer=writer
-        )
+        parts = (self.settings, access, self.fleet, self.connections, metrics)
+        self.front = Front(*parts, traces=traces, writer=writer)
 
-    async def ask(self, method="POST", path="/v1/recommend", document=None, *, key=None, parts=()):
+    async def ask(
+        self, method="POST", path="/v1/recommend", document=None, *, key=None, parts=(), headers=()
+    ):
         """One request, whose body is a document or comes in parts."""
         whole = [json.dumps(document).encode()] if document is not None else [b""]
         waiting = iter(parts or whole)
-        headers = [(b"content-type", b"application/json")]
+        headers = [(b"content-type", b"application/json"), *headers]
         headers += [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
         sent = []
 

@@ -1,14 +1,8 @@
-"""Servers on a small bundle; one is shared by tests that leave it as it was."""
+"""A server on a small bundle of the test's own."""
 
 import pytest
 
 from tests.serving.server.running import running
-
-
-@pytest.fixture(scope="module")
-def shared(released, tmp_path_factory):
-    with running(released, tmp_path_factory.mktemp("shared") / "log") as server:
-        yield server
 
 
 @pytest.fixture

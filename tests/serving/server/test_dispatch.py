@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from serving.server.dispatch import MAX_BATCHES, PAUSE_SECONDS, OverloadedError, WorkerDiedError
-from serving.server.frames import Frame
 from tests.serving.server.bench import Bench, run
 
 
@@ -22,18 +21,6 @@ def test_idle_workers_come_first_and_each_holds_one_more_while_others_wait():
     run(test)
 
 
-def test_job_that_would_wait_too_long_is_refused_at_once():
-    async def test():
-        bench = Bench(queue_seconds=0.05)
-        bench.dispatcher.service_seconds = 0.01
-        for _ in range(8):
-            bench.submit()
-        with pytest.raises(OverloadedError):
-            bench.submit()
-
-    run(test)
-
-
 def test_a_full_queue_takes_no_more_however_fast_workers_are():
     async def test():
         bench = Bench(max_queue=3)
@@ -44,17 +31,6 @@ def test_a_full_queue_takes_no_more_however_fast_workers_are():
         bench.reply(0)
         bench.submit()
         assert len(bench.dispatcher.queue) == 3
-
-    run(test)
-
-
-def test_job_that_has_waited_too_long_is_refused_without_being_sent():
-    async def test():
-        bench = Bench(queue_seconds=0.02)
-        jobs = [bench.submit() for _ in range(3)]
-        with pytest.raises(OverloadedError):
-            await jobs[2].reply
-        assert bench.held() == [["recommend"] * 2]
 
     run(test)
 
@@ -90,34 +66,6 @@ def test_jobs_wait_for_a_worker_to_come_back():
         bench.dispatcher.fill()
         bench.reply(1)
         assert (await job.reply).body == b"done"
-
-    run(test)
-
-
-def test_equal_jobs_at_one_time_are_one():
-    async def test():
-        bench = Bench()
-        first, second = bench.submit(key=b"a"), bench.submit(key=b"a")
-        assert first is second
-        assert bench.submit(key=b"b") is not first
-        assert bench.dispatcher.num_deduplicated == 1
-        bench.reply(0)
-        assert isinstance(await first.reply, Frame)
-        # What comes later is computed anew.
-        assert bench.submit(key=b"a") is not first
-
-    run(test)
-
-
-def test_job_that_nobody_waits_for_is_not_sent():
-    async def test():
-        bench = Bench()
-        jobs = [bench.submit() for _ in range(4)]
-        bench.dispatcher.abandon(jobs[2])
-        for _ in range(3):
-            bench.reply(0)
-        assert jobs[3].reply.done()
-        assert not jobs[2].reply.done()
 
     run(test)
 

@@ -1,29 +1,16 @@
 """Events, hidden items and forgotten users on a running server."""
 
-import signal
-import threading
-
 import pytest
 
 from serving.client import Client, ServerError
 from serving.online.sqlite_store import SqliteStore
 from tests.features.test_ids import IDS
-from tests.serving.server.running import running, wait_for
-
-
-@pytest.fixture(scope="module")
-def trial(released, tmp_path_factory):
-    """A server of two workers that anyone may administer."""
-    folder = tmp_path_factory.mktemp("trial")
-    store = f"sqlite:{folder / 'online'}"
-    with running(released, folder / "log", store=store, allow_admin="true") as server:
-        server.online = folder / "online"
-        yield server
+from tests.serving.server.running import wait_for
 
 
 @pytest.fixture
-def client(trial):
-    with Client(trial.url, timeout=20) as client:
+def client(shared):
+    with Client(shared.url, timeout=20) as client:
         yield client
 
 
@@ -54,56 +41,13 @@ def test_a_click_changes_the_next_list_on_every_worker(client):
         assert listed(first)[0] not in listed(after)
 
 
-def test_an_event_that_is_sent_again_is_stored_once(client):
-    event = {"event_id": "once", "user_id": "u", "item_id": "item-1", "event_type": "view"}
-    assert client.events([event, event]).duplicates == 1
-    assert client.events([event]).accepted == 0
-
-
-def test_all_events_of_a_body_are_stored_or_none(client, trial):
+def test_all_events_of_a_body_are_stored_or_none(client, shared):
     good = {"event_id": "good", "user_id": "all", "item_id": "item-1", "event_type": "view"}
     for bad in ({"event_type": "glance"}, {"unix_time": 1e11}, {"slot": 0}, {"user_id": ""}):
         with pytest.raises(ServerError) as refused:
             client.events([good, {**good, "event_id": "bad", **bad}])
         assert (refused.value.status, refused.value.code) == (422, "invalid_request")
     assert client.events([good]).accepted == 1
-
-
-def test_half_a_body_stores_nothing(client, trial):
-    import socket
-
-    body = b'{"events": [{"event_id": "half", "user_id": "h", "item_id": "item-1", "event_type"'
-    with socket.create_connection(("127.0.0.1", trial.port)) as connection:
-        head = "POST /v1/events HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        connection.sendall(f"{head}content-length: 500\r\n\r\n".encode() + body)
-    with pytest.raises(ServerError, match="bad_json"):
-        client.send(_raw(body))
-    assert client.events(
-        [{"event_id": "half", "user_id": "h", "item_id": "item-1", "event_type": "view"}]
-    ).accepted
-
-
-def _raw(body):
-    from serving.client.calls import Call
-    from serving.replies import EventsReply
-
-    class Raw(Call):
-        def request(self, client):
-            return client.build_request(
-                "POST", "/v1/events", content=body, headers={"content-type": "application/json"}
-            )
-
-    return Raw("POST", "/v1/events", EventsReply)
-
-
-def test_a_hidden_item_is_gone_until_it_is_shown_again(client):
-    first = listed(client.recommend(k=5))[0]
-    client.hide(first)
-    for _ in range(10):
-        assert first not in listed(client.recommend(k=40))
-    assert first not in listed(client.similar("item-3", 40))
-    client.show(first)
-    assert listed(client.recommend(k=5))[0] == first
 
 
 def test_a_list_is_explained_by_what_it_was_made_from(client):
@@ -140,40 +84,8 @@ def test_dry_runs_are_not_kept(client):
         client.explain(dry.request_id)
 
 
-def test_equal_requests_that_are_computed_once_are_kept_each(client, trial):
-    replies = []
-
-    def ask():
-        with Client(trial.url, timeout=20) as own:
-            replies.append(own.recommend("same", k=4))
-
-    threads = [threading.Thread(target=ask) for _ in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    ids = {reply.request_id for reply in replies}
-    assert len(ids) == 12
-    for request_id in ids:
-        assert kept(client, request_id).request_id == request_id
-
-
-def test_ranking_orders_the_clients_own_items(client):
-    reply = client.rank(["item-9", "item-2", "nowhere"], "user-2")
-    assert set(listed(reply)) == {"item-9", "item-2"}
-    assert "unknown_item: nowhere" in [str(what) for what in reply.degraded]
-
-
-def test_pages_go_on_where_the_last_one_ended(client):
-    whole, cursor = [], "start"
-    while cursor is not None:
-        reply = client.recommend("pager", k=15, cursor=cursor)
-        whole, cursor = whole + listed(reply), reply.cursor
-    assert len(whole) == len(set(whole)) == 40
-
-
-def test_a_forgotten_user_is_a_stranger(client, trial):
-    user = "user-2"
+def test_a_forgotten_user_is_a_stranger(client, shared):
+    user = "user-12"
     known = client.recommend(user, k=5)
     client.event(user, "item-3")
     kept(client, known.request_id)
@@ -189,52 +101,17 @@ def test_a_forgotten_user_is_a_stranger(client, trial):
     assert client.recommend(user, k=5).fallback is None
 
 
-def test_an_id_is_any_text_from_event_to_forgetting(client, trial):
+def test_an_id_is_any_text_from_event_to_forgetting(client, shared):
     # A path's dots are taken off by clients and proxies, quoted or not.
     users = [one for one in IDS if one not in (".", "..")]
     client.events([{"user_id": one, "item_id": one, "event_type": "view"} for one in users])
-    reader = SqliteStore(trial.online, readonly=True)
+    reader = SqliteStore(shared.log.parent / "online", readonly=True)
     stored = [(one.user_id, one.item_id) for _, one in reader.events_after(0, 100_000)]
     assert [one for one in stored if one[0] in users] == [(user, user) for user in users]
     # Each alone: none of them is another's id.
     assert [client.forget(user).removed.events for user in users] == [1] * len(users)
     assert all(reader.visitor(user, 1).forgotten_ms for user in users)
     reader.close()
-
-
-def test_without_leave_nobody_administers(shared):
-    with Client(shared.url) as client:
-        for change in (lambda: client.hide("item-1"), lambda: client.forget("user-1")):
-            with pytest.raises(ServerError) as refused:
-                change()
-            assert (refused.value.status, refused.value.code) == (403, "no_keys")
-
-
-def test_what_was_acknowledged_outlives_a_kill(released, tmp_path):
-    store = tmp_path / "online"
-    with running(released, tmp_path / "log", store=f"sqlite:{store}") as server:
-        sent, acknowledged = 0, []
-
-        def send():
-            nonlocal sent
-            with Client(server.url, timeout=1, retries=0) as client:
-                while True:
-                    sent += 1
-                    try:
-                        client.event("u", "item-1", event_id=f"e{sent}")
-                    except Exception:
-                        return
-                    acknowledged.append(f"e{sent}")
-
-        thread = threading.Thread(target=send)
-        thread.start()
-        wait_for(lambda: len(acknowledged) > 50)
-        server.process.send_signal(signal.SIGKILL)
-        server.process.wait()
-        thread.join()
-    found = {event.event_id for _, event in SqliteStore(store).events_after(0, 100_000)}
-    assert set(acknowledged) <= found
-    assert len(found - set(acknowledged)) <= 1
 
 
 def test_a_store_that_was_named_and_cannot_be_opened_ends_the_start(released, tmp_path):

@@ -237,15 +237,6 @@ async def test_a_swap_without_a_descriptor_is_said_and_tried_again(stage):
 
 
 @played
-async def test_a_loader_that_dies_of_the_next_bundle_is_tried_again(stage):
-    stage.publish("b")
-    (await stage.loader(1)).end()
-    await stage.until(lambda: stage.fleet.state.refused)
-    stage.loads_at_once = True
-    await stage.serves("b")
-
-
-@played
 async def test_a_lost_bundle_that_needs_another_attempt_is_reloaded_not_swapped(stage):
     stage.loads_at_once, stage.num_failures = True, 1
     stage.loaders[0].end()
@@ -261,17 +252,6 @@ async def test_a_worker_that_ends_before_it_serves_gets_no_request(stage):
     stage.publish("b")
     await stage.serves("b")
     assert stage.fleet.state.num_swaps == 1
-
-
-@played
-async def test_a_bundle_whose_workers_end_at_once_does_not_replace_one_that_serves(stage):
-    stage.stillborn["b"] = 99
-    stage.loads_at_once = True
-    stage.publish("b")
-    await stage.until(lambda: stage.fleet.state.refused)
-    await stage.serves("a")
-    stage.stillborn.clear()
-    await stage.serves("b")
 
 
 @played
@@ -353,3 +333,12 @@ def test_a_worker_that_has_ended_is_sent_no_signal(monkeypatch):
 
     asyncio.run(end_and_kill())
     assert len(killed) == 1
+
+
+@played
+async def test_a_loader_that_dies_of_the_next_bundle_is_tried_again(stage):
+    stage.publish("b")
+    (await stage.loader(1)).end()
+    await stage.until(lambda: stage.fleet.state.refused)
+    stage.loads_at_once = True
+    await stage.serves("b")

@@ -1,17 +1,16 @@
 """A server with keys, attacked over HTTP as a stranger and as a client would."""
 
-import asyncio
-import json
 import os
 import socket
 import subprocess
 import sys
+from itertools import product
 
 import httpx
 import pytest
 
 from serving.security.keys import digest_of
-from tests.serving.server.running import SERVE, post, running, wait_for
+from tests.serving.server.running import SERVE, running, wait_for
 
 READ, SUPPORT, SLOW = "rk_read", "rk_support", "rk_slow"
 FILE = f"""
@@ -82,82 +81,19 @@ def test_strangers_get_nothing_but_health_and_the_page(client):
 
 
 @pytest.mark.parametrize("key", [None, READ], ids=["stranger", "key"])
-@pytest.mark.parametrize("start", ["/pages/", "/", "/v1/users/", "/v1/similar/"])
-def test_no_path_leads_to_a_file_of_the_machine(server, start, key):
+def test_no_path_leads_to_a_file_of_the_machine(server, key):
     """Paths that a client would not send, from the folder of the page's own files."""
     sent = f"authorization: Bearer {key}\r\n" if key else ""
-    for out in (
-        "../",
-        "..%2f",
-        "%2e%2e/",
-        "%2e%2e%2f",
-        "..%5c",
-        "....//",
-        "./.././",
-        "//",
-        "%00../",
+    for start, out in product(
+        ("/pages/", "/", "/v1/users/"), ("../", "..%2f", "%2e%2e/", "..%5c", "//", "%00../")
     ):
-        for name in ("http.py", "../" * 20 + "etc/passwd", "etc/passwd"):
-            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-                head = f"GET {start}{out}{name} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{sent}"
-                connection.sendall(f"{head}\r\n".encode())
-                reply = b"".join(iter(lambda: connection.recv(1 << 16), b""))
-            status = int(reply.split()[1])
-            assert status in ((403, 404) if key else (401, 404)), reply
-            assert b"import" not in reply
-            assert b"root:" not in reply
-
-
-def test_a_key_gets_what_its_scopes_open(client):
-    assert client.post("/v1/recommend", json={"k": 3}, headers=bearer(READ)).status_code == 200
-    for path in PRIVATE:
-        assert code_of(client.get(path, headers=bearer(READ))) == (403, "scope_missing")
-    assert client.get("/v1/users/user-1/history", headers=bearer(SUPPORT)).json()["num_events"] == 8
-    assert client.get("/v1/catalogue", headers=bearer(READ)).json()["shows_users"] is False
-    assert client.get("/v1/catalogue", headers=bearer(SUPPORT)).json()["num_users"] == 12
-
-
-def names_history(reply):
-    return any("Title" in item["reason"] for item in reply["items"])
-
-
-@pytest.mark.parametrize("batch", [False, True])
-def test_reasons_name_a_history_only_to_who_may_read_it(client, batch):
-    def named(secret):
-        path = "/v1/recommend:batch" if batch else "/v1/recommend"
-        body = {"requests": [EXPLAINED]} if batch else EXPLAINED
-        reply = client.post(path, json=body, headers=bearer(secret)).json()
-        return names_history(reply["replies"][0] if batch else reply)
-
-    assert (named(READ), named(SUPPORT), named(READ)) == (False, True, False)
-
-
-def test_equal_requests_of_two_keys_at_one_time_share_no_reasons(server):
-    """The worker stands still until all have asked, so that each key's requests are one list."""
-    secrets = [READ, SUPPORT] * 10
-    (worker,) = server.processes()[2]
-    before = server.state()["num_deduplicated"]
-
-    def all_asked():
-        return server.state()["num_deduplicated"] == before + len(secrets) - 2
-
-    async def ask():
-        asking = [
-            asyncio.create_task(post(server.port, EXPLAINED, headers=bearer(secret)))
-            for secret in secrets
-        ]
-        await asyncio.to_thread(wait_for, all_asked)
-        worker.resume()
-        return await asyncio.gather(*asking)
-
-    worker.suspend()
-    try:
-        replies = asyncio.run(ask())
-    finally:
-        worker.resume()
-    assert {status for status, _, _ in replies} == {200}
-    named = [names_history(json.loads(body)) for _, _, body in replies]
-    assert named == [secret == SUPPORT for secret in secrets]
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            path = f"{start}{out}{'../' * 20}etc/passwd"
+            head = f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{sent}"
+            connection.sendall(f"{head}\r\n".encode())
+            reply = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        assert int(reply.split()[1]) in ((403, 404) if key else (401, 404)), reply
+        assert b"root:" not in reply
 
 
 def test_a_limit_counts_the_lists_of_batches(client):
@@ -186,19 +122,6 @@ def test_audit_lines_name_keys_and_routes_but_no_users_and_no_secrets(server, cl
     assert not [secret for secret in (READ, SUPPORT, SLOW, "rk_forged", "user-7") if secret in text]
 
 
-def test_a_removed_key_is_refused_by_the_running_server(released, tmp_path):
-    keys = write_keys(tmp_path)
-    with running(released, tmp_path / "log", keys=keys, workers=1) as server:
-
-        def status(secret):
-            return httpx.get(f"{server.url}/v1/catalogue", headers=bearer(secret)).status_code
-
-        assert status(READ) == 200
-        write_keys(tmp_path, FILE.replace(digest_of(READ), digest_of("rk_next")))
-        wait_for(lambda: status(READ) == 401)
-        assert status("rk_next") == 200
-
-
 def test_a_wrong_method_is_named_and_head_is_answered(client):
     wrong = client.put("/v1/recommend", content=b"{}", headers=bearer(READ))
     assert code_of(wrong) == (405, "method_not_allowed")
@@ -206,18 +129,6 @@ def test_a_wrong_method_is_named_and_head_is_answered(client):
     for path in ("/healthz", "/", "/v1/similar/item-1"):
         head = client.head(path, headers=bearer(READ))
         assert (head.status_code, head.content) == (200, b"")
-
-
-def test_the_largest_batch_has_a_reply_of_a_few_megabytes(client):
-    one = {"user_id": "user-1", "k": 20, "explain": True}
-    largest = client.post(
-        "/v1/recommend:batch", json={"requests": [one] * 1_000}, headers=bearer(READ), timeout=60
-    )
-    assert largest.status_code == 200
-    assert len(largest.content) < 8 << 20
-    more = {"requests": [{**one, "k": 21}] * 1_000}
-    refused = client.post("/v1/recommend:batch", json=more, headers=bearer(READ))
-    assert "adds up to 21000; a batch may have 20000" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

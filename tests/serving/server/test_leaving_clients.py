@@ -99,14 +99,3 @@ def test_a_client_that_leaves_with_two_requests_on_their_way_is_no_error(connect
     with caplog.at_level(logging.ERROR):
         asyncio.run(leave())
     assert caplog.records == []
-
-
-def test_a_client_that_stays_gets_its_reply(connect):
-    async def stay():
-        connection = connect()
-        connection.data_received(HEALTH)
-        await finished(connection)
-        (reply,) = connection.transport.written
-        assert reply.startswith(b"HTTP/1.1 200 OK")
-
-    asyncio.run(stay())

@@ -1,37 +1,9 @@
-"""What a running server says of itself: the page for Prometheus, and spans of its requests."""
+"""What a running server says of itself on the page for Prometheus."""
 
-import json
-import signal
 import socket
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
-
-from tests.serving.server.running import SERVE, running
-
-# In place of the exporter, which is an extra.
-EXPORTER = """
-import json, os, sys, types
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-
-class Exporter(SpanExporter):
-    def __init__(self, endpoint):
-        self.endpoint = endpoint
-
-    def export(self, spans):
-        with open(os.environ["SPANS"], "a") as file:
-            for one in spans:
-                parent = f"{one.parent.span_id:016x}" if one.parent else None
-                line = {"name": one.name, "parent": parent, "to": self.endpoint}
-                line["trace"] = f"{one.context.trace_id:032x}"
-                file.write(json.dumps(line | dict(one.attributes)) + chr(10))
-        return SpanExportResult.SUCCESS
-
-exporter = types.ModuleType("trace_exporter")
-exporter.OTLPSpanExporter = Exporter
-sys.modules["opentelemetry.exporter.otlp.proto.http.trace_exporter"] = exporter
-"""
-TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 def test_metrics_count_what_the_server_answered(shared):
@@ -63,26 +35,3 @@ def test_metrics_count_what_the_server_answered(shared):
     assert grown("recsys_refused_total", "headers") == 1
     assert after["recsys_workers_ready",] == after["recsys_workers_wanted",] == 2
     assert after["recsys_connections",] >= 1
-
-
-def test_a_traced_request_joins_its_callers_trace(released, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPANS", str(tmp_path / "spans"))
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-    given = {"program": EXPORTER + SERVE, "otlp_endpoint": "http://collector:4318"}
-    with running(released, tmp_path / "log", **given) as server:
-        headers = {"content-type": "application/json", "traceparent": f"00-{TRACE}-{CALLER}-01"}
-        url = f"{server.url}/v1/recommend"
-        request = urllib.request.Request(url, data=b"{}", headers=headers)
-        with urllib.request.urlopen(request, timeout=10) as reply:
-            request_id = json.load(reply)["request_id"]
-        server.process.send_signal(signal.SIGINT)
-        server.process.wait(20)
-    # The probes before it are not traced.
-    lines = [json.loads(line) for line in (tmp_path / "spans").read_text().splitlines()]
-    spans = {line["name"]: line for line in lines if line["trace"] == TRACE}
-    assert {"/v1/recommend", "queue", "worker", "retrieve", "rank"} <= spans.keys()
-    root = spans["/v1/recommend"]
-    assert (root["parent"], root["recsys.request_id"]) == (CALLER, request_id)
-    assert root["http.response.status_code"] == 200
-    assert root["to"] == "http://collector:4318/v1/traces"
-    assert {line["trace"] for line in lines} == {TRACE}

@@ -6,7 +6,7 @@ import pytest
 
 from serving.client import Client, ServerError
 from tests.serving.online.redis_server import RedisServer, needs_redis
-from tests.serving.server.running import RunningServer, running, wait_for
+from tests.serving.server.running import running, wait_for
 
 pytestmark = needs_redis
 STORE = "failed_store"
@@ -80,27 +80,3 @@ def test_lists_are_made_without_a_redis_and_follow_again_when_it_is_back(serve, 
         wait_for(lambda: all(STORE not in codes(client.recommend("ann", k=5)) for _ in range(10)))
         # What was acknowledged is still there; a busy machine may miss a read's 50 ms.
         wait_for(lambda: client.recommend("ann", k=5).fallback is None)
-
-
-def test_a_server_starts_without_its_redis(serve, redis):
-    redis.kill()
-    with serve("server") as server, Client(server.url, retries=0, timeout=20) as client:
-        assert STORE in codes(client.recommend("ann", k=5))
-        assert server.events("store_unreachable")
-        redis.start()
-        wait_for(lambda: STORE not in codes(client.recommend("ann", k=5)))
-        wait_for(lambda: accepted(client))
-
-
-def accepted(client):
-    try:
-        return client.event("ann", "item-3").accepted == 1
-    except ServerError:
-        return False
-
-
-def test_a_redis_that_refuses_the_password_ends_the_start(released, tmp_path, redis):
-    redis.ask(b"CONFIG SET requirepass secret")
-    server = RunningServer(released, tmp_path / "log", store=redis.url)
-    with pytest.raises(AssertionError, match="refuses the name and password"):
-        server.until_ready()

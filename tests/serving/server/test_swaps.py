@@ -74,20 +74,6 @@ def test_published_bundles_are_taken_and_damaged_ones_refused(own, bundles_dir, 
     assert own.state()["num_swaps"] == 6
 
 
-def test_damage_is_repaired_by_a_signal(own, bundles_dir):
-    directory = write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(seed=1))
-    path = directory / "popularity" / "popularity.safetensors"
-    content = path.read_bytes()
-    path.chmod(0o644)
-    path.write_bytes(content[:-1])
-    # Publishing itself would refuse it.
-    replace_link(bundles_dir / "current", "bundle-v2")
-    assert "popularity.safetensors has" in until_refused(own, 1)
-    path.write_bytes(content)
-    own.process.send_signal(signal.SIGHUP)
-    until_serves(own, "v2")
-
-
 def test_whatever_current_becomes_the_old_one_serves(own, bundles_dir):
     current = bundles_dir / "current"
     (bundles_dir / "bundle-v9").mkdir()
@@ -107,23 +93,6 @@ def test_whatever_current_becomes_the_old_one_serves(own, bundles_dir):
     shutil.rmtree(bundles_dir)
     until_refused(own, 5)
     assert served(own) == "v1"
-
-
-def test_truncated_file_under_a_worker_ends_at_the_last_good_bundle(own, bundles_dir):
-    """The kernel kills who reads what is no longer there; others must not notice for long."""
-    write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(seed=1))
-    publish(bundles_dir, "v2")
-    until_serves(own, "v2")
-    for path in (bundles_dir / "bundle-v2").rglob("*.npy"):
-        path.chmod(0o644)
-        os.truncate(path, 0)
-    for worker in own.processes()[2]:
-        # What the kernel does at the first read; which page that is depends on the machine.
-        worker.send_signal(signal.SIGBUS)
-    wait_for(lambda: own.state().get("bundle") == "v1")
-    assert served(own) == "v1"
-    assert "SIGBUS" in {line["reason"] for line in own.events("worker_ended")}
-    assert own.events("bundle_reloaded")[0]["bundle"] == "v1"
 
 
 @pytest.mark.timeout(120 + 5 * SWAPS)
@@ -160,12 +129,6 @@ def test_swaps_under_load_fail_no_request_and_one_that_does_not_fit_is_refused(
     wait_for(lambda: [len(some) for some in own.processes()] == [1, 1, 2])
 
 
-def test_bundle_that_is_named_is_served_whatever_is_current(bundles_dir, tmp_path):
-    write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(seed=1))
-    with running(bundles_dir, tmp_path / "log", bundle="bundle-v2") as server:
-        assert served(server) == "v2"
-
-
 def test_bundle_that_is_damaged_at_start_is_named(bundles_dir, tmp_path):
     path = bundles_dir / "bundle-v1" / "index" / "items.faiss"
     path.chmod(0o644)
@@ -188,9 +151,32 @@ def test_lines_are_structured(bundles_dir, tmp_path):
     assert (request["status"], request["bundle"], request["num_items"]) == (200, "v2", 1)
 
 
-@pytest.mark.parametrize("folder", ["nothing", "empty"])
-def test_folder_without_a_bundle_is_said_at_start(tmp_path, folder):
-    (tmp_path / "empty").mkdir()
-    server = RunningServer(tmp_path / folder, tmp_path / "log")
-    assert server.process.wait(timeout=60) == 1
-    assert "there is no bundle to serve" in server.log.read_text()
+def test_damage_is_repaired_by_a_signal(own, bundles_dir):
+    directory = write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(seed=1))
+    path = directory / "popularity" / "popularity.safetensors"
+    content = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(content[:-1])
+    # Publishing itself would refuse it.
+    replace_link(bundles_dir / "current", "bundle-v2")
+    assert "popularity.safetensors has" in until_refused(own, 1)
+    path.write_bytes(content)
+    own.process.send_signal(signal.SIGHUP)
+    until_serves(own, "v2")
+
+
+def test_truncated_file_under_a_worker_ends_at_the_last_good_bundle(own, bundles_dir):
+    """The kernel kills who reads what is no longer there; others must not notice for long."""
+    write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(seed=1))
+    publish(bundles_dir, "v2")
+    until_serves(own, "v2")
+    for path in (bundles_dir / "bundle-v2").rglob("*.npy"):
+        path.chmod(0o644)
+        os.truncate(path, 0)
+    for worker in own.processes()[2]:
+        # What the kernel does at the first read; which page that is depends on the machine.
+        worker.send_signal(signal.SIGBUS)
+    wait_for(lambda: own.state().get("bundle") == "v1")
+    assert served(own) == "v1"
+    assert "SIGBUS" in {line["reason"] for line in own.events("worker_ended")}
+    assert own.events("bundle_reloaded")[0]["bundle"] == "v1"

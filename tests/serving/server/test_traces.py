@@ -1,5 +1,6 @@
 """Traces: spans of a request as they would be sent, and a clear refusal without the exporter."""
 
+import asyncio
 import sys
 
 import pytest
@@ -7,13 +8,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from serving.server.traces import Traces, open_traces
+from tests.serving.server.bench import FrontBench, list_of
 
 STARTED = 1_700_000_000.0
 TIMINGS = {"queue": 2.0, "worker": 5.0, "retrieve": 3.0, "rank": 1.0, "total": 4.0}
-PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-def recorded(status: int = 200, traceparent: str | None = None, timings=TIMINGS):
+def recorded(status: int = 200, timings=TIMINGS):
     exporter = InMemorySpanExporter()
     traces = Traces(SimpleSpanProcessor(exporter))
     traces.record(
@@ -23,7 +24,7 @@ def recorded(status: int = 200, traceparent: str | None = None, timings=TIMINGS)
         status,
         seconds=0.008,
         route="/v1/recommend",
-        traceparent=traceparent,
+        traceparent=None,
     )
     traces.close()
     return {span.name: span for span in exporter.get_finished_spans()}
@@ -60,19 +61,27 @@ def test_a_request_has_a_span_for_each_part_at_its_time() -> None:
     assert spans["rank"].resource.attributes["service.name"] == "recsys"
 
 
-def test_a_request_joins_its_callers_trace() -> None:
-    request = recorded(traceparent=PARENT)["/v1/recommend"]
-    assert f"{request.context.trace_id:032x}" == "4bf92f3577b34da6a3ce929d0e0e4736"
-    assert f"{request.parent.span_id:016x}" == "00f067aa0ba902b7"
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-@pytest.mark.parametrize("traceparent", ["", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
-def test_a_malformed_parent_begins_a_new_trace(traceparent: str) -> None:
-    assert recorded(traceparent=traceparent)["/v1/recommend"].parent is None
+@pytest.mark.parametrize(
+    ("given", "joins"), [(PARENT, True), ("nonsense", False), (PARENT[:-1] + "0", None)]
+)
+def test_a_request_joins_its_callers_trace_if_that_is_sampled(given, joins) -> None:
+    exporter = InMemorySpanExporter()
 
+    async def test():
+        bench = FrontBench(traces=Traces(SimpleSpanProcessor(exporter)))
+        headers = [(b"traceparent", given.encode())]
+        asking = await bench.begun(document={}, headers=headers)
+        bench.reply(0, list_of("any"))
+        return await asking
 
-def test_a_caller_that_is_not_sampled_is_not_traced() -> None:
-    assert recorded(traceparent=PARENT[:-1] + "0") == {}
+    assert asyncio.run(test()).status == 200
+    found = [span for span in exporter.get_finished_spans() if span.name == "/v1/recommend"]
+    assert [f"{one.context.trace_id:032x}" in PARENT for one in found] == (
+        [] if joins is None else [joins]
+    )
 
 
 def test_a_refused_request_is_one_span_and_a_failed_one_an_error() -> None:

@@ -29,31 +29,16 @@ def test_the_version_is_one_of_those_that_are_tested():
     assert any(one.operator in ("<", "==", "~=") for one in wanted), TO_DO
 
 
+METHODS = "connection_made connection_lost data_received on_headers_complete on_message_complete"
+METHODS += " on_response_complete send_400_response shutdown"
+FIELDS = "default_headers disconnected flow keep_alive message_event more_body on_response"
+FIELDS += " response_complete response_started transport"
+
+
 def test_the_private_names_are_there():
-    methods = {
-        "connection_made",
-        "connection_lost",
-        "data_received",
-        "on_headers_complete",
-        "on_message_complete",
-        "on_response_complete",
-        "send_400_response",
-        "shutdown",
-    }
-    assert methods <= set(vars(HttpToolsProtocol)), TO_DO
+    assert set(METHODS.split()) <= set(vars(HttpToolsProtocol)), TO_DO
     cycle = inspect.getsource(RequestResponseCycle)
-    for name in (
-        "default_headers",
-        "disconnected",
-        "flow",
-        "keep_alive",
-        "message_event",
-        "more_body",
-        "on_response",
-        "response_complete",
-        "response_started",
-        "transport",
-    ):
+    for name in FIELDS.split():
         assert f"self.{name} = " in cycle or f"self.{name}: " in cycle, (name, TO_DO)
     assert STATUS_LINE[200] == b"HTTP/1.1 200 OK\r\n", TO_DO
     assert {"connections", "tasks"} <= set(vars(ServerState())), TO_DO

@@ -40,7 +40,7 @@ def page_bundles(tmp_path_factory):
 @pytest.fixture(scope="package")
 def address(page_bundles):
     """A server without an online store: what is clicked is part of the next request alone."""
-    with serving(page_bundles, RECSYS_STORE="none") as (address, _):
+    with serving(page_bundles, store="none") as (address, _):
         yield address
 
 

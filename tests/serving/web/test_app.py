@@ -1,19 +1,16 @@
 import json
 import logging
-import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from serving.bundle.manifest import publish, read_manifest
+from serving.bundle.manifest import read_manifest
 from serving.log import LOGGER
 from serving.recommend import Recommender
-from serving.schemas import Request, to_json
-from serving.settings import ServingOptions, Settings
+from serving.settings import Settings
 from tests.serving.application import create_app
-from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 JSON = {"content-type": "application/json"}
 LIMIT = 1 << 20
@@ -71,13 +68,6 @@ def test_http_python_and_batch_scores_are_bit_equal(client, released):
         assert [item["semantic_id"] for item in items] == frame["semantic_id"].to_list()
 
 
-def test_similar_over_http_equals_the_surface(client):
-    reply = client.get("/v1/similar/item-4", params={"k": 5}).json()
-    request = {"surface": "similar", "item_id": "item-4", "k": 5}
-    assert reply["items"] == client.post("/v1/recommend", json=request).json()["items"]
-    assert len(client.get("/v1/similar/item-4").json()["items"]) == 20
-
-
 def test_unknown_item_is_404_and_named(client):
     assert "'no such item'" in refused(client.get("/v1/similar/no such item"), 404)
     assert "'a/b'" in refused(client.get("/v1/similar/a%2Fb"), 404)
@@ -104,74 +94,70 @@ def test_filter_that_does_not_fit_the_bundle_is_422_and_says_what_does(client):
 
 
 @pytest.mark.parametrize(
-    ("where", "says"),
-    [
-        ("price < ", "filter.where: character 9: expected a number"),
-        ("(" * 1_000, "nested deeper than 32"),
-        ("not " * 1_000, "nested deeper than 32"),
-        ("a" * 10_240, "at most 4096 characters"),
-        ("", "at least 1 character"),
-        ("a = '\u4e16", "is not closed"),
-    ],
-)
-def test_filter_that_cannot_be_read_is_422(client, where, says):
-    response = client.post("/v1/recommend", json={"filter": {"where": where}})
-    assert says in refused(response, 422)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"k": "0"}, "k: Input should be greater"),
-        ({"k": "1001"}, "k: Input should be less than or equal to 1000"),
-        ({"k": "-1"}, "k: "),
-        ({"k": "ten"}, "k: "),
-        ({"k": "9" * 5000}, "k: "),
-        ({"k": "\u0663"}, "k: "),
-        ({"n": "1"}, "n: not a field of this request"),
-    ],
-)
-def test_wrong_parameters_of_similar_are_422(client, parameters, message):
-    assert message in refused(client.get("/v1/similar/item-1", params=parameters), 422)
-
-
-@pytest.mark.parametrize(
     ("body", "message"),
     [
         ({"k": 0}, "k: Input should be greater than or equal to 1"),
-        ({"k": -1}, "k: Input should be greater than or equal to 1"),
         ({"k": 10**9}, "k: Input should be less than or equal to 1000"),
-        ({"k": 2.5}, "k: Input should be a valid integer"),
         ({"k": "2"}, "k: Input should be a valid integer"),
-        ({"k": True}, "k: Input should be a valid integer"),
         ({"k": None}, "k: Input should be a valid integer"),
         ({"user_id": ""}, "user_id: String should have at least 1 character"),
-        ({"user_id": 7}, "user_id: Input should be a valid string"),
         ({"user_id": "x" * 513}, "user_id: String should have at most 512 characters"),
         ({"session": ["x"] * 10_001}, "session: List should have at most 10000 items"),
         ({"session": [None]}, "session.0: Input should be a valid string"),
         ({"surface": "checkout"}, "unknown surface"),
         ({"surface": "similar"}, "kind 'related' and needs item_id"),
-        ({"surface": "similar", "item_id": "a", "user_id": "b"}, "takes item_id, not user_id"),
         ({"item_id": "item-1"}, "takes no item_id; put it into session"),
-        ({"filter": {"categories": []}}, "filter.categories: List should have at least 1 item"),
         ({"filter": {"brand": "x"}}, "filter.brand: not a field of this request"),
-        ({"query": "shoes"}, "takes no query; name a surface of kind"),
+        ({"filter": {"where": "price < "}}, "filter.where: character 9: expected a number"),
+        ({"filter": {"where": "a" * 10_240}}, "at most 4096 characters"),
         ({"diversity": 1.5}, "diversity: Input should be less than or equal to 1"),
-        ({"cursors": "a"}, "cursors: not a field"),
-        ({"context": {"country": "at"}}, "context.country: not a field"),
         ({"context": {"unix_time": -1}}, "context.unix_time: "),
         ({"k": 101, "explain": True}, "explain takes k of at most 100, got 101"),
-        ({"exclude": "item-1"}, "exclude: Input should be a valid list"),
         ({"\u4e16" * 200: 1, "k": 0}, "(and 1 more)"),
         ([], "body: must be a JSON object"),
-        (None, "body: must be a JSON object"),
-        ("text", "body: must be a JSON object"),
     ],
 )
 def test_wrong_fields_are_422_and_named(client, body, message):
     response = client.post("/v1/recommend", content=json.dumps(body), headers=JSON)
     assert message in refused(response, 422)
+
+
+@pytest.mark.parametrize("path", ["/v1/recommend", "/v1/recommend:batch"])
+def test_bodies_that_are_not_sound_json_are_refused(client, path):
+    for body in (
+        *(b'{"k": NaN}', b'{"k": -Infinity}', b'{"k": 1e400}', b'{"k": ' + b"9" * 5_000 + b"}"),
+        *(
+            b'{"user_id": "\\ud800"}',
+            b'{"user_id": "\xc0\x80"}',
+            b"[" * 200_000,
+            b'{"a":' * 100_000,
+        ),
+        *(b'\xef\xbb\xbf{"k": 1}', '{"k": 1}'.encode("utf-16"), b"", b"{} {}", b"user_id=user-1"),
+    ):
+        response = client.post(path, content=body, headers=JSON)
+        assert response.status_code in (400, 422), body[:50]
+        refused(response, response.status_code)
+        assert "NaN" not in response.text
+
+
+def test_other_content_types_and_compression_are_415(client):
+    sound = {"content-type": "Application/JSON; charset=utf-8"}
+    assert client.post("/v1/recommend", content=b"{}", headers=sound).status_code == 200
+    for headers in ({"content-type": "text/plain"}, {**JSON, "content-encoding": "gzip"}):
+        refused(client.post("/v1/recommend", content=b"{}", headers=headers), 415)
+
+
+def test_10000_ids_are_answered_and_unknown_ones_change_no_list(client):
+    latest = [f"item-{1 + n % 20}" for n in range(200)]
+    unknown = [f"unknown-{n}" for n in range(9_800)]
+    bodies = [
+        {"session": latest, "exclude": ["item-30"]},
+        {"session": [*unknown, *latest], "exclude": ["item-30", *unknown]},
+        {"session": latest * 50, "exclude": ["item-30"] * 10_000},
+    ]
+    replies = [client.post("/v1/recommend", json=body).json() for body in bodies]
+    assert replies[0]["items"] == replies[1]["items"]
+    assert not {item["item_id"] for item in replies[2]["items"]} & {*latest, "item-30"}
 
 
 def test_batch_errors_name_the_request(client):
@@ -183,84 +169,6 @@ def test_batch_errors_name_the_request(client):
     many = {"requests": [{"k": 1000}] * 20 + [{"k": 1}]}
     message = refused(client.post("/v1/recommend:batch", json=many), 422)
     assert "adds up to 20001; a batch may have 20000" in message
-
-
-BAD_BODIES = {
-    "NaN": b'{"k": NaN}',
-    "infinity": b'{"k": Infinity}',
-    "minus infinity": b'{"k": -Infinity}',
-    "1e400": b'{"k": 1e400}',
-    "huge integer": b'{"k": ' + b"9" * 5_000 + b"}",
-    "lone surrogate": b'{"user_id": "\\ud800"}',
-    "lone surrogate key": b'{"\\udfff": 1}',
-    "raw surrogate": b'{"user_id": "\xed\xa0\x80"}',
-    "overlong": b'{"user_id": "\xc0\x80"}',
-    "nested lists": b"[" * 200_000,
-    "nested objects": b'{"a":' * 100_000,
-    "closed nesting": b"[" * 5_000 + b"]" * 5_000,
-    "byte order mark": b'\xef\xbb\xbf{"k": 1}',
-    "utf-16": '{"k": 1}'.encode("utf-16"),
-    "nothing": b"",
-    "spaces": b"   ",
-    "half": b'{"user_id": "user',
-    "two": b"{} {}",
-    "NUL": b"\0",
-    "form": b"user_id=user-1",
-    "gzip": bytes.fromhex("1f8b0800000000000003ab56ca56b2325482000000ffff"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_BODIES)
-@pytest.mark.parametrize("path", ["/v1/recommend", "/v1/recommend:batch"])
-def test_bodies_that_are_not_sound_json_are_refused(client, path, name):
-    response = client.post(path, content=BAD_BODIES[name], headers=JSON)
-    assert response.status_code in (400, 422)
-    refused(response, response.status_code)
-    assert "NaN" not in response.text
-
-
-def test_10000_ids_are_answered_at_a_bounded_cost_and_unknown_ones_change_no_list(client):
-    """Models read the latest 200 events; the rest is looked up."""
-    unknown = [f"unknown-{n}" for n in range(9_800)]
-    latest = [f"item-{1 + n % 20}" for n in range(200)]
-    bodies = {
-        "short": {"session": latest, "exclude": ["item-30"]},
-        "unknown": {"session": [*unknown, *latest], "exclude": ["item-30", *unknown]},
-        "duplicates": {"session": latest * 50, "exclude": ["item-30"] * 10_000},
-    }
-    seconds, items = {}, {}
-    for name, body in bodies.items():
-        taken = []
-        for _ in range(5):
-            begin = time.perf_counter()
-            reply = client.post("/v1/recommend", json=body)
-            taken.append(time.perf_counter() - begin)
-            assert reply.status_code == 200
-        seconds[name], items[name] = min(taken), reply.json()["items"]
-    assert items["unknown"] == items["short"]
-    assert not {item["item_id"] for item in items["duplicates"]} & {*latest, "item-30"}
-    # A hundred times as many look-ups.
-    assert max(seconds.values()) < 50 * seconds["short"]
-
-
-def test_odd_but_valid_text_is_served(client):
-    for user_id in ("\0", "\u202e\U0001f600", "<script>", "a" * 512, "\ufeff"):
-        reply = client.post("/v1/recommend", json={"user_id": user_id, "session": [user_id]})
-        assert reply.status_code == 200
-        assert reply.json()["fallback"] == "popularity"
-
-
-@pytest.mark.parametrize("kind", ["text/plain", "application/xml", "", "multipart/form-data"])
-def test_other_content_types_are_415(client, kind):
-    response = client.post("/v1/recommend", content=b"{}", headers={"content-type": kind})
-    assert "application/json" in refused(response, 415)
-
-
-def test_charset_is_fine_and_compression_is_415(client):
-    kind = {"content-type": "Application/JSON; charset=utf-8"}
-    assert client.post("/v1/recommend", content=b"{}", headers=kind).status_code == 200
-    compressed = {**JSON, "content-encoding": "gzip"}
-    refused(client.post("/v1/recommend", content=b"{}", headers=compressed), 415)
 
 
 def test_unknown_routes_and_methods_are_4xx(client):
@@ -281,15 +189,6 @@ def test_health_links_and_schema(client):
     assert body["schema"] == {"$ref": "#/components/schemas/Request"}
     described = schema["components"]["schemas"]["Request"]
     assert described["properties"].keys() >= {"user_id", "session", "k", "filter"}
-
-
-@pytest.mark.parametrize("path", ["/healthz", "/", "/v1/search?q=title", "/v1/similar/item-1"])
-def test_head_is_answered_where_get_is(client, path):
-    answered = client.head(path)
-    assert (answered.status_code, answered.content) == (200, b"")
-    assert answered.headers["content-type"] == client.get(path).headers["content-type"]
-    assert client.head("/v1/recommend").status_code == 405
-    assert client.head("/v1/similar/zz").status_code == 404
 
 
 def test_fault_of_our_own_is_a_plain_500_and_logged(client, monkeypatch, caplog):
@@ -334,7 +233,7 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     body=fields | anything | st.dictionaries(st.sampled_from(["k", "session", "user_id"]), anything)
 )
@@ -343,44 +242,3 @@ def test_any_json_is_answered_or_refused_never_5xx(client, body):
     response = client.post("/v1/recommend", content=content, headers=JSON)
     assert response.status_code in (200, 400, 404, 422), response.text
     assert json.loads(response.content)
-
-
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
-@given(body=st.binary(max_size=300))
-def test_any_bytes_are_refused_or_answered_never_5xx(client, body):
-    assert client.post("/v1/recommend", content=body, headers=JSON).status_code < 500
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-@given(item_id=st.text(min_size=1, max_size=30).filter(lambda text: text not in (".", "..")))
-def test_any_item_id_in_the_path_is_never_5xx(client, item_id):
-    from urllib.parse import quote
-
-    assert client.get(f"/v1/similar/{quote(item_id, safe='')}").status_code < 500
-
-
-def test_server_of_profile_full_answers_as_python_does(tmp_path):
-    write_synthetic_bundle(tmp_path, "v1", SyntheticSize(history_models=True))
-    publish(tmp_path, "v1")
-    # Reasons name what the user did, as in Python.
-    full = Settings(
-        bundles=tmp_path,
-        profile="full",
-        beam_timeout_ms=60_000,
-        log_requests=False,
-        expose_users=True,
-    )
-    requested = {"user_id": "user-1", "k": 3, "explain": True}
-    with TestClient(create_app(full)) as client:
-        assert client.get("/readyz").json()["profile"] == "full"
-        reply = client.post("/v1/recommend", json=requested).json()
-    assert reply["served_by"]["profile"] == "full"
-    local = Recommender.load(tmp_path / "current", ServingOptions(profile="full")).answer(
-        Request.model_validate(requested)
-    )
-    assert reply["items"] == json.loads(to_json(local.items))
-    assert "generative" in reply["items"][0]["contributions"]
-    with TestClient(create_app(Settings(bundles=tmp_path, log_requests=False))) as client:
-        assert client.get("/readyz").json()["profile"] == "fast"
-        fast = client.post("/v1/recommend", json=requested).json()
-    assert fast["items"] != reply["items"]

@@ -37,9 +37,9 @@ def controlled(page_bundles, tmp_path_factory):
     folder = tmp_path_factory.mktemp("controlled")
     (folder / "serving.toml").write_text(CONFIGURATION)
     environment = {
-        "RECSYS_STORE": f"sqlite:{folder / 'online'}",
-        "RECSYS_CONFIG": str(folder / "serving.toml"),
-        "RECSYS_ALLOW_ADMIN": "true",
+        "store": f"sqlite:{folder / 'online'}",
+        "config": str(folder / "serving.toml"),
+        "allow_admin": "true",
     }
     with serving(page_bundles, **environment) as (address, _):
         yield address
@@ -116,106 +116,3 @@ def test_who_may_not_hide_is_told_so(open_page):
     page.wait_for_selector("#notes.failed")
     assert "--allow-admin" in page.inner_text("#notes")
     assert page.locator("#list .item").count() == 10
-
-
-def test_surfaces_ask_for_what_they_need_and_show_their_rules(open_page, controlled):
-    page = open_page("/#user=user-4", server=controlled)
-    page.wait_for_selector("#surface option >> nth=4", state="attached")
-    names = page.eval_on_selector_all("#surface option", "all => all.map(one => one.value)")
-    assert names == ["home", "related", "cart", "session", "search", "letter"]
-    assert page.inner_text("#force").startswith("Rule launch pins item-9 to slot 2")
-    with new_list(page):
-        page.select_option("#surface", "cart")
-    assert page.inner_text("#notes") == "Add an item to this visit first."
-    assert page.inner_text("#force").startswith("Rule spring moves where category = 'even' up by 3")
-    with new_list(page):
-        choose_title(page, "#search", "Title 31")
-    assert page.locator("#list .item").count() == 10
-    with new_list(page):
-        page.select_option("#surface", "related")
-    assert "Choose the item" in page.inner_text("#notes")
-    with new_list(page):
-        choose_title(page, "#subject", "Title 31")
-    until(page, "document.querySelector('#list-title').textContent.startsWith('Similar to')")
-    with new_list(page):
-        page.select_option("#surface", "search")
-    page.fill("#subject", "title 4")
-    with new_list(page):
-        page.press("#subject", "Enter")
-    titles = page.eval_on_selector_all("#list .title", "all => all.map(one => one.textContent)")
-    assert titles
-    assert all("Title 4" in title for title in titles)
-    page.reload()
-    page.wait_for_selector("#list .item")
-    assert page.input_value("#surface") == "search"
-    assert page.input_value("#subject") == "title 4"
-
-
-def test_a_filter_holds_and_a_wrong_one_is_explained(open_page, controlled):
-    page = open_page("/#user=user-4", server=controlled)
-    with new_list(page):
-        page.fill("#where", "category = 'tens'")
-        page.press("#where", "Enter")
-    found = listed(page)
-    cards = ask(controlled, f"/v1/items?{'&'.join(f'id={one}' for one in found)}")["items"]
-    assert found
-    assert all("tens" in card["categories"] for card in cards)
-    page.fill("#where", "category = ")
-    page.press("#where", "Enter")
-    page.wait_for_selector("#notes.failed")
-    assert "filter.where: character 11" in page.inner_text("#notes")
-    until(page, "document.querySelector('#where').getAttribute('aria-invalid') === 'true'")
-    assert listed(page) == found
-    with new_list(page):
-        page.fill("#where", "")
-        page.press("#where", "Enter")
-    assert page.get_attribute("#where", "aria-invalid") == "false"
-
-
-SHARED = """(() => {
-    const ids = list => [...document.querySelectorAll(list)].map(row => row.dataset.id);
-    const others = ids("#other-list .item");
-    return `${ids("#list .item").filter(id => others.includes(id)).length} items in both lists`;
-})()"""
-
-
-def test_two_lists_stand_side_by_side_and_show_what_only_one_has(open_page, controlled):
-    page = open_page("/#user=user-4", server=controlled, width=1680)
-    assert page.inner_text("#strength") == "as set"
-    page.click("#compare")
-    page.wait_for_selector("#other-list .item")
-    unnamed = "all => all.filter(one => !one.labels.length || !one.labels[0].textContent.trim())"
-    assert page.eval_on_selector_all("#columns :is(input, select)", unnamed) == []
-    until(page, "document.querySelector('#shared').textContent === '10 items in both lists'")
-    with new_list(page):
-        page.focus("#other-diversity")
-        for _ in range(10):
-            page.keyboard.press("ArrowRight")
-    until(page, "document.querySelector('#other-strength').textContent === '1.0'")
-    until(page, "document.querySelector('#shared').textContent !== '10 items in both lists'")
-    # Each press asks for a list; the last one's is the one that stays.
-    page.wait_for_load_state("networkidle")
-    until(page, f"document.querySelector('#shared').textContent === {SHARED}")
-    ids = "rows => rows.map(row => row.dataset.id)"
-    others = page.eval_on_selector_all("#other-list .item", ids)
-    both = set(others) & set(listed(page))
-    assert page.inner_text("#shared") == f"{len(both)} items in both lists"
-    only = page.eval_on_selector_all("#columns .item.only", ids)
-    assert set(only) == set(others) ^ set(listed(page))
-    page.reload()
-    page.wait_for_selector("#other-list .item")
-    assert page.eval_on_selector_all("#other-list .item", ids) == others
-    with new_list(page):
-        page.click("#other-own")
-    until(page, "document.querySelector('#shared').textContent === '10 items in both lists'")
-    page.click("#compare")
-    assert page.locator("#other-list").count() == 0
-    assert "compare" not in page.url
-
-
-def test_the_time_of_each_stage_is_shown(open_page, controlled):
-    page = open_page("/#user=user-4", server=controlled)
-    page.click("summary:has-text('Timings')")
-    names = page.inner_text("#stages").split("\n")
-    assert {"hydrate", "filter", "retrieve", "network and page"} <= set(names)
-    assert sum(name.endswith(" ms") for name in names) >= 5

@@ -18,13 +18,6 @@ from tests.serving.web.try_it_page import (
 )
 
 pytestmark = pytest.mark.slow
-SHIFT = """() => new Promise((done) => {
-  let sum = 0;
-  new PerformanceObserver((list) => {
-    for (const entry of list.getEntries()) if (!entry.hadRecentInput) sum += entry.value;
-  }).observe({ type: "layout-shift", buffered: true });
-  setTimeout(() => done(sum), 500);
-})"""
 
 
 def test_hostile_titles_categories_and_ids_are_only_text(open_page):
@@ -123,27 +116,6 @@ def test_everything_works_by_keyboard(open_page, address):
     assert page.inner_text("#status").startswith("List updated: ")
 
 
-def test_similar_items_open_and_escape_gives_the_focus_back(open_page, address):
-    page = open_page("/#user=user-4")
-    more = page.locator("#list .more").nth(1)
-    more.focus()
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#similar-list .item")
-    reply = ask(address, f"/v1/similar/{listed(page)[1]}?k=10")
-    ids = "rows => rows.map(row => row.dataset.id)"
-    shown = page.eval_on_selector_all("#similar-list .item", ids)
-    assert shown == [item["item_id"] for item in reply["items"]]
-    [card] = ask(address, f"/v1/items?id={listed(page)[1]}")["items"]
-    assert page.inner_text("#item-details").endswith(f"semantic ID {card['semantic_id']}")
-    page.keyboard.press("Escape")
-    assert more.evaluate("one => one === document.activeElement")
-    more.click()
-    page.wait_for_selector("#similar-list .item")
-    with new_list(page):
-        page.click("#similar-list .title >> nth=0")
-    assert page.locator("#visit .chip").count() == 1
-
-
 def test_curl_box_holds_the_request_that_was_sent(open_page, address):
     page = open_page("/#user=%3Ci%3Efirst%3C%2Fi%3E&item=item-7")
     page.wait_for_selector("#category option >> nth=1", state="attached")
@@ -168,19 +140,6 @@ def test_curl_box_holds_the_request_that_was_sent(open_page, address):
     )
 
 
-def test_degraded_replies_are_explained_in_plain_words(open_page):
-    page = open_page()
-    assert page.inner_text("#notes").split("\n\n") == [
-        "There is no history yet.",
-        "These are the most popular items.",
-    ]
-    choose_user(page, "nobody")
-    assert "User nobody was not in the training data" in page.inner_text("#notes")
-    until(page, "document.querySelector('#history').textContent.includes('not known')")
-    page = open_page("/#item=gone&item=item-5")
-    assert "gone is not in the catalogue, so it was left out." in page.inner_text("#notes")
-
-
 def test_a_server_with_keys_is_asked_with_the_one_that_is_given(open_page):
     page = open_page(asks_for="rk_right")
     page.wait_for_selector("#key-dialog[open]")
@@ -200,31 +159,8 @@ def test_a_server_with_keys_is_asked_with_the_one_that_is_given(open_page):
     page.wait_for_selector("#list .item")
 
 
-def test_who_gives_no_key_is_told_why_there_is_nothing(open_page):
-    page = open_page(asks_for="rk_right")
-    page.wait_for_selector("#key-dialog[open]")
-    page.keyboard.press("Escape")
-    page.wait_for_selector("#notes.failed")
-    assert "asks for a key" in page.inner_text("#notes")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
-def test_nothing_shifts_or_overflows(open_page, width, scheme):
-    page = open_page("/#user=user-4&item=item-7", width=width, color_scheme=scheme)
-    page.wait_for_selector("#history .event")
-    shifted = page.evaluate(SHIFT)
-    assert shifted <= 0.01
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    small = page.eval_on_selector_all(
-        "button:not(.title):not(.link), input:not([type=checkbox]), select",
-        "all => all.filter(one => one.offsetParent && one.offsetHeight < 24).map(one => one.id)",
-    )
-    assert small == []
-
-
 def test_page_works_where_users_are_hidden(open_page, page_bundles):
-    with serving(page_bundles, RECSYS_EXPOSE_USERS="false") as (server, _):
+    with serving(page_bundles, expose_users="false") as (server, _):
         page = open_page(server=server)
         until(page, "document.querySelector('#surprise').disabled")
         assert "users" not in page.inner_text("#about")

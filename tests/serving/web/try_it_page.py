@@ -2,22 +2,14 @@
 
 import json
 import os
-import socket
-import subprocess
-import sys
-import time
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.serving.server.running import running
 from tests.serving.synthetic_bundle import SyntheticSize
 
 SIZE = SyntheticSize(num_items=60, num_users=30)
-SERVE = """
-from serving.server.serve import serve
-from serving.settings import Settings
-serve(Settings.from_environment())
-"""
 HOSTILE = [
     '<img src=x onerror="window.broken=1">',
     '"><script>window.broken=1</script>',
@@ -31,29 +23,11 @@ CATEGORY = "it's <b>odd</b>"
 
 
 @contextmanager
-def serving(bundles: Path, **environment: str):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    settings = {"BUNDLES": str(bundles), "PORT": str(port), "EXPOSE_USERS": "true"}
-    # A machine that runs other tests too is slow to load a page.
-    settings["QUEUE_MS"] = "20000"
-    environment = {**{f"RECSYS_{name}": value for name, value in settings.items()}, **environment}
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        for _ in range(600):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert process.poll() is None, "the server ended"
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}", process
-    finally:
-        process.terminate()
-        process.wait()
+def serving(bundles: Path, **settings: str):
+    """Address of a patient server: a machine that runs other tests is slow to load a page."""
+    settings = {"expose_users": "true", "queue_ms": "20000", **settings}
+    with running(bundles, os.devnull, **settings) as server:
+        yield server.url, server.process
 
 
 def pass_by_key(route, key):
