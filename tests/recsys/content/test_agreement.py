@@ -31,12 +31,6 @@ def test_a_value_is_kept_where_enough_draws_give_it() -> None:
     assert agreed([None, None], 0.6) == {}
 
 
-def test_entries_of_a_list_are_kept_one_by_one() -> None:
-    draws = [answer(tags=("a", "b")), answer(tags=("b", "a")), answer(tags=("a", "c"))]
-    assert agreed(draws, 0.6) == {"tags": Attribute(("a", "b"), MADE, 2 / 3)}
-    assert agreed(draws, 0.9) == {"tags": Attribute(("a",), MADE, 1.0)}
-
-
 class Oracle(Script):
     """A model that knows each text's kind and, draw by draw by itself, is wrong at a rate."""
 

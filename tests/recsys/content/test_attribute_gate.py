@@ -8,7 +8,6 @@ from recsys.content.attribute_gate import (
     cut_queries,
     discounted,
 )
-from recsys.content.attributes import TEXT_ATTRIBUTES, enriched_text
 from recsys.content.encoder import HashEncoder
 from tests.recsys.content.planted_attributes import decisions, planted_world
 
@@ -34,10 +33,6 @@ def test_a_true_attribute_is_kept_and_useless_and_absent_ones_are_not() -> None:
     assert found["absent"].num_items == 0
 
 
-def test_the_same_data_give_the_same_decisions() -> None:
-    assert found_in(3) == found_in(3)
-
-
 def test_words_that_gain_for_any_item_tell_nothing_of_theirs() -> None:
     """One word for all gains in this world, since it moves cosines."""
     texts, attributes, users = planted_world(0)
@@ -46,12 +41,6 @@ def test_words_that_gain_for_any_item_tell_nothing_of_theirs() -> None:
     assert found.low > 0
     assert not found.kept
     assert found.reason == "other items' values gain as much"
-
-
-def test_few_users_decide_nothing() -> None:
-    found = found_in(0, num_users=5)
-    assert not any(one.kept for one in found.values())
-    assert "at least 30 are needed" in found["true"].reason
 
 
 def test_no_query_decides_nothing() -> None:
@@ -81,10 +70,3 @@ def test_values_of_one_group_are_no_independent_evidence() -> None:
     alone = clustered_variance(values, np.arange(4))
     assert alone == pytest.approx(values.var(ddof=1) / 4)
     assert clustered_variance(values, np.array([0, 0, 1, 1])) > alone
-
-
-def test_only_kept_attributes_stand_in_the_text() -> None:
-    values = {"topics": ("soap", "bath"), "style": "plain", "summary": "A bar", "queries": ("x",)}
-    assert enriched_text("rose", values, keep=("style",)) == "rose. plain"
-    assert enriched_text("rose", values, keep=()) == "rose"
-    assert enriched_text("rose", values, keep=TEXT_ATTRIBUTES) == "rose. soap, bath. A bar. x"

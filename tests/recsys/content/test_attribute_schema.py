@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from recsys.content.attribute_schema import BUILT_IN, build_extraction
+from recsys.content.attribute_schema import build_extraction
 from recsys.content.attributes import checked, enriched_text, parse_reply
 from recsys.content.config import AttributeConfig, EndpointConfig, EnrichmentConfig
 from recsys.content.endpoint import Endpoint
@@ -43,11 +43,6 @@ READ = {
 NONE = dict.fromkeys(GOOD)
 
 
-def test_without_attributes_of_ones_own_the_built_in_prompt_is_as_ever() -> None:
-    assert build_extraction(()) is BUILT_IN
-    assert BUILT_IN.version == "1-cffa0458"
-
-
 def test_the_prompt_says_names_descriptions_and_values_and_its_version_follows_them() -> None:
     assert '- material: Mostly made of. One of "Cotton", "wool", or null.' in OWN.instructions
     assert "- washable: Whether it may be washed. true, false or null." in OWN.instructions
@@ -68,11 +63,6 @@ def test_values_are_read_by_their_types_and_null_is_no_value() -> None:
         "weight_kg": "12",
         "washable": "no",
     }
-
-
-def test_words_around_the_object_are_passed_over() -> None:
-    reply = f"Sure! Here it is:\n```json\n{json.dumps(GOOD)}\n```"
-    assert parse_reply(reply, "mark", OWN.schema) == READ
 
 
 @pytest.mark.parametrize(
@@ -119,11 +109,6 @@ def test_a_senseless_attribute_is_refused(fields: dict[str, object], message: st
     good = {"name": "a", "type": "choice", "description": "b", "values": ("c", "d")}
     with pytest.raises(ValueError, match=message):
         AttributeConfig(**{**good, **fields})  # type: ignore[arg-type]
-
-
-def test_two_attributes_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="each of another name"):
-        EnrichmentConfig(attributes=(ATTRIBUTES[0], ATTRIBUTES[0]))
 
 
 def test_numbers_and_yes_and_no_stand_in_the_text_with_their_names() -> None:
@@ -196,29 +181,8 @@ def test_a_server_that_takes_no_schema_gets_it_in_words(tmp_path: Path) -> None:
     assert json.dumps(OWN.schema) in plain[0]["messages"][0]["content"]
 
 
-def test_a_budget_that_ends_midway_leaves_the_rest_with_that_reason(tmp_path: Path) -> None:
-    config = EnrichmentConfig(token_budget=130, attributes=ATTRIBUTES)
-    script = Script(lambda text: json.dumps(GOOD))
-    result = enrich(["a", "b", "c", "d", "e"], script, tmp_path, config)
-    assert len(script.requested) == 3
-    assert result.reasons[:3] == [None] * 3
-    assert result.reasons[3:] == ["not requested: the budget is spent"] * 2
-    assert result.spent.total <= 130
-    assert result.num_left_out == 0
-
-
 def test_a_text_of_which_nothing_is_said_has_no_attributes(tmp_path: Path) -> None:
     result = enrich(["x"], Script(lambda text: json.dumps(NONE)), tmp_path, PLENTY)
     assert result.attributes == [None]
     assert result.reasons == ["the text says none of the attributes"]
     assert result.num_left_out == 0
-
-
-def test_other_attributes_have_answers_of_their_own(tmp_path: Path) -> None:
-    script = Script(lambda text: json.dumps(GOOD))
-    enrich(["a"], script, tmp_path, PLENTY)
-    script.words = lambda text: json.dumps({"material": "wool"})
-    fewer = EnrichmentConfig(token_budget=10**9, attributes=ATTRIBUTES[:1])
-    result = enrich(["a"], script, tmp_path, fewer)
-    assert values_of(result.attributes[0]) == {"material": "wool"}
-    assert script.requested == ["a", "a"]

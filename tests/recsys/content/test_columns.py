@@ -68,31 +68,6 @@ def test_rare_and_new_values_share_a_column() -> None:
     assert frequent([["x", "x"], ["y"]]) == (), "twice in one item is one item"
 
 
-def test_truth_is_the_same_in_parquet_and_csv() -> None:
-    column = EncodedColumn.fit("new", "category", [True, True, False, False])
-    assert column.encode([True, False]).tolist() == column.encode(["true", "false"]).tolist()
-
-
-def test_a_list_has_the_length_of_one_value() -> None:
-    column = EncodedColumn.fit("tags", "list", ["a|b", "a|b|c", "c"])
-    assert np.linalg.norm(column.encode(["a|b|c"])[0]) == pytest.approx(1.0)
-
-
-def test_own_vectors_keep_their_directions() -> None:
-    vectors = [[3.0, 4.0], [0.0, 10.0], None]
-    column = EncodedColumn.fit("image", "vector", vectors)
-    encoded = column.encode(vectors)
-    assert encoded[0, :2] / encoded[0, 0] == pytest.approx([1, 4 / 3])
-    assert (encoded[:2] ** 2).sum(1).mean() == pytest.approx(1.0)
-
-
-def test_columns_of_constants_or_nothing_say_only_what_is_missing() -> None:
-    constant = EncodedColumn.fit("price", "number", [5, 5, None])
-    assert constant.encode([5, None])[:, :-1].any() == np.False_
-    nothing = EncodedColumn.fit("price", "number", [None, None])
-    assert nothing.encode([None, 3.0]).tolist() == [[1.0], [0.0]]
-
-
 @pytest.mark.parametrize(
     ("kind", "fitted", "given", "message"),
     [

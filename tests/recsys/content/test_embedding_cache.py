@@ -1,4 +1,3 @@
-import json
 import signal
 import subprocess
 import sys
@@ -55,32 +54,6 @@ def test_a_changed_text_is_the_only_one_encoded_again(tmp_path):
     assert np.array_equal(vectors[20], encode_cached(["another text"], encoder, tmp_path / "b")[0])
 
 
-def test_equal_texts_are_encoded_once(tmp_path):
-    encoder = CountingEncoder()
-    vectors = encode_cached(["a b", "c", "a b", ""], encoder, tmp_path)
-    assert sorted(encoder.requested) == ["", "a b", "c"]
-    assert np.array_equal(vectors[0], vectors[2])
-    assert not vectors[3].any()
-
-
-def test_encoders_do_not_share_vectors(tmp_path):
-    encode_cached(TEXTS, HashEncoder(16), tmp_path)
-    assert encode_cached(TEXTS, HashEncoder(8), tmp_path).shape == (50, 8)
-
-
-def test_an_interrupted_run_keeps_its_whole_shards(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        encode_cached(TEXTS, CountingEncoder(fail_after=30), tmp_path, shard_rows=10)
-    encoder = CountingEncoder()
-    done: list[tuple[int, int]] = []
-    vectors = encode_cached(
-        TEXTS, encoder, tmp_path, shard_rows=10, progress=lambda *counts: done.append(counts)
-    )
-    assert len(encoder.requested) == 20
-    assert done == [(10, 20), (20, 20)]
-    assert np.array_equal(vectors, encode_cached(TEXTS, HashEncoder(16), tmp_path / "whole"))
-
-
 def test_a_killed_process_loses_one_shard_at_most(tmp_path):
     code = f"""
 import os, signal, sys
@@ -122,17 +95,6 @@ def test_a_damaged_shard_is_encoded_again_and_healed(tmp_path, ending, damage):
     encoder = CountingEncoder()
     encode_cached(TEXTS, encoder, tmp_path)
     assert encoder.requested == []
-
-
-def test_a_shard_without_its_index_does_not_count(tmp_path):
-    encode_cached(TEXTS, HashEncoder(16), tmp_path)
-    (index,) = shards(tmp_path, "json")
-    document = json.loads(index.read_text())
-    assert len(document["keys"]) == 50
-    index.unlink()
-    encoder = CountingEncoder()
-    encode_cached(TEXTS, encoder, tmp_path)
-    assert len(encoder.requested) == 50
 
 
 def test_an_encoder_that_gives_nan_is_refused_and_nothing_is_kept(tmp_path):

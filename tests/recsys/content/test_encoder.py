@@ -7,10 +7,8 @@ import pytest
 
 from recsys.content import minilm as minilm_module
 from recsys.content.encoder import (
-    FULL_BATCH_TOKENS,
     HashEncoder,
     SentenceTransformerEncoder,
-    batches_of_tokens,
 )
 from recsys.content.minilm import MiniLMEncoder, packaged_minilm
 
@@ -41,13 +39,6 @@ def test_vectors_have_unit_length_and_empty_texts_are_zero(name, minilm):
     assert encoder.encode([]).shape == (0, encoder.dim)
 
 
-@pytest.mark.parametrize("name", ["hash", "minilm"])
-def test_like_texts_are_closer(name, minilm):
-    vectors = (HashEncoder() if name == "hash" else minilm).encode(TEXTS[:3])
-    similar = vectors @ vectors.T
-    assert similar[0, 1] > similar[0, 2] + 0.1
-
-
 def test_minilm_gives_the_published_similarities(minilm):
     """Known answer: the first example of the documentation of sentence-transformers."""
     vectors = minilm.encode(
@@ -60,17 +51,6 @@ def test_minilm_gives_the_published_similarities(minilm):
 def test_a_text_has_its_vector_in_any_company(minilm):
     alone = np.concatenate([minilm.encode([text]) for text in TEXTS])
     assert np.allclose(alone, minilm.encode(TEXTS), atol=1e-5)
-
-
-def test_batches_hold_texts_of_equal_length_and_every_text_once():
-    lengths = [7, 30, 7, 20] * 200
-    batches = list(batches_of_tokens(lengths))
-    assert sorted(i for batch in batches for i in batch) == list(range(800))
-    assert all(len({lengths[i] for i in batch}) == 1 for batch in batches)
-    assert all(len(batch) * lengths[batch[0]] < FULL_BATCH_TOKENS + 30 for batch in batches)
-    # Few texts of a length share a batch with shorter ones, the longest first.
-    assert list(batches_of_tokens([5, 9, 7])) == [[1, 2, 0]]
-    assert list(batches_of_tokens([])) == []
 
 
 def test_minilm_agrees_with_sentence_transformers_padded_and_not(minilm):
@@ -111,21 +91,6 @@ def test_loading_and_encoding_open_no_connection(monkeypatch):
         socket.create_connection(("127.0.0.1", 9))
     assert MiniLMEncoder(device="cpu").encode(["hair"]).shape == (1, 384)
     assert len(tried) == 1
-
-
-def test_importing_the_encoder_opens_no_connection():
-    code = """
-import socket
-def refuse(*args, **kwargs):
-    raise SystemExit("opened a connection")
-socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
-import recsys.content.encoder, recsys.content.minilm, recsys.content.transformer_encoder
-print("quiet")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.stdout == "quiet\n", done.stderr[-2000:]
 
 
 def test_a_missing_model_is_named(monkeypatch, tmp_path):

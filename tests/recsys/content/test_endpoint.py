@@ -74,18 +74,6 @@ def test_a_request_carries_the_schema_and_the_text_as_data():
     assert json.loads(middle) == text
 
 
-def test_every_prompt_is_a_request_of_its_own():
-    texts = [f"item {i}" for i in range(20)]
-
-    def chat(request: Request) -> Reply:
-        return chat_reply(request["messages"][1]["content"].split("\n")[1])
-
-    log, requests, _ = ask(chat, texts, concurrency=6)
-    assert len(requests) == 20
-    answers = [log.answers[i] for i in range(20)]
-    assert [json.loads(one.text) for one in answers if isinstance(one, Completion)] == texts
-
-
 @pytest.mark.parametrize(
     ("bad", "charges"),
     [
@@ -194,52 +182,12 @@ def test_a_bad_configuration_is_refused_without_repeating_secrets(fields, messag
     assert "hidden" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        {},
-        {"choices": []},
-        {"choices": [{"message": {"content": None, "refusal": "no"}}]},
-        {"choices": "x", "usage": {"prompt_tokens": "many", "completion_tokens": 3}},
-    ],
-)
-def test_a_reply_without_an_answer_is_an_empty_one(reply):
-    log, _, _ = ask(lambda _: Reply(reply), ["soap"])
-    assert log.answers == {0: Completion("", None)}
-
-
-def test_an_interrupted_call_records_the_requests_in_flight():
-    class Interrupted(Log):
-        def record(self, index: int, answer: Completion | Exception) -> None:
-            super().record(index, answer)
-            if len(self.answers) == 3:
-                raise KeyboardInterrupt
-
-    log = Interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        ask(lambda _: chat_reply("{}"), [f"item {i}" for i in range(200)], log, concurrency=4)
-    assert len(log.answers) == len(log.charged) < 200
-
-
 def test_the_bound_holds_for_a_tokenizer_of_bytes():
     endpoint = Endpoint(config_of("http://127.0.0.1:1/v1"))
     prompt = prompt_for("\u6f22" * 50)
     bound = endpoint.token_bound(prompt, SCHEMA, 40)
     assert bound.completion_tokens == 40
     assert bound.prompt_tokens > 150 + len(prompt.instructions.encode())
-
-
-def test_embeddings_come_in_the_order_of_the_texts():
-    def embed(request: Request) -> Reply:
-        data = [{"index": i, "embedding": [float(len(t))]} for i, t in enumerate(request["input"])]
-        return Reply({"data": data[::-1]})
-
-    with openai_server(embed=embed) as server:
-        assert Endpoint(config_of(server.base_url)).embed(["a", "bbb", "cc"]) == [
-            [1.0],
-            [3.0],
-            [2.0],
-        ]
 
 
 @pytest.mark.parametrize(

@@ -99,19 +99,3 @@ def test_a_bad_vector_is_refused_and_nothing_of_its_batch_is_kept(tmp_path, vect
         with pytest.raises(EndpointError, match=message):
             encode_cached(["a", "b"], encoder, tmp_path)
     assert list(tmp_path.rglob("shard-*")) == []
-
-
-def test_odd_texts_reach_the_server_readable_and_cut(tmp_path):
-    texts = ["\ud800 lone", "x" * 100_000, "one", "  "]
-    with openai_server(embed=hashed) as server:
-        vectors = encode_cached(texts, encoder_of(server.base_url, max_text_chars=50), tmp_path)
-    sent = {text for request in server.requests for text in request["input"]}
-    assert sent == {"? lone", "x" * 50, "one"}
-    assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1, 1, 0], abs=1e-5)
-
-
-@pytest.mark.parametrize("fields", [{"dim": 0}, {"batch_size": 0}, {"max_text_chars": 0}])
-def test_a_senseless_size_is_refused(fields):
-    (name,) = fields
-    with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
-        encoder_of("http://127.0.0.1:1/v1", **fields)

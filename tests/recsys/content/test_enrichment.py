@@ -123,13 +123,6 @@ def test_a_second_run_asks_nothing_and_a_changed_text_is_the_only_one_asked(tmp_
     assert changed.attributes[0] == first.attributes[0]
 
 
-def test_another_model_has_answers_of_its_own(tmp_path):
-    run(good, ["a"], tmp_path)
-    script = Script()
-    enrich(["a"], script, tmp_path, PLENTY)
-    assert script.requested == ["a"]
-
-
 def test_equal_texts_are_asked_once_and_empty_ones_never(tmp_path):
     script = Script()
     result = enrich(["soap", "", "soap", " \n ", "\ud800"], script, tmp_path, PLENTY)
@@ -138,32 +131,7 @@ def test_equal_texts_are_asked_once_and_empty_ones_never(tmp_path):
     assert result.reasons == [None, "no text", None, "no text", "no text"]
 
 
-def test_odd_texts_are_sent_clean_and_cut(tmp_path):
-    odd = ["x", "long " * 20_000, "caf\udce9 \x00 bar", "<b>bold</b>\u2028two"]
-    result, requests = run(good, odd, tmp_path)
-    assert result.reasons == [None, "summary has 2008 characters, allowed are 1 to 400", None, None]
-    assert sorted(map(text_in, requests))[:3] == ["bold two", "caf bar", "long " * 399 + "long"]
-
-
 # ---- budget
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        EnrichmentConfig(),
-        EnrichmentConfig(token_budget=0, cost_budget=9.0, prompt_price=1.0),
-        EnrichmentConfig(token_budget=10**9, cost_budget=0.0),
-        EnrichmentConfig(token_budget=10**9, cost_budget=0.0, prompt_price=1.0),
-    ],
-)
-def test_a_budget_of_zero_calls_nothing(tmp_path, config):
-    result, requests = run(good, ["a", "b"], tmp_path, config)
-    assert requests == []
-    assert result.num_requests == 0
-    assert result.budget_reached
-    assert result.spent == Tokens()
-    assert result.reasons == ["not requested: the budget is spent"] * 2
 
 
 def test_the_token_budget_is_never_exceeded_and_restarts_do_not_stretch_it(tmp_path):
@@ -188,17 +156,6 @@ def test_the_cost_budget_prices_what_is_read_and_written(tmp_path):
     # A request may cost 60 x 2 + 40 x 4 = 280 millionths and does cost 40.
     assert len(script.requested) == 6
     assert config.cost(*result.spent) == pytest.approx(0.00024)
-
-
-def test_a_server_that_does_not_say_what_it_took_is_charged_the_bound(tmp_path):
-    def silent(request: Request) -> Reply:
-        body = good(request).body
-        assert isinstance(body, dict)
-        return Reply({key: value for key, value in body.items() if key != "usage"})
-
-    result, _ = run(silent, ["a"], tmp_path)
-    assert result.spent.total > 1000
-    assert result.attributes[0] is not None
 
 
 @pytest.mark.parametrize(
@@ -253,15 +210,6 @@ def test_an_answer_outside_the_schema_is_asked_again_once_and_paid_for_twice_at_
     assert result.spent == Tokens(30, 15)
 
 
-def test_more_attempts_may_be_allowed_later(tmp_path):
-    script = Script(lambda _: "no")
-    enrich(["a"], script, tmp_path, PLENTY)
-    script.words = lambda _: json.dumps(GOOD)
-    result = enrich(["a"], script, tmp_path, EnrichmentConfig(token_budget=10**9, max_attempts=3))
-    assert result.reasons == [None]
-    assert len(script.requested) == 3
-
-
 # ---- injection: the item's text is data
 
 
@@ -289,20 +237,6 @@ def test_a_text_stays_between_its_marks_and_away_from_other_items(tmp_path, text
     assert sum("plain soap" in json.dumps(request) for request in requests) == 1
 
 
-def test_a_model_that_obeys_a_text_harms_that_item_alone(tmp_path):
-    """The worst model: it does whatever the text says."""
-    attack = json.dumps({**GOOD, "price": 0, "items": {"plain soap": "owned"}})
-
-    def obedient(request: Request) -> Reply:
-        text = text_in(request)
-        return chat_reply(attack) if "attack" in text else good(request)
-
-    result, _ = run(obedient, ["attack now", "plain soap"], tmp_path)
-    assert result.attributes[0] is None
-    assert "price" in str(result.reasons[0])
-    assert values_of(result.attributes[1])["summary"] == "This is plain soap."
-
-
 # ---- endpoints that fail
 
 
@@ -318,45 +252,6 @@ def test_a_refusal_stops_at_once_and_keeps_what_was_answered(tmp_path):
     result, requests = run(good, texts, tmp_path)
     assert sorted(map(text_in, requests)) == sorted(texts[3:])
     assert result.spent == Tokens(3000, 1500)
-
-
-def test_a_server_that_goes_away_stops_the_run_after_some_misses(tmp_path):
-    def chat(request: Request) -> Reply:
-        return good(request) if int(text_in(request).split()[1]) < 4 else Reply({}, 503)
-
-    texts = [f"item {i:02d}" for i in range(40)]
-    with pytest.raises(EndpointError, match="status 503"):
-        run(chat, texts, tmp_path, concurrency=1)
-    result, requests = run(good, texts, tmp_path)
-    assert len(requests) == 36
-    # Requests without an answer were not paid for.
-    assert result.spent == Tokens(4000, 2000)
-
-
-def test_one_item_that_a_server_cannot_take_does_not_stop_the_others(tmp_path):
-    def chat(request: Request) -> Reply:
-        bad = Reply({"error": {"message": "content filter"}}, 400)
-        return bad if text_in(request) == "bad" else good(request)
-
-    result, _ = run(chat, ["a", "bad", "b"], tmp_path)
-    assert [reason is None for reason in result.reasons] == [True, False, True]
-    assert "content filter" in str(result.reasons[1])
-
-
-def test_an_unanswered_request_stays_reserved(tmp_path):
-    def chat(request: Request) -> Reply:
-        return Reply(b"garbage")
-
-    config = EnrichmentConfig(token_budget=10**9, max_attempts=1)
-    result, requests = run(chat, ["a"], tmp_path, config, max_retries=2)
-    assert len(requests) == 3
-    assert result.num_requests == 3
-    again = enrich(["a"], Script(), tmp_path, EnrichmentConfig())
-    assert again.spent == Tokens()
-    same_model = Script()
-    same_model.name = "tiny@test"
-    assert enrich(["a"], same_model, tmp_path, EnrichmentConfig()).spent == result.spent
-    assert result.spent.completion_tokens == 3 * config.max_reply_tokens
 
 
 # ---- killed runs, damaged ledgers

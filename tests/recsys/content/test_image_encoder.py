@@ -52,11 +52,3 @@ def test_files_are_sought_below_the_folder_alone(tmp_path: Path) -> None:
     for name in ("../secret.png", str(tmp_path / "secret.png"), "link.png"):
         with pytest.raises(ValueError, match=r"item 1 leads out of .*; name files below it"):
             files_in(folder, [name])
-
-
-def test_folders_without_a_vision_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is no vision model: it must be a folder"):
-        ImageEncoder(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
-    with pytest.raises(ValueError, match=r"cannot load the vision model"):
-        ImageEncoder(tmp_path)

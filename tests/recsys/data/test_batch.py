@@ -23,12 +23,6 @@ def test_padding_keeps_the_latest_values_on_the_right(lists: list[list[int]], le
     assert padded.tolist() == expected
 
 
-def test_a_batch_refuses_features_of_different_batch_sizes() -> None:
-    one, two = Jagged.from_lists([[1]]), Jagged.from_lists([[1], [2]])
-    with pytest.raises(ValueError, match=r"one batch size.*'a': 1, 'b': 2"):
-        JaggedBatch({"a": one, "b": two})
-
-
 def test_a_missing_feature_is_named_beside_those_there_are() -> None:
     batch = JaggedBatch({"history": Jagged.one_each(torch.tensor([3, 4]))})
     with pytest.raises(KeyError, match=r"no feature 'user'.*history"):

@@ -4,10 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from recsys.data.dataset import Sequences, concatenated_ranges
+from recsys.data.dataset import Sequences
 
 
 def three_users() -> Sequences:
@@ -51,11 +49,6 @@ def test_sequences_come_back_from_disk(tmp_path: Path) -> None:
     assert loaded.label_positions("all").tolist() == [1, 2, 3, 5]
 
 
-def test_sequences_that_are_not_there_say_which_stage_makes_them(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="run the build_features stage first"):
-        Sequences.load(tmp_path)
-
-
 def test_split_ends_outside_a_users_events_are_refused() -> None:
     with pytest.raises(ValueError, match="user row 1 has split ends outside"):
         Sequences(
@@ -64,11 +57,3 @@ def test_split_ends_outside_a_users_events_are_refused() -> None:
             train_end=np.array([0, 3]),
             validation_end=np.array([0, 3]),
         )
-
-
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5)), max_size=8))
-def test_concatenated_ranges_equal_python_ranges(ranges: list[tuple[int, int]]) -> None:
-    starts = np.array([start for start, _ in ranges], np.int64)
-    ends = starts + np.array([length for _, length in ranges], np.int64)
-    expected = [i for start, end in zip(starts, ends, strict=True) for i in range(start, end)]
-    assert concatenated_ranges(starts, ends).tolist() == expected

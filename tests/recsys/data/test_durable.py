@@ -1,5 +1,4 @@
 import errno
-import fcntl
 import os
 import signal
 import subprocess
@@ -11,15 +10,12 @@ from pathlib import Path
 import pytest
 
 from recsys.data.durable import (
-    Held,
-    append_line,
     digest_of_file,
     digest_once,
     digests_once,
     locked,
     new_directory,
     replace_file,
-    replace_link,
     shared,
     write_durably,
 )
@@ -49,15 +45,6 @@ def test_failed_replacement_keeps_the_old_file_and_leaves_nothing_beside_it(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_line_that_a_kill_cut_off_does_not_swallow_the_next(tmp_path: Path) -> None:
-    path = tmp_path / "history.jsonl"
-    append_line(path, '{"a": 1}')
-    with path.open("a") as file:
-        file.write('{"a": ')
-    append_line(path, '{"a": 2}')
-    assert path.read_text().splitlines() == ['{"a": 1}', '{"a": ', '{"a": 2}']
-
-
 def test_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     final = tmp_path / "bundle"
     (tmp_path / ".partial-bundle").mkdir()
@@ -80,14 +67,6 @@ def test_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
         new_directory(final),
     ):
         pass
-
-
-def test_link_moves_to_another_target(tmp_path: Path) -> None:
-    for version in ("v1", "v2"):
-        (tmp_path / version).mkdir()
-        replace_link(tmp_path / "current", version)
-        assert (tmp_path / "current").readlink() == Path(version)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["current", "v1", "v2"]
 
 
 HOLD = """
@@ -148,33 +127,6 @@ def test_a_file_is_hashed_once_until_it_changes(
     replaced.write_bytes(b"third")
     replaced.replace(path)
     assert digests_once([path, path]) == [digest_of_file(path)] * 2
-
-
-def test_a_folder_that_is_held_cannot_be_taken_alone(tmp_path: Path) -> None:
-    first, second = Held([tmp_path]), Held([tmp_path, tmp_path / "nowhere"])
-    assert not taken_alone(tmp_path)
-    del first
-    assert not taken_alone(tmp_path), "each holder counts"
-    del second
-    assert taken_alone(tmp_path)
-
-
-def taken_alone(folder: Path) -> bool:
-    script = f"""
-import fcntl, os
-fcntl.flock(os.open({str(folder)!r}, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True)
-    return done.returncode == 0
-
-
-def test_a_folder_that_is_being_removed_cannot_be_held(tmp_path: Path) -> None:
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with pytest.raises(ValueError, match="is being removed"):
-        Held([tmp_path])
-    os.close(descriptor)
-    Held([tmp_path])
 
 
 def test_a_lock_is_shared_by_many_and_excludes_those_who_hold_it_alone(tmp_path: Path) -> None:

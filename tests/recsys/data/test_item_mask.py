@@ -18,16 +18,6 @@ def test_masks_combine_like_sets_and_never_hold_row_zero(left: set[int], right: 
     assert a.count() == len(left - {0})
 
 
-def test_packed_bits_are_little_endian_within_a_byte() -> None:
-    assert ItemMask(np.isin(np.arange(12), [1, 9])).bytes.tolist() == [0b10, 0b10]
-
-
-def test_rows_outside_the_catalogue_are_never_allowed() -> None:
-    mask = ItemMask.all(4)
-    rows = np.array([-1, 0, 1, 3, 4, 99])
-    assert mask.allows(rows).tolist() == [False, False, True, True, False, False]
-
-
 def test_masks_of_different_catalogues_do_not_combine() -> None:
     with pytest.raises(ValueError, match="4 and 5 item rows"):
         ItemMask.all(4) & ItemMask.all(5)

@@ -1,5 +1,3 @@
-import math
-
 import torch
 from torch.nn import functional
 
@@ -28,24 +26,6 @@ def test_every_item_gives_the_full_softmax_with_smoothing() -> None:
     torch.testing.assert_close(loss, full_softmax_loss(scores, labels, 0.2))
 
 
-def test_candidates_are_the_labels_and_even_draws_without_padding() -> None:
-    torch.manual_seed(0)
-    labels = torch.tensor([4, 4, 2])
-    candidates = mixed_candidates(labels, 40_000, torch.tensor([9, 1, 1, 1, 1]))
-    assert candidates.rows[:3].tolist() == [4, 4, 2]
-    drawn = torch.bincount(candidates.rows[3:], minlength=5) / 40_000
-    assert drawn[0] == 0
-    torch.testing.assert_close(drawn[1:], torch.full((4,), 0.25), atol=0.01, rtol=0)
-
-
-def test_expected_count_is_in_batch_plus_uniform() -> None:
-    candidates = mixed_candidates(torch.tensor([1, 2]), 0, torch.tensor([0, 30, 10]))
-    expected = [math.log(2 * 30 / 40), math.log(2 * 10 / 40)]
-    torch.testing.assert_close(candidates.log_expected, torch.tensor(expected))
-    more = mixed_candidates(torch.tensor([1, 2]), 4, torch.tensor([0, 30, 10]))
-    torch.testing.assert_close(more.log_expected[0], torch.tensor(math.log(1.5 + 4 / 2)))
-
-
 def test_the_corrected_sum_estimates_the_full_partition_without_bias() -> None:
     """Averaged over many batches, sum exp(score - log expected) is the sum over the catalogue."""
     torch.manual_seed(1)
@@ -68,15 +48,6 @@ def test_an_accidental_hit_never_stands_against_its_own_label() -> None:
     different = loss_from(scores, torch.tensor([1, 2]), 0, counts)
     truth = full_softmax_loss(scores, torch.tensor([1, 2]), 0.0)
     torch.testing.assert_close(different, truth)
-
-
-def test_seeded_draws_repeat() -> None:
-    labels, counts = torch.tensor([1]), torch.ones(100)
-    draws = []
-    for _ in range(2):
-        torch.manual_seed(5)
-        draws.append(mixed_candidates(labels, 50, counts).rows)
-    assert torch.equal(*draws)
 
 
 def test_a_label_that_was_never_counted_is_still_finite() -> None:

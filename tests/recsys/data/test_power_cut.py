@@ -6,17 +6,6 @@ from recsys.data.durable import append_line, new_directory, replace_file, replac
 from tests.fake_disk import fake_disk
 
 
-def test_a_disk_forgets_what_was_not_synced(tmp_path: Path) -> None:
-    (tmp_path / "old").write_text("old")
-    with fake_disk(tmp_path) as disk:
-        (tmp_path / "old").write_text("new")
-        (tmp_path / "file").write_text("new")
-        (tmp_path / "old").rename(tmp_path / "moved")
-        disk.cut_power()
-    assert [path.name for path in tmp_path.iterdir()] == ["old"]
-    assert (tmp_path / "old").read_text() == "old"
-
-
 def test_a_line_is_there_once_it_is_appended(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     with fake_disk(tmp_path) as disk:

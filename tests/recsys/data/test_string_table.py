@@ -10,13 +10,6 @@ from hypothesis import strategies as st
 from recsys.data.string_table import StringTable, write_string_table
 
 
-@given(st.lists(st.text(alphabet=st.characters(codec="utf-8"), max_size=12), max_size=9))
-def test_strings_come_back_as_they_were(strings: list[str]) -> None:
-    table = StringTable.from_strings(strings)
-    assert list(table) == strings
-    assert all(table.row_of(text) == strings.index(text) for text in strings)
-
-
 def test_a_written_table_opens_again_and_finds_rows(tmp_path: Path) -> None:
     write_string_table(tmp_path, "item_ids", ["", "caffè", "日本", "B00\N{PILE OF POO}"])
     table = StringTable.open(tmp_path, "item_ids")
@@ -57,10 +50,3 @@ def test_an_extended_table_is_as_if_it_had_been_built_whole(old: list[str], new:
     assert grown.first_repeated() == whole.first_repeated()
     repeated = [row for row, text in enumerate(old + new) if text in (old + new)[:row]]
     assert whole.first_repeated() == min(repeated, default=None)
-
-
-def test_a_long_table_is_read_in_parts() -> None:
-    texts = [f"{row}\u4e16" for row in range(70_000)]
-    table = StringTable.from_strings(texts)
-    assert list(table) == texts
-    assert table.row_of("66000\u4e16") == 66_000

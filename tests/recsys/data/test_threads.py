@@ -8,8 +8,6 @@ import torch
 
 from recsys.data import threads
 from recsys.data.threads import side_by_side
-from recsys.models import content_similarity
-from recsys.models.content_similarity import Whitening
 
 
 @pytest.fixture(params=[1, 2])
@@ -47,23 +45,3 @@ def test_what_goes_wrong_in_a_part_is_raised(torch_threads: int) -> None:
 
     with pytest.raises(ValueError, match="part 2"):
         side_by_side(make, range(4))
-
-
-def test_whitened_content_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content_similarity, "BLOCK", 64)
-    content = torch.randn(500, 24, generator=torch.Generator().manual_seed(0))
-    content[::7] = 0
-    whitening = Whitening.fit(content)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: {0})
-        alone = whitening.apply(content)
-        monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: {0, 1, 2})
-        assert torch.equal(whitening.apply(content), alone)
-    finally:
-        torch.set_num_threads(before)
-    plain = (content - whitening.mean) @ whitening.directions
-    plain = torch.nn.functional.normalize(plain, dim=1, eps=1e-6) * (content != 0).any(1)[:, None]
-    assert torch.allclose(alone, plain, atol=1e-6)
-    assert (alone[::7] == 0).all()

@@ -8,10 +8,7 @@ from torch import Tensor
 from recsys.data import top_k
 from recsys.data.top_k import (
     ItemMask,
-    OneList,
-    TopK,
     best_of_one,
-    reranked_places,
     select_top_k,
 )
 from tests.recsys.testing.tensors import top_k_of_scores
@@ -47,17 +44,6 @@ def test_agrees_with_a_plain_sort_under_heavy_ties(seed, num_items, num_levels, 
     assert torch.equal(kept, found.scores[~padded])
 
 
-def test_equal_scores_are_ranked_by_row_without_the_padding_row():
-    found = top_k_of_scores(torch.zeros(2, 100_000), 4)
-    assert found.item_rows.tolist() == [[1, 2, 3, 4]] * 2
-
-
-def test_scores_are_left_as_they_are():
-    scores = torch.ones(1, 5).expand(3, 5)
-    top_k_of_scores(scores, 2, ItemMask(np.zeros(5, np.bool_)))
-    assert (scores == 1).all()
-
-
 def test_a_nan_is_refused_and_its_query_named():
     scores = torch.zeros(3, 50)
     scores[2, 40] = torch.nan
@@ -70,12 +56,6 @@ def test_a_nan_of_a_masked_item_does_no_harm():
     assert top_k_of_scores(scores, 1, ItemMask(np.isin(np.arange(3), [2]))).item_rows.tolist() == [
         [2]
     ]
-
-
-@pytest.mark.parametrize("k", [0, -1])
-def test_a_list_length_below_one_is_refused(k):
-    with pytest.raises(ValueError, match=f"k, the list length, must be >= 1, got {k}"):
-        top_k_of_scores(torch.zeros(1, 3), k)
 
 
 def test_a_mask_of_another_catalogue_is_refused():
@@ -94,36 +74,6 @@ def test_one_query_alone_is_ranked_as_in_a_batch(seed: int, columns: int, k: int
     assert torch.equal(alone.item_rows[0], beside.item_rows[0])
 
 
-def test_first_places_take_a_new_order_and_the_rest_follows():
-    assert reranked_places(torch.tensor([[0.1, 0.9, 0.1]]), 4).tolist() == [[1, 0, 2, 3]]
-    short = torch.tensor([[0.1, 0.9, -torch.inf]])
-    assert reranked_places(short, 3).tolist() == [[1, 0, 2]]
-    # A catalogue with fewer items than a ranker reads.
-    padded = torch.tensor([[0.1, 0.9, -torch.inf, -torch.inf]])
-    assert reranked_places(padded, 3).tolist() == [[1, 0, 2]]
-
-
-@given(seed=st.integers(0, 10**6), num_items=st.integers(1, 60), k=st.integers(1, 70))
-def test_one_list_is_that_of_a_batch(seed, num_items, k):
-    random = np.random.default_rng(seed)
-    scores = torch.tensor(random.choice([0.0, 1.5, -2.0, -np.inf, 7.0], num_items)).float()
-    batch, found = select_top_k(scores.expand(2, -1), k), best_of_one(scores, k)
-    there = batch.item_rows[0] >= 0
-    assert found.item_rows.tolist() == batch.item_rows[0, there].tolist()
-    assert found.scores.tolist() == batch.scores[0, there].tolist()
-
-
-@given(seed=st.integers(0, 10**6), number=st.integers(0, 30), k=st.integers(1, 35))
-def test_scores_of_some_rows_rank_as_those_of_all(seed, number, k):
-    random = np.random.default_rng(seed)
-    rows = random.permutation(np.arange(1, 60))[:number]
-    scores = torch.full((60,), -torch.inf)
-    scores[rows] = torch.tensor(random.choice([0.0, 1.5, -2.0, 7.0], number)).float()
-    every, some = best_of_one(scores, k), best_of_one(scores[rows], k, rows)
-    assert some.item_rows.tolist() == every.item_rows.tolist()
-    assert some.scores.tolist() == every.scores.tolist()
-
-
 @pytest.mark.parametrize("few", [0, 10_000])
 def test_one_list_is_a_plain_sort_however_many_scores_there_are(few, monkeypatch):
     monkeypatch.setattr(top_k, "FEW", few)
@@ -138,8 +88,3 @@ def test_one_list_is_a_plain_sort_however_many_scores_there_are(few, monkeypatch
     scores[7] = np.nan
     with pytest.raises(ValueError, match="query 0 hold NaN"):
         best_of_one(torch.from_numpy(scores), 3)
-
-
-def test_one_list_ends_with_its_last_item():
-    top = TopK(torch.tensor([[2.0, 1.0, -torch.inf]]), torch.tensor([[7, 3, -1]]))
-    assert OneList.of(top).item_rows.tolist() == [7, 3]

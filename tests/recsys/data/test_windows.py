@@ -23,14 +23,6 @@ def test_every_event_but_the_first_is_a_label_once(max_length: int) -> None:
     assert (windows.ends - windows.starts).min() >= 2
 
 
-def test_the_latest_window_is_full() -> None:
-    windows = training_windows(walks([7]), "train", 4)
-    assert list(zip(windows.starts.tolist(), windows.ends.tolist(), strict=True)) == [
-        (2, 7),
-        (0, 3),
-    ]
-
-
 def test_a_batch_carries_items_and_their_times() -> None:
     sequences = walks([3, 2])
     batch = window_batch(sequences, np.array([3, 0]), np.array([5, 2]))
@@ -45,8 +37,3 @@ def test_the_last_event_and_empty_sequences_have_no_label() -> None:
     assert has_label.tolist() == [True, True, False, False]
     labels, has_label = next_events(Jagged.from_lists([[], []]))
     assert len(labels) == len(has_label) == 0
-
-
-def test_a_window_of_no_event_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_length must be >= 1, got 0"):
-        training_windows(walks([3]), "train", 0)

@@ -16,7 +16,6 @@ from recsys.evaluation.beyond_accuracy import (
     exposure,
     gini_of_exposure,
     intra_list_diversity,
-    item_popularity,
     novelty,
     popularity_lift,
 )
@@ -26,16 +25,6 @@ pytestmark = pytest.mark.numerics
 SHORT = torch.tensor([[1, 2, 3], [1, 2, -1], [-1, -1, -1]])
 
 
-def test_popularity_counts_users_not_events():
-    histories = Jagged.from_lists([[1, 1, 2], [1], [], [3, 0]])
-    assert item_popularity(histories, 5).tolist() == [0, 2, 1, 1, 0]
-
-
-def test_exposure_skips_padding_and_what_stands_below_k():
-    assert exposure(SHORT, 3, 5).tolist() == [0, 2, 2, 1, 0]
-    assert exposure(SHORT, 1, 5).tolist() == [0, 2, 0, 0, 0]
-
-
 def test_coverage_is_the_share_of_eligible_items():
     assert catalogue_coverage(SHORT, 3, ItemMask.all(7)) == pytest.approx(3 / 6)
     assert catalogue_coverage(SHORT, 3, ItemMask(np.isin(np.arange(7), [3, 4]))) == pytest.approx(
@@ -43,15 +32,6 @@ def test_coverage_is_the_share_of_eligible_items():
     )
     with pytest.raises(ValueError, match="no item is eligible"):
         catalogue_coverage(SHORT, 3, ItemMask(np.zeros(7, np.bool_)))
-
-
-def test_gini_is_0_for_equal_exposure_and_near_1_for_one_item():
-    every = torch.arange(1, 11)[:, None]
-    assert gini_of_exposure(every, 1, ItemMask.all(11)) == pytest.approx(0)
-    assert gini_of_exposure(torch.ones(10, 1, dtype=torch.int64), 1, ItemMask.all(11)) == (
-        pytest.approx(0.9)
-    )
-    assert gini_of_exposure(torch.full((3, 1), -1), 1, ItemMask.all(11)) == 0
 
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=8).filter(any))
@@ -78,13 +58,6 @@ def test_average_popularity_and_lift():
     assert lift == {"lists": 4.5, "histories": 2.5, "lift": pytest.approx(0.8), "num_users": 2}
 
 
-def test_lift_without_users_or_popularity_has_no_value():
-    nobody = Jagged.from_lists([[], [], []])
-    assert popularity_lift(SHORT, 3, nobody, torch.ones(4)) == {"num_users": 0}
-    unseen = Jagged.from_lists([[1], [1], [1]])
-    assert "lift" not in popularity_lift(SHORT, 3, unseen, torch.zeros(4))
-
-
 def slow_diversity(rows: list[int], vectors: Tensor) -> float:
     distances = [
         1 - float(torch.cosine_similarity(vectors[a], vectors[b], dim=0, eps=1e-30))
@@ -104,14 +77,6 @@ def test_diversity_agrees_with_all_pairs():
     measured = intra_list_diversity(lists, 8, vectors)
     slow = [slow_diversity([row for row in one if row > 0], vectors) for one in lists.tolist()]
     assert measured.tolist() == pytest.approx(slow, abs=1e-6)
-
-
-def test_diversity_of_equal_orthogonal_and_lonely_items():
-    vectors = torch.tensor([[0.0, 0], [1, 0], [2, 0], [0, 3]])
-    lists = torch.tensor([[1, 2], [1, 3], [1, -1]])
-    diversity = intra_list_diversity(lists, 2, vectors)
-    assert diversity[:2].tolist() == pytest.approx([0, 1])
-    assert math.isnan(diversity[2])
 
 
 @settings(max_examples=30)

@@ -38,12 +38,6 @@ def test_true_probabilities_are_calibrated_and_squeezed_ones_are_not():
     assert expected_calibration_error(squeezed) == pytest.approx(0.125, abs=0.005)
 
 
-def test_empty_bins_are_left_out_and_the_ends_belong_to_a_bin():
-    curve = reliability_curve(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0, 0, 1]), num_bins=10)
-    assert curve.counts.tolist() == [2, 1]
-    assert expected_calibration_error(curve) == 0
-
-
 def test_equal_counts_keep_equal_predictions_together():
     probabilities = torch.tensor([0.01] * 7 + [0.02, 0.03, 0.5])
     curve = reliability_curve(probabilities, torch.ones(10), num_bins=5)
@@ -74,22 +68,9 @@ def test_an_item_splits_its_weight_over_its_categories():
     ]
 
 
-def test_miscalibration_of_equal_opposite_and_unknown_tastes():
-    lists = torch.tensor([[1, 2], [2, 2], [-1, -1], [1, 2]])
-    histories = Jagged.from_lists([[3], [1], [1], [4]])
-    found = list_miscalibration(lists, 2, histories, CATEGORIES, 3)
-    assert found[:3].tolist() == pytest.approx([0, -math.log(0.01), -math.log(0.01)])
-    assert math.isnan(found[3])
-
-
 def test_miscalibration_follows_the_definition():
     lists, histories = torch.tensor([[1, 1, 2]]), Jagged.from_lists([[1, 2]])
     p, q = (0.5, 0.5), (2 / 3, 1 / 3)
     expected = sum(a * math.log(a / (0.99 * b + 0.01 * a)) for a, b in zip(p, q, strict=True))
     found = list_miscalibration(lists, 3, histories, CATEGORIES, 3)
     assert found.tolist() == pytest.approx([expected])
-
-
-def test_lists_and_histories_of_other_users_are_refused():
-    with pytest.raises(ValueError, match="same users"):
-        list_miscalibration(torch.tensor([[1]]), 1, Jagged.from_lists([[1], [2]]), CATEGORIES, 3)

@@ -63,20 +63,6 @@ def test_many_targets_have_an_ideal_list_of_at_most_k():
     assert result.metrics["ndcg@10"] == pytest.approx(gained / ideal)
 
 
-def test_average_precision_of_two_hits_and_a_miss_by_hand():
-    result = ranked(torch.tensor([[0.0, 9, 8, 7, 6, 5]]), [[4, 1, 5]])
-    assert result.ranks.values.tolist() == [4, 1, 5]
-    assert result.metrics["map@1"] == pytest.approx(1 / 3)
-    assert result.per_user("map@4").tolist() == [pytest.approx((1 / 1 + 2 / 4) / 3)]
-    assert result.per_user("precision@4").tolist() == [0.5]
-
-
-def test_equal_scores_rank_by_row():
-    result = ranked(torch.zeros(2, 8), [[1], [6]])
-    assert result.ranks.values.tolist() == [1, 6]
-    assert result.top_k.item_rows[0].tolist() == [1, 2, 3, 4, 5, 6, 7, -1, -1, -1]
-
-
 def test_the_history_is_not_recommended_and_does_not_push_targets_down():
     result = ranked(torch.tensor([[0.0, 9, 8, 7]]), [[3]], exclude=[[1, 2]])
     assert result.ranks.values.tolist() == [1]
@@ -99,26 +85,6 @@ def test_users_without_targets_count_in_no_mean_but_get_a_list():
         assert torch.isnan(result.per_user(f"{metric}@3")).tolist() == [True, False, True]
 
 
-def test_a_target_named_twice_counts_once():
-    result = ranked(torch.tensor([[0.0, 9, 8, 7]] * 2), [[2, 1, 2], [2]])
-    assert result.targets.values.tolist() == [2, 1, 2]
-    assert result.targets.offsets.tolist() == [0, 2, 3]
-    assert result.per_user("recall@1").tolist() == [0.5, 0]
-
-
-def test_k_beyond_the_catalogue_pads_the_lists():
-    result = ranked(torch.tensor([[0.0, 1, 2]]), [[1]], ks=(500,))
-    assert result.metrics["recall@500"] == 1
-    assert result.top_k.item_rows.shape == (1, 500)
-    assert result.top_k.item_rows[0, :3].tolist() == [2, 1, -1]
-
-
-def test_the_models_scores_are_left_as_they_are():
-    popularity = torch.arange(5.0).expand(2, 5)
-    ranked(popularity, [[4], [3]], exclude=[[1], [4]])
-    assert popularity.tolist() == [[0, 1, 2, 3, 4]] * 2
-
-
 def test_nan_scores_are_refused():
     scores = torch.zeros(3, 6)
     scores[1, 5] = torch.nan
@@ -126,21 +92,10 @@ def test_nan_scores_are_refused():
         ranked(scores, [[1], [2], [3]])
 
 
-def test_no_targets_at_all_are_refused():
-    with pytest.raises(ValueError, match="no query has a target"):
-        ranked(torch.zeros(2, 4), [[], []])
-
-
 @pytest.mark.parametrize("num_targets", [2, 4])
 def test_batches_and_targets_of_different_users_are_refused(num_targets):
     with pytest.raises(ValueError, match="same users in the same order"):
         ranked(torch.zeros(3, 4), [[1]] * num_targets)
-
-
-def test_an_unknown_metric_is_refused():
-    result = ranked(torch.zeros(1, 4), [[1]])
-    with pytest.raises(ValueError, match="got 'accuracy@5'"):
-        result.per_user("accuracy@5")
 
 
 @pytest.mark.slow  # Numba compiles ranx on first use.

@@ -9,7 +9,6 @@ from scipy.stats import false_discovery_control
 
 from recsys.data.batch import Jagged
 from recsys.evaluation.significance import (
-    ComparisonConfig,
     EvaluatedRun,
     benjamini_hochberg,
     compare_runs,
@@ -78,16 +77,6 @@ def test_shuffled_pairs_are_called_different_once_in_twenty(metric: str):
     assert 0.029 <= (p_values <= 0.05).mean() <= 0.071
 
 
-def test_a_run_that_is_better_for_most_users_is_found():
-    better = compare_runs(run("old", [8] * 40), [run("new", [3] * 30 + [9] * 10)])
-    assert [test.metric for test in better] == METRICS
-    ndcg, recall = better
-    assert ndcg.significant
-    assert 0 < ndcg.low <= ndcg.difference <= ndcg.high
-    assert ndcg.difference == pytest.approx(ndcg.candidate_mean - ndcg.baseline_mean)
-    assert (recall.difference, recall.p_value, recall.significant) == (0, 1, False)
-
-
 def test_p_values_are_corrected_over_all_candidates_and_metrics():
     baseline = run("old", [8] * 40)
     candidate = run("new", [3] * 26 + [9] * 14)
@@ -97,22 +86,6 @@ def test_p_values_are_corrected_over_all_candidates_and_metrics():
     assert many[0].adjusted_p_value == pytest.approx(20 * many[0].p_value)
     assert alone[0].adjusted_p_value == pytest.approx(2 * alone[0].p_value)
     assert compare_runs(baseline, [candidate]) == alone
-
-
-def test_the_order_of_users_and_targets_does_not_matter():
-    first = evaluated([3, 1, 2], [[7, 4], [], [9]], [[1, 5], [], [0]])
-    second = evaluated([1, 2, 3], [[], [9], [4, 7]], [[], [0], [5, 1]])
-    assert first.users_digest == second.users_digest
-    assert first.targets_digest == second.targets_digest
-    for metric in METRICS:
-        assert torch.equal(
-            first.metrics[metric].nan_to_num(-1), second.metrics[metric].nan_to_num(-1)
-        )
-
-
-def test_users_without_targets_count_in_no_comparison():
-    one = evaluated([1, 2], [[5], []], [[1], []])
-    assert [test.num_users for test in compare_runs(one, [one])] == [1, 1]
 
 
 def test_runs_on_other_data_users_or_targets_are_refused_with_both_digests():
@@ -133,13 +106,6 @@ def test_runs_on_other_data_users_or_targets_are_refused_with_both_digests():
     assert other.targets_digest in str(refused.value)
 
 
-def test_a_metric_that_one_run_lacks_is_refused():
-    less = evaluated([1], [[5]], [[1]], metrics=["ndcg@10"])
-    more = evaluated([1], [[5]], [[1]])
-    with pytest.raises(ValueError, match=r"lacks \['recall@10'\]"):
-        compare_runs(more, [less])
-
-
 def test_holm_by_hand():
     adjusted = holm(np.array([0.01, 0.04, 0.03, 0.005]))
     assert adjusted == pytest.approx([0.03, 0.06, 0.06, 0.02])
@@ -151,9 +117,3 @@ def test_benjamini_hochberg_agrees_with_scipy_and_is_milder_than_holm(p_values: 
     values = np.array(p_values)
     assert benjamini_hochberg(values) == pytest.approx(false_discovery_control(values))
     assert (benjamini_hochberg(values) <= holm(values) + 1e-12).all()
-
-
-@pytest.mark.parametrize("change", [{"correction": "none"}, {"num_flips": 5}])
-def test_settings_that_cannot_work_are_refused(change):
-    with pytest.raises(ValueError, match=next(iter(change))):
-        ComparisonConfig(**change)

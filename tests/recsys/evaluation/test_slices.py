@@ -1,6 +1,3 @@
-import json
-import math
-
 import pytest
 import torch
 
@@ -32,20 +29,6 @@ def test_head_holds_half_the_events_and_cold_items_have_none():
     }
 
 
-def test_equally_popular_items_are_in_one_slice():
-    found = item_popularity_slices(Jagged.from_lists([[1, 2, 3, 4]]), torch.tensor([0, 1, 1, 1, 1]))
-    assert members(found)["head"] == [True] * 4
-
-
-def test_every_target_is_in_exactly_one_popularity_slice():
-    generator = torch.Generator().manual_seed(0)
-    popularity = torch.randint(0, 30, (100,), generator=generator) ** 2 // 50
-    targets = Jagged.one_each(torch.arange(1, 100))
-    parts = torch.stack([part.targets for part in item_popularity_slices(targets, popularity)])
-    assert (parts.sum(0) == 1).all()
-    assert (parts.sum(1) > 0).all()
-
-
 def test_users_are_new_medium_or_heavy_by_their_events():
     targets = Jagged.from_lists([[1]] * 7)
     events = torch.tensor([0, 4, 5, 6, 7, 8, 90])
@@ -54,11 +37,6 @@ def test_users_are_new_medium_or_heavy_by_their_events():
         "medium": [False, False, True, True, True, True, False],
         "heavy": [False] * 6 + [True],
     }
-
-
-def test_only_new_users_make_no_heavy_ones():
-    found = user_activity_slices(Jagged.from_lists([[1], [2]]), torch.tensor([0, 1]))
-    assert members(found)["heavy"] == [False, False]
 
 
 def test_history_lengths_fall_into_named_buckets():
@@ -105,31 +83,3 @@ def test_user_slices_that_cover_all_users_average_to_the_whole():
     )
     total = sum(part.num_users * part.metrics["ndcg@10"].mean for part in parts)
     assert total / 200 == pytest.approx(float(ndcg_at_k(ranks, 10).mean()))
-
-
-def test_an_empty_slice_has_a_count_of_0_and_no_value():
-    ranks = Jagged.from_lists([[1]])
-    (part,) = slice_metrics(ranks, [Slice("items", "cold", torch.tensor([False]))], ["ndcg@10"])
-    assert json.loads(json.dumps(part.as_json(), allow_nan=False)) == {
-        "group": "items",
-        "name": "cold",
-        "num_users": 0,
-        "num_targets": 0,
-        "metrics": {},
-    }
-
-
-def test_a_slice_as_json_has_intervals():
-    ranks = Jagged.from_lists([[1], [50]])
-    everyone = user_slices(ranks, "all", {"all": torch.ones(2, dtype=torch.bool)})
-    (part,) = slice_metrics(ranks, everyone, ["ndcg@10"])
-    interval = json.loads(json.dumps(part.as_json(), allow_nan=False))["metrics"]["ndcg@10"]
-    assert interval["mean"] == 0.5
-    assert interval["num_users"] == 2
-    assert interval["low"] <= 0.5 <= interval["high"]
-    assert not math.isnan(interval["low"])
-
-
-def test_slices_of_other_users_are_refused():
-    with pytest.raises(ValueError, match="same order"):
-        history_length_slices(Jagged.from_lists([[1], [2]]), torch.tensor([1, 2, 3]))

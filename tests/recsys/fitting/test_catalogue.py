@@ -1,8 +1,5 @@
 """The catalogue has one row for each name."""
 
-import subprocess
-import sys
-
 from pipelines.config.run import RunConfig
 from recsys.fitting.catalogue import CATALOGUE
 from recsys.models.names import MODELS
@@ -15,8 +12,3 @@ def test_each_model_has_one_row_and_its_settings_a_section() -> None:
         assert isinstance(getattr(sections, spec.names.section), spec.config)
         assert (spec.num_examples is not None) == bool(spec.names.training)
     assert len({one.name for one in MODELS}) == len(MODELS)
-
-
-def test_names_are_read_without_torch() -> None:
-    code = "import sys, recsys.models.names; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

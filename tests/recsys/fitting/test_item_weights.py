@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
@@ -69,20 +68,6 @@ def test_a_refit_by_what_was_chosen_is_the_same_without_validation() -> None:
     assert again.history == first.history
 
 
-def test_without_validation_or_times_the_first_settings_are_taken() -> None:
-    inputs = inputs_where_the_latest_item_decides(times=False)
-    knn = fit_item_knn(
-        inputs, ItemKnnConfig(length_weight=(0.3, 0.7), half_life_days=(5.0,)), "train", None
-    )
-    assert knn.settings["length_weight"] == (0.3,)
-    assert knn.settings["half_life_days"] == (0.0,)
-    nobody = replace(
-        inputs, sequences=replace(inputs.sequences, train_end=inputs.sequences.offsets[1:])
-    )
-    model = fit_ease(nobody, EaseWeightsConfig(l2=(7.0, 8.0)), "train", judge_of(nobody))
-    assert model.settings["l2"] == (7.0,)
-
-
 def inputs_of_weekly_baskets() -> ModelInputs:
     """Each user buys most of three own items every week, now and then another; bread, then jam."""
     rng = np.random.default_rng(1)
@@ -125,9 +110,3 @@ def test_where_users_take_again_what_they_took_repeats_find_it() -> None:
     assert recall_of(follow, judge) > 0.5
     scores = follow.score(JaggedBatch({"history": Jagged.from_lists([[39]])}))
     assert int(scores.argmax()) == 40
-
-
-def test_baskets_need_times() -> None:
-    inputs = inputs_where_the_latest_item_decides(times=False)
-    with pytest.raises(ValueError, match="these events have none"):
-        fit_next_basket(inputs, NextBasketConfig(), "train", None)

@@ -1,6 +1,5 @@
 """Large catalogues are ranked by lists; what is measured at their length stays the same."""
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -99,15 +98,3 @@ def test_a_large_catalogue_has_an_index_tuned_on_train_events(
     assert isinstance(index, FaissIndex)
     asked = model.query_vectors(tuning_queries(data))
     assert measure_recall(index, asked, model.vectors) >= 0.99
-
-
-def test_tuning_reads_no_held_out_event() -> None:
-    data = inputs()
-    sequences = data.sequences
-    changed = np.array(sequences.item_rows)
-    held_out = np.arange(len(changed)) % LENGTH >= LENGTH - 2
-    changed[held_out] = 7
-    other = replace(data, sequences=replace(sequences, item_rows=changed))
-    here, there = (tuning_queries(one)["history"] for one in (data, other))
-    assert torch.equal(here.values, there.values)
-    assert here.lengths().tolist() == [LENGTH - 3] * NUM_USERS

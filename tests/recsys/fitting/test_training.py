@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from recsys.fitting.queries import ModelInputs
-from recsys.fitting.sequence import member_training
 from recsys.fitting.spec import Refit, TrainingRun, load_trained
 from recsys.fitting.two_tower import fit_two_tower, untrained_two_tower
 from recsys.models.configs import TwoTowerConfig
@@ -48,12 +47,6 @@ def test_a_continued_refit_starts_at_the_trained_weights_and_counts_all_events(
             torch.testing.assert_close(value, trained[name], rtol=0, atol=1e-9)
 
 
-def test_without_weights_a_refit_starts_anew(inputs: ModelInputs) -> None:
-    refit = Refit(best_step=4, num_examples=100)
-    _, result, _ = fit_two_tower(inputs, CONFIG, TRAINING, TrainingRun(seed=0), refit, split="all")
-    assert result.num_steps > 4
-
-
 def test_a_refit_takes_its_share_of_the_chosen_passes(inputs: ModelInputs) -> None:
     refit = Refit(best_step=40, num_examples=100)
     whole, half = (
@@ -67,9 +60,3 @@ def test_weights_of_another_model_are_refused(inputs: ModelInputs) -> None:
     model = untrained_two_tower(inputs, CONFIG, TrainingRun(seed=0))
     with pytest.raises(ValueError, match=r"the trained weights lack .*output_norm"):
         load_trained(model, {"other": torch.zeros(1)})
-
-
-def test_members_that_are_trained_apart_share_the_time() -> None:
-    limited = replace(TRAINING, max_seconds=90.0)
-    assert member_training(limited, 3) == replace(TRAINING, max_seconds=30.0)
-    assert member_training(TRAINING, 3) == TRAINING

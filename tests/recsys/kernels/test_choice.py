@@ -35,17 +35,6 @@ def test_on_a_gpu_every_kernel_runs_but_those_that_are_off() -> None:
     assert is_on("hstu_attention")
 
 
-def test_a_gpu_without_triton_keeps_what_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recsys.kernels.choice.has_triton", lambda: False)
-    assert [use.kernel for use in uses(GPU) if use.runs] == ["captured_search", "captured_step"]
-    assert uses(GPU)[0].reason.startswith("Triton is not installed")
-
-
-def test_on_a_cpu_none_runs_and_one_reason_is_given() -> None:
-    assert not any(use.runs for use in uses(CPU))
-    assert summary(CPU).endswith("captured_step (the device is cpu)")
-
-
 def test_a_name_that_is_no_kernels_is_refused_with_those_that_are() -> None:
     with pytest.raises(ValueError, match="names hstu, which is no kernel; there are embedding_bag"):
         parsed_switch("topk_search, hstu")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 
 import pytest
 
@@ -72,17 +71,6 @@ def test_a_launch_hands_over_what_c_would(driver: Driver) -> None:
         read = Parameters.from_buffer_copy(packed)
         names = [name for name, _ in Parameters._fields_]
         assert [getattr(read, name) for name in names] == [getattr(truth, name) for name in names]
-
-
-def test_the_drivers_error_is_handed_on(driver: Driver) -> None:
-    driver.error = 201
-    assert launch.Packed(7, "Q", 8, 32).launch(1, 0, (0,)) == 201
-
-
-def test_a_number_that_does_not_fit_is_refused(driver: Driver) -> None:
-    with pytest.raises(struct.error):
-        launch.Packed(7, "Qi", 16, 32).launch(1, 0, (0, 1 << 31))
-    assert not driver.launches
 
 
 def test_nothing_is_packed_where_the_driver_says_otherwise(driver: Driver) -> None:

@@ -177,20 +177,6 @@ def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
             assert error(found[-1], truth[-1]) < 1e-5
 
 
-@pytest.mark.parametrize("count", [1, 63, 64, 65, 127, 128, 129, 300])
-@KERNELS
-def test_one_hot_id(count: int) -> None:
-    layout = TableLayout((5,), (8,), (0,))
-    bags = hash_texts(layout, OptimizerConfig(), torch.float32)
-    ids = torch.full((count,), 2, device=DEVICE)
-    offsets = torch.arange(count + 1, device=DEVICE)
-    found, truth = run_both(bags, [ids, offsets, ids.float()], False)
-    assert error(found[-3], truth[-3]) < 2e-6
-    assert torch.equal(
-        layout.table(found[-3], 0)[3:], hash_texts(layout, bags.config, torch.float32).table(0)[3:]
-    )
-
-
 @KERNELS
 def test_runs_of_every_length_at_every_place() -> None:
     """Lengths around one to four chunks of 64, placed anywhere in one, and around short runs."""
@@ -222,19 +208,6 @@ def test_ids_out_of_range_give_zeros_and_move_nothing() -> None:
     out.sum().backward()
     assert torch.equal(bags.weights, before)
     assert not bags.second.any()
-
-
-@pytest.mark.parametrize("batch", [0, 3])
-@KERNELS
-def test_no_ids(batch: int) -> None:
-    bags = hash_texts(UNIFORM, OptimizerConfig(), torch.float32)
-    before = bags.weights.clone()
-    ids = torch.zeros(0, dtype=torch.int64, device=DEVICE)
-    out = bags(ids, torch.zeros(3 * batch + 1, dtype=torch.int64, device=DEVICE))
-    assert out.shape == (batch, 96)
-    assert not out.any()
-    out.sum().backward()
-    assert torch.equal(bags.weights, before)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -278,23 +251,6 @@ def test_rows_are_clipped_and_a_row_without_a_finite_gradient_stays(rule: Optimi
     assert clipped.weights.isfinite().all()
     assert error(clipped.weights, plain.weights) < 2e-6
     assert error(clipped.first, plain.first) < 2e-5
-
-
-@pytest.mark.parametrize("ids_type", [torch.int32, torch.int64])
-@KERNELS
-def test_unwritten_memory_does_not_reach_the_result(
-    ids_type: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bags = hash_texts(MIXED, OptimizerConfig(), torch.float32)
-    ids, offsets, samples = batch_of(MIXED, batch=12)
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    torch.use_deterministic_algorithms(True)
-    try:
-        found, truth = run_both(bags, [ids.to(ids_type), offsets, samples], True)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    for one, two in zip(found, truth, strict=True):
-        assert error(one, two) < 1e-5
 
 
 @pytest.mark.parametrize(

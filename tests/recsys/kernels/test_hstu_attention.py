@@ -39,19 +39,6 @@ def test_buckets_ascend_and_stay_in_range() -> None:
     ]  # fmt: skip
 
 
-def test_time_buckets_are_exact_beside_powers_of_two() -> None:
-    power = torch.tensor([1 << n for n in range(1, 50)])
-    assert time_buckets(power - 2, 64).tolist() == list(range(49))
-    assert time_buckets(power - 1, 64).tolist() == list(range(1, 50))
-
-
-def test_one_sequence_does_not_see_another() -> None:
-    q, k, v = (torch.randn(6, 2, 4) for _ in range(3))
-    both = hstu_attention(q, k, v, torch.tensor([0, 4, 6]), 8)
-    alone = hstu_attention(q[4:], k[4:], v[4:], torch.tensor([0, 2]), 8)
-    assert torch.allclose(both[4:], alone)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -12,14 +12,13 @@ from recsys.kernels import choice
 from recsys.kernels.choice import (
     Question,
     asking,
-    cache_folder,
     config_for,
     file_name,
     lookup,
     shape_class,
     trying,
 )
-from tests.benchmarks.kernels.tune import Tuned, climb, neighbours, store
+from tests.benchmarks.kernels.tune import Tuned, store
 
 DEVICE = "NVIDIA Example 9000 (test)"
 DEFAULT = {"block_b": 8, "num_warps": 4}
@@ -70,11 +69,6 @@ def test_what_was_stored_is_what_a_launch_gets(gpu: None, folder: Path) -> None:
     assert lookup(question(), "NVIDIA Other") is None
 
 
-def test_without_a_gpu_the_default_stands() -> None:
-    store([measured()], DEVICE)
-    assert ask() == DEFAULT
-
-
 def test_entries_of_other_sources_do_not_count(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     store([measured()], DEVICE)
     monkeypatch.setattr(choice, "source_digest", lambda kernel: "changed")
@@ -121,11 +115,6 @@ def test_a_file_that_cannot_be_used_is_named_once_and_replaced(
     assert ask() == TUNED
 
 
-def test_a_kernel_without_sources_is_named() -> None:
-    with pytest.raises(ValueError, match="'nothing' has no Triton sources"):
-        choice.source_digest("nothing")
-
-
 def write_many(number: int) -> None:
     for place in range(5):
         store([measured(f"writer{number}-{place}")], DEVICE)
@@ -153,43 +142,8 @@ def test_launches_can_be_asked_and_told() -> None:
     assert ask() == DEFAULT
 
 
-def test_neighbours_differ_in_one_number_and_stay_in_bounds() -> None:
-    found = list(neighbours({"block": 1, "num_warps": 16, "num_stages": 2}))
-    assert found == [
-        {"block": 2, "num_warps": 16, "num_stages": 2},
-        {"block": 1, "num_warps": 8, "num_stages": 2},
-        {"block": 1, "num_warps": 16, "num_stages": 1},
-        {"block": 1, "num_warps": 16, "num_stages": 3},
-    ]
-
-
-def test_climbing_finds_the_best_and_passes_over_what_fails_or_is_wrong() -> None:
-    """Fastest at 64 and 2 warps; 128 does not compile, 1 warp computes something else."""
-
-    def time_ms() -> float:
-        config = ask()
-        if config["block_b"] >= 128:
-            raise RuntimeError("out of resource: shared memory")
-        return 1 + abs(config["block_b"] - 64) / 64 + abs(config["num_warps"] - 1)
-
-    best = climb(question(), time_ms, lambda: ask()["num_warps"] > 1)
-    assert best.config == {"block_b": 64, "num_warps": 2}
-    assert best.ms == 2
-    assert best.default_ms == 1 + 56 / 64 + 3
-
-
-def test_the_default_stays_where_nothing_is_clearly_faster() -> None:
-    best = climb(question(), lambda: 1.0 - 0.001 * ask()["block_b"], lambda: True)
-    assert best.config == DEFAULT
-
-
 def test_what_is_shipped_can_be_read() -> None:
     for path in choice.SHIPPED.glob("*.json"):
         document = json.loads(path.read_text(encoding="utf-8"))
         assert choice.checked_entries(document)
         assert path.name == file_name(document["device"])
-
-
-def test_the_cache_lies_in_the_users_folder_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RECSYS_KERNEL_CACHE")
-    assert cache_folder() == Path.home() / ".cache/recsys/kernels"

@@ -30,18 +30,6 @@ def test_times_outside_training_count_as_its_ends() -> None:
     assert torch.isfinite(calendar(at(-30, 200_000))).all()
 
 
-def test_what_was_seen_is_saved_with_the_weights() -> None:
-    calendar, copy = seen(100, 200), Calendar(4, 10.0)
-    copy.load_state_dict(calendar.state_dict())
-    torch.testing.assert_close(copy.eval()(at(900)), calendar(at(900)))
-
-
-def test_untrained_and_empty_input_are_fine() -> None:
-    calendar = Calendar(4, 10.0, scale=1.0).eval()
-    torch.testing.assert_close(calendar(at(100)), calendar.vectors.weight[:1])
-    assert calendar.train()(torch.empty(0, dtype=torch.int64)).shape == (0, 4)
-
-
 def test_steps_of_less_than_a_day_are_refused() -> None:
     with pytest.raises(ValueError, match="days must be in"):
         Calendar(4, 0.5)

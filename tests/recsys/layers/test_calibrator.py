@@ -29,24 +29,6 @@ def test_distorted_logits_become_frequencies():
     assert float((found - chances)[typical].abs().max()) < 0.02
 
 
-def test_platt_finds_the_line():
-    calibrator = Calibrator(1)
-    logits, labels, _ = drawn(50_000, 2)
-    calibrator.fit(logits, labels)
-    slope = (calibrator.values[0, -1] - calibrator.values[0, 0]) / 40
-    assert float(slope) == pytest.approx(0.5, abs=0.02)
-    assert float(calibrator.values[0].mean()) == pytest.approx(-0.5, abs=0.05)
-
-
-def test_the_order_within_a_task_stays():
-    calibrator = Calibrator(2)
-    logits, labels, _ = drawn(3_000, 3)
-    both = torch.cat([logits, logits * 0.3], 1)
-    calibrator.fit(both, labels.repeat(1, 2))
-    found = calibrator(both.sort(0).values)
-    assert bool((found.diff(dim=0) >= 0).all())
-
-
 def test_unobserved_labels_are_left_out_and_one_class_is_refused():
     logits, labels, _ = drawn(2_000, 4)
     one, other = Calibrator(1), Calibrator(1)

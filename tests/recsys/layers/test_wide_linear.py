@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recsys.layers.wide_linear import HAS_ONEDNN, WideLinear, wide_product
+from recsys.layers.wide_linear import HAS_ONEDNN, WideLinear
 
 pytestmark = pytest.mark.numerics
 
@@ -40,13 +40,3 @@ def test_gradients_and_hooks_are_those_of_a_linear_layer():
         hooked = layer(rows)
         plain = functional.linear(rows, layer.weight, layer.bias)
     torch.testing.assert_close(hooked, plain + 1)
-
-
-def test_what_is_done_on_the_way_is_what_is_done_after():
-    torch.manual_seed(2)
-    rows, weight, bias = (torch.randn(*s) for s in ((33, 20), (7, 20), (7,)))
-    plain = functional.linear(rows, weight, bias)
-    for grad in (True, False):
-        with torch.set_grad_enabled(grad):
-            rectified = wide_product(rows, weight, bias, rectified=True)
-        torch.testing.assert_close(rectified, plain.relu(), rtol=1e-5, atol=1e-5)

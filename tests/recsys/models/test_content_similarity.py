@@ -40,17 +40,6 @@ def test_the_score_is_the_cosine_to_the_recency_weighted_mean() -> None:
     torch.testing.assert_close(scores, expected)
 
 
-def test_what_all_items_share_tells_nothing() -> None:
-    shared = torch.tensor([10.0, 10.0, 10.0])
-    vectors = torch.zeros(5, 3)
-    vectors[1:] = torch.tensor([[1.0, 0, 0], [1, 0, 0], [-1, 0, 0], [-1, 0, 0]])
-    plain = ContentSimilarity(PLAIN, vectors).score(queries([1]))
-    vectors[1:] += shared
-    moved = ContentSimilarity(PLAIN, vectors).score(queries([1]))
-    torch.testing.assert_close(plain, moved, atol=1e-5, rtol=0)
-    torch.testing.assert_close(moved[0, 1:], torch.tensor([1.0, 1, -1, -1]), atol=1e-5, rtol=0)
-
-
 def test_whitening_makes_every_direction_count_alike() -> None:
     """The first axis is ten times as long as the second; whitened, both are of one length."""
     generator = torch.Generator().manual_seed(0)
@@ -60,12 +49,6 @@ def test_whitening_makes_every_direction_count_alike() -> None:
     apart = (vectors[1:] - whitened.mean) @ whitened.directions
     covariance = apart.T @ apart / len(apart)
     torch.testing.assert_close(covariance, torch.eye(2), atol=5e-2, rtol=0)
-
-
-def test_a_catalogue_of_one_text_tells_nothing() -> None:
-    vectors = torch.full((5, 3), 0.3)
-    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1, 2]))
-    assert torch.equal(scores, torch.full((1, 5), -torch.inf))
 
 
 def few_words(num_texts: int, *, width: int = 384, seed: int = 0) -> torch.Tensor:
@@ -97,45 +80,6 @@ def test_texts_that_span_one_direction_are_whitened(num_items: int) -> None:
         texts = few_words(2, seed=seed)
         vectors = torch.cat([torch.zeros(1, 384), texts[torch.arange(num_items) % 2]])
         assert_whitened(vectors, Whitening.fit(vectors))
-
-
-@pytest.mark.parametrize(("num_items", "num_texts"), [(5, 5), (24, 24), (500, 5), (500, 300)])
-def test_fewer_texts_than_columns_are_whitened(num_items: int, num_texts: int) -> None:
-    vectors = torch.cat(
-        [torch.zeros(1, 384), few_words(num_texts)[torch.arange(num_items) % num_texts]]
-    )
-    assert_whitened(vectors, Whitening.fit(vectors))
-
-
-@pytest.mark.parametrize("size", [1e-20, 1e-38, 1e-44])
-def test_vectors_next_to_zero_tell_nothing(size: float) -> None:
-    vectors = torch.cat([torch.zeros(1, 384), few_words(24) * size])
-    fitted = Whitening.fit(vectors)
-    assert torch.equal(fitted.directions, torch.zeros(384, 384))
-
-
-def test_one_item_is_compared_as_it_is() -> None:
-    vectors = torch.cat([torch.zeros(1, 384), few_words(1)])
-    assert torch.equal(Whitening.fit(vectors).directions, torch.eye(384))
-    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1]))
-    assert scores[0, 0] == -torch.inf
-
-
-@pytest.mark.parametrize("num_items", [2, 24, 500])
-def test_equal_texts_tell_nothing(num_items: int) -> None:
-    vectors = torch.cat([torch.zeros(1, 384), few_words(1).expand(num_items, -1)])
-    assert torch.equal(Whitening.fit(vectors).directions, torch.zeros(384, 384))
-    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1, 2]))
-    assert (scores == -torch.inf).all()
-
-
-def test_a_handful_of_items_is_hardly_whitened() -> None:
-    """Fully whitened, five items in four directions would all be equally unlike."""
-    alike = content(6, 4)
-    alike[2] = alike[1] + 0.05
-    scores = ContentSimilarity(ContentSimilarityConfig(), alike).score(queries([1]))[0]
-    assert scores[2] > 0.8
-    assert scores[3:].max() < 0.8
 
 
 def test_only_the_columns_asked_for_are_compared() -> None:

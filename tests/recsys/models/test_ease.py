@@ -54,14 +54,3 @@ def test_only_the_items_with_the_most_events_have_weights(tmp_path: Path) -> Non
     loaded = Ease.load(tmp_path)
     assert torch.equal(loaded.weights, model.weights)
     assert torch.equal(loaded.places, model.places)
-
-
-def test_no_event_gives_no_weights() -> None:
-    nothing = np.empty(0, np.int64)
-    model = Ease.fit(nothing, nothing, 4)
-    assert model.score(Jagged.from_lists([[1]]), torch.tensor([[1, 2]])).tolist() == [[0, 0]]
-
-
-def test_weights_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(ValueError, match="finite"):
-        Ease(torch.tensor([1]), torch.tensor([[torch.nan]]), 2)

@@ -14,7 +14,6 @@ from recsys.models import item_to_item
 from recsys.models.configs import ItemToItemConfig
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.item_weights.model import ItemWeights
-from tests.recsys.testing.tensors import top_k_of_scores
 
 pytestmark = pytest.mark.numerics
 
@@ -62,15 +61,6 @@ def slow_scores(
     return scores
 
 
-def test_a_pair_weighs_by_distance_and_direction() -> None:
-    model = fit([[1, 2, 3, 4]], PLAIN, 6)
-    scores = model.score(histories([1], [2], [4]))
-    nothing = -torch.inf
-    assert scores[0].tolist() == [nothing, nothing, 1.0, 0.5, nothing, nothing]
-    assert scores[1].tolist() == [nothing, 0.5, nothing, 1.0, 0.5, nothing]
-    assert scores[2].tolist() == [nothing, nothing, 0.25, 0.5, nothing, nothing]
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     sequences=st.lists(st.lists(st.integers(0, 7), max_size=9), min_size=1, max_size=6),
@@ -102,23 +92,12 @@ def test_the_strongest_neighbours_are_kept_and_ties_go_to_the_lower_row() -> Non
     assert weights[offsets[1] : offsets[2]].tolist() == [2.0, 1.0, 1.0]
 
 
-def test_the_latest_item_weighs_most() -> None:
-    model = fit([[1, 3], [2, 4]], PLAIN, 5)
-    scores = model.score(histories([1, 2], [2, 1]))
-    assert scores[:, 3:].tolist() == [[0.5, 1.0], [1.0, 0.5]]
-
-
 def test_unknown_items_and_empty_histories_give_no_evidence() -> None:
     model = fit([[0, 1, 2]], PLAIN, 4)
     scores = model.score(histories([], [0], [99], [1, 0]))
     assert (scores[:3] == -torch.inf).all()
     assert scores[3, 2] == 0.5
     assert (scores[:, 0] == -torch.inf).all()
-
-
-def test_no_events_at_all_is_a_model_without_neighbours() -> None:
-    model = fit([[]], PLAIN, 4)
-    assert (model.score(histories([1, 2])) == -torch.inf).all()
 
 
 def test_saved_and_loaded_scores_are_equal(tmp_path: Path, tastes: Sequences) -> None:
@@ -130,15 +109,6 @@ def test_saved_and_loaded_scores_are_equal(tmp_path: Path, tastes: Sequences) ->
     queries = tastes.queries(tastes.label_positions("test"), max_history=50)
     assert loaded.settings == model.settings
     assert torch.equal(loaded.score(queries), model.score(queries))
-
-
-def test_users_get_their_own_taste(tastes: Sequences) -> None:
-    model = ItemToItem.fit(
-        tastes.item_rows, tastes.offsets[:-1], tastes.train_end, 41, ItemToItemConfig()
-    )
-    positions = tastes.label_positions("test")
-    lists = top_k_of_scores(model.score(tastes.queries(positions, max_history=50)), 10).item_rows
-    assert torch.equal(lists % 2, (tastes.labels(positions) % 2)[:, None].expand(-1, 10))
 
 
 def test_a_row_outside_the_catalogue_is_refused() -> None:

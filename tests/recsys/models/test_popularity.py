@@ -18,14 +18,6 @@ def test_an_event_counts_half_after_the_half_life() -> None:
     assert model.score(QUERIES)[0].tolist() == [-torch.inf, 1.0, 1.25, 0.5, 0.0]
 
 
-@pytest.mark.parametrize("half_life", [None, 5.0])
-def test_without_times_or_half_life_every_event_counts_once(half_life: float | None) -> None:
-    rows = np.array([1, 2, 2, 3])
-    times = None if half_life else np.array([0, 1, 2, 3]) * DAY
-    model = Popularity.fit(rows, times, 5, PopularityConfig(half_life_days=half_life))
-    assert model.score(QUERIES)[1].tolist() == [-torch.inf, 1.0, 2.0, 1.0, 0.0]
-
-
 def test_events_in_parts_age_from_the_newest_of_all_parts() -> None:
     rows, times = np.array([1, 2, 2, 3]), np.array([0, 2, 10, 30]) * DAY
     config = PopularityConfig(half_life_days=5.0)
@@ -42,12 +34,6 @@ def test_every_query_gets_the_same_full_list_even_with_an_unknown_history() -> N
     assert scores.shape == (3, 4)
     assert torch.isfinite(scores[:, 1:]).all()
     assert (scores == scores[0]).all()
-
-
-def test_no_events_at_all_score_zero() -> None:
-    empty = np.empty(0, np.int64)
-    model = Popularity.fit(empty, empty, 3, PopularityConfig())
-    assert model.score(QUERIES)[0].tolist() == [-torch.inf, 0.0, 0.0]
 
 
 def test_saved_and_loaded_scores_are_equal(tmp_path: Path) -> None:

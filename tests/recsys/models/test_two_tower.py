@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from recsys.data.batch import Jagged, JaggedBatch, latest
+from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.data.windows import BatchOrder
 from recsys.models.configs import TwoTowerConfig
@@ -87,46 +87,12 @@ def test_same_seed_same_result(tastes: Sequences) -> None:
     assert_same_seed_same_result(lambda seed: fit(tastes, seed, steps=5), queries(tastes))
 
 
-@pytest.mark.parametrize("num_uniform", [0, 20, NUM_ITEM_ROWS])
-def test_loss_falls_on_twenty_steps(tastes: Sequences, num_uniform: int) -> None:
-    """From ids alone: with content the towers agree on tastes before any training."""
-    torch.manual_seed(1)
-    model = TwoTower(
-        replace(SMALL, num_uniform_negatives=num_uniform, dropout=0.0, id_dropout=0.0),
-        FeatureSizes(num_item_rows=NUM_ITEM_ROWS),
-        ItemCatalogue.empty(NUM_ITEM_ROWS),
-        torch.ones(NUM_ITEM_ROWS, dtype=torch.int64),
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    positions = tastes.label_positions("train")
-    batch, labels = tastes.queries(positions, max_history=8), tastes.labels(positions)
-    losses = []
-    for _ in range(20):
-        loss = model.loss(batch, labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.9 * losses[0]
-
-
 def test_users_get_their_own_taste(tastes: Sequences) -> None:
     model = fit(tastes, seed=1)
     positions = tastes.label_positions("test")
     lists = top_k_of_scores(model.score(queries(tastes)), 10).item_rows
     own = (lists % 2 == (tastes.labels(positions) % 2)[:, None]).float().mean()
     assert own > 0.98
-
-
-def test_history_alone_tells_the_taste(tastes: Sequences) -> None:
-    """Without the user feature (row 0, unknown) the history decides."""
-    model = fit(tastes, seed=1)
-    batch = queries(tastes)
-    unknown = Jagged.one_each(torch.zeros(batch.batch_size, dtype=torch.int64))
-    scores = model.score(JaggedBatch({**batch.features, "user.taste": unknown}))
-    own = top_k_of_scores(scores, 10).item_rows % 2
-    expected = tastes.labels(tastes.label_positions("test")) % 2
-    assert (own == expected[:, None]).float().mean() > 0.95
 
 
 def test_an_item_training_never_met_is_placed_by_its_content(tastes: Sequences) -> None:
@@ -143,17 +109,6 @@ def test_an_item_training_never_met_is_placed_by_its_content(tastes: Sequences) 
     )
     vector = grown.item_vectors(items, torch.tensor([[1.0, 0.0, 1.0, 0.0]]))
     torch.testing.assert_close(vector[0], grown.all_item_vectors()[41])
-
-
-def test_an_item_without_events_is_as_good_as_new(tastes: Sequences) -> None:
-    model = fit(tastes, seed=1, steps=5)
-    model.item_tower.item_counts[4] = 0
-    model.eval()
-    items = JaggedBatch(
-        {"item": Jagged.from_lists([[0]]), "item.categories": Jagged.from_lists([[1]])}
-    )
-    vector = model.item_vectors(items, torch.tensor([[0.0, 1.0, 0.0, 1.0]]))
-    torch.testing.assert_close(vector[0], model.all_item_vectors()[4])
 
 
 def test_scores_are_cosines_and_follow_the_weights(tastes: Sequences) -> None:
@@ -173,14 +128,6 @@ def test_scores_are_cosines_and_follow_the_weights(tastes: Sequences) -> None:
     assert not torch.equal(model.score(queries(tastes)), before)
 
 
-def test_order_of_the_history_counts(tastes: Sequences) -> None:
-    model = fit(tastes, seed=1, steps=20)
-    user = Jagged.one_each(torch.zeros(2, dtype=torch.int64))
-    batch = JaggedBatch({"history": Jagged.from_lists([[1, 3, 2], [2, 3, 1]]), "user.taste": user})
-    first, second = model.score(batch)[:, 1:]
-    assert not torch.allclose(first, second)
-
-
 def test_only_the_latest_max_history_events_are_read(tastes: Sequences) -> None:
     model = fit(tastes, seed=1, steps=5)
     tail = list(range(3, 11))
@@ -189,24 +136,6 @@ def test_only_the_latest_max_history_events_are_read(tastes: Sequences) -> None:
     long, short = model.score(batch)
     # A row's place in a matrix product may change its last bit.
     torch.testing.assert_close(long, short, rtol=0, atol=CLOSE)
-
-
-def test_latest_keeps_the_end_of_each_example() -> None:
-    cut = latest(Jagged.from_lists([[1, 2, 3], [], [4], [5, 6]]), 2)
-    assert cut.values.tolist() == [2, 3, 4, 5, 6]
-    assert cut.offsets.tolist() == [0, 2, 2, 3, 5]
-
-
-def test_ids_alone_are_enough(tastes: Sequences) -> None:
-    """No content, no categories, no features: the literature's sequence-only setting."""
-    torch.manual_seed(1)
-    inputs = FeatureSizes(num_item_rows=NUM_ITEM_ROWS)
-    counts = torch.ones(NUM_ITEM_ROWS, dtype=torch.int64)
-    model = TwoTower(SMALL, inputs, ItemCatalogue.empty(NUM_ITEM_ROWS), counts)
-    loss = model.loss(queries(tastes), tastes.labels(tastes.label_positions("test")))
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert model.eval().score(queries(tastes)).shape == (60, NUM_ITEM_ROWS)
 
 
 @pytest.mark.parametrize(
@@ -220,20 +149,6 @@ def test_ids_alone_are_enough(tastes: Sequences) -> None:
 def test_settings_that_mean_nothing_are_refused(field: str, value: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **{field: value})
-
-
-def test_mixed_precision_gives_about_the_same_loss(tastes: Sequences) -> None:
-    model = fit(tastes, seed=1, steps=5)
-    labels = tastes.labels(tastes.label_positions("test"))
-    losses = []
-    for enabled in (False, True):
-        torch.manual_seed(2)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            loss = model.loss(queries(tastes), labels)
-        loss.backward()
-        losses.append(loss.item())
-    assert loss.dtype == torch.float32
-    assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
 def test_a_model_trained_with_torchrec_loads_into_plain_torch(tastes: Sequences, tmp_path: Path):

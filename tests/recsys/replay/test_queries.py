@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,26 +72,6 @@ def test_each_moment_of_a_user_is_one_query_that_knows_nothing_of_it(
     assert found == slow_queries(events, step, exclude_history=exclude_history)
     known = {int(i) for i, t in zip(events.item_rows, events.times, strict=True) if t < begin}
     assert set(np.flatnonzero(queries.candidates).tolist()) == known
-
-
-def test_more_queries_than_wished_for_are_drawn_by_the_seed():
-    events = sequences_of([[(time, 1 + time % 5) for time in range(60)]])
-    timeline, step = Timeline(events, NUM_ITEM_ROWS), Step(number=1, begin=10, end=60)
-
-    def drawn(seed: int) -> list[int]:
-        found = StepQueries.of(timeline, step, exclude_history=False, max_queries=7, seed=seed)
-        assert len(found) == 7
-        return found.history_ends.tolist()
-
-    assert drawn(0) == drawn(0) == sorted(drawn(0)) != drawn(1)
-
-
-def test_a_user_whose_events_go_back_in_time_is_refused():
-    events = sequences_of([[(1, 1), (2, 2)], [(3, 3), (5, 4)]])
-    assert events.times is not None
-    late = replace(events, times=np.array([1, 2, 5, 3]))
-    with pytest.raises(ValueError, match="user row 2 has events that are not in order of time"):
-        Timeline(late, NUM_ITEM_ROWS)
 
 
 def test_an_incremental_training_sees_all_new_examples_and_a_share_of_the_old():

@@ -66,17 +66,6 @@ def test_walks_are_learned(whole):
     assert summary["full", SERVED] >= 0.95 * max(summary["full", name] for name in MODELS)
 
 
-def test_no_list_holds_an_unknown_item_or_the_history(whole):
-    events = whole.inputs.sequences
-    for step in whole.steps[1:]:
-        queries = whole.queries(step)
-        rows = lists(whole.folder.path)[f"{step.number} full.{SERVED}"]
-        assert queries.candidates[rows[rows > 0]].all()
-        for place, end in enumerate(queries.history_ends):
-            seen = events.item_rows[events.offsets[queries.user_rows[place]] : end]
-            assert not set(seen) & set(rows[place])
-
-
 @pytest.mark.parametrize("policy", ["full", "incremental"])
 def test_a_step_knows_nothing_of_what_comes_after_it(whole, changed, tmp_path, policy):
     moment = whole.steps[2].end
@@ -110,20 +99,6 @@ def test_processes_give_what_one_gives(log, whole, tmp_path):
     before, after = lists(whole.folder.path), lists(other.folder.path)
     same = [np.array_equal(before[name], rows) for name, rows in after.items()]
     assert np.mean(same) > 0.8  # another number of threads may round a score otherwise
-
-
-def test_another_replay_in_the_folder_is_refused(whole, log):
-    with pytest.raises(ValueError, match="holds a replay of other data or settings"):
-        describe_replay(log, replace(CONFIG, num_steps=2), whole.folder.path)
-
-
-def test_blend_weights_of_a_step_come_from_the_step_before(whole, tmp_path, log, changed):
-    # The last step's own events change nothing in the weights that serve it.
-    moment = whole.steps[3].begin
-    other = replayed(changed(moment), tmp_path / "other", replace(CONFIG, policies=("full",)))
-    paths = [replay.folder.step(3) / "blends" / "full.json" for replay in (whole, other)]
-    documents = [read_json(path) for path in paths]
-    assert documents[0]["weights"] == documents[1]["weights"]
 
 
 def test_lists_of_peers_are_measured_and_their_failures_kept(whole, tmp_path, log):

@@ -23,31 +23,11 @@ def test_shares_of_the_events_follow_each_other_behind_a_warm_up():
     assert [step.number for step in steps] == [0, 1, 2, 3, 4, 5]
 
 
-def test_order_of_the_events_does_not_matter():
-    config = ReplayConfig(num_steps=3)
-    times = np.random.default_rng(0).integers(0, 1_000, 200)
-    assert cut_steps(times, config) == cut_steps(np.sort(times), config)
-
-
 def test_days_begin_at_midnight_and_days_without_events_are_no_steps():
     days = np.array([0, 0, 1, 2, 9, 10]) * DAY + 3_600
     steps = cut_steps(days, ReplayConfig(num_steps=3, step_days=1))
     assert [step.begin // DAY for step in steps] == [1, 2, 9, 10]
     assert all(step.end - step.begin == DAY and step.begin % DAY == 0 for step in steps)
-
-
-def test_ten_years_of_silence_cost_no_steps():
-    times = np.concatenate([np.arange(40) * DAY, (3_650 + np.arange(20)) * DAY])
-    steps = cut_steps(times, ReplayConfig(num_steps=10, step_days=7))
-    weeks = [step.begin // (7 * DAY) for step in steps]
-    # The very first week has nothing before it to fit on.
-    assert weeks == sorted(set(times // (7 * DAY)))[1:]
-
-
-def test_many_events_at_one_time_make_fewer_steps():
-    times = np.repeat([0, DAY, 2 * DAY, 3 * DAY], 25)
-    steps = cut_steps(times, ReplayConfig(num_steps=20, first_share=0.4))
-    assert [step.begin // DAY for step in steps] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

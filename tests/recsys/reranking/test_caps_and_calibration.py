@@ -59,36 +59,6 @@ def test_calibration_is_its_definition(seed, strength):
     assert found == slow(scores, classes, target, 6, strength)
 
 
-@given(
-    seed=st.integers(0, 10_000),
-    number=st.integers(0, 12),
-    classes=st.integers(1, 6),
-    k=st.integers(0, 14),
-    strength=st.floats(0.01, 0.99),
-)
-def test_items_of_some_classes_or_none_are_calibrated_by_the_definition(
-    seed, number, classes, k, strength
-):
-    random = np.random.default_rng(seed)
-    own = (random.random((number, classes)) < 0.3).astype(float)
-    own /= np.maximum(own.sum(1, keepdims=True), 1)
-    target = random.dirichlet(np.ones(classes))
-    scores = np.sort(random.normal(size=number))[::-1]
-    found = calibrated(scores, own, target, k, strength).tolist()
-    assert found == slow(scores, own, target, k, strength)
-
-
-def test_a_history_without_classes_keeps_the_order():
-    scores = np.array([3.0, 2, 1])
-    assert calibrated(scores, np.eye(3), np.zeros(3), 2, 0.9).tolist() == [0, 1]
-
-
-def test_taking_tells_when_a_group_is_full():
-    caps = Caps([[(0, 1)], [(0, 1)], []], [2])
-    assert [caps.take(place) for place in (2, 0, 1)] == [False, False, True]
-    assert [caps.fits(place) for place in (0, 2)] == [False, True]
-
-
 def test_a_list_follows_the_mix_of_the_history():
     classes = np.repeat(np.eye(2), 10, axis=0)
     scores = np.arange(20, 0, -1.0)

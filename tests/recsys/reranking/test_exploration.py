@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from recsys.reranking.diversity import Caps, scale_relevance
 from recsys.reranking.exploration import (
-    _Largest,
     best_chances,
     draw_slate,
     epsilon_policy,
@@ -40,23 +38,6 @@ POLICIES = {
     "plackett_luce": lambda random, caps=None: plackett_luce(SCORES, 2, 0.5, random, caps),
     "thompson": lambda random, caps=None: thompson(SCORES, DEVIATIONS, 2, random, caps),
 }
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_slates_are_as_frequent_as_their_propensities_say(name):
-    random, number = np.random.default_rng(1), 4_000 if name == "thompson" else 40_000
-    counts, chances = Counter(), {}
-    for _ in range(number):
-        slate = POLICIES[name](random)
-        shown = tuple(slate.places.tolist())
-        counts[shown] += 1
-        chances[shown] = slate.propensities.prod()
-    for shown, chance in chances.items():
-        spread = np.sqrt(chance * (1 - chance) / number)
-        # Twelve slates: five standard deviations are passed by chance once in 150,000 runs.
-        assert abs(counts[shown] / number - chance) < 5 * spread + 1e-9
-    if len(chances) == len(list(permutations(range(4), 2))):
-        assert sum(chances.values()) == pytest.approx(1, abs=1e-9)
 
 
 def drawn_by_epsilon(random, number):
@@ -104,41 +85,6 @@ def test_propensities_are_the_shares_of_a_million_draws_made_without_them(name, 
 deviations = st.floats(-6, 1).map(lambda power: 10**power)
 
 
-@given(mean=st.floats(-1, 1), one=deviations, other=deviations)
-def test_of_two_normals_the_chance_is_known_whatever_their_widths(mean, one, other):
-    found = best_chances(np.array([mean, 0.0]), np.array([one, other]))
-    true = 0.5 * math.erfc(-mean / math.hypot(one, other) / math.sqrt(2))
-    np.testing.assert_allclose(found, [true, 1 - true], atol=1e-7)
-
-
-@pytest.mark.parametrize("number", [1, 3, 100])
-@pytest.mark.parametrize("width", [1e-6, 0.03, 5.0])
-def test_equal_normals_have_equal_chances(number, width):
-    found = best_chances(np.full(number, 0.3), np.full(number, width))
-    np.testing.assert_allclose(found, 1 / number, rtol=1e-9)
-
-
-def test_narrow_and_wide_normals_together_are_as_a_million_draws_say():
-    means = np.array([1.0, 0.999, 0.9, 0.5, 0.2])
-    widths = np.array([0.0005, 0.001, 1.0, 0.03, 1.0])
-    random = np.random.default_rng(3)
-    winners = (means + widths * random.normal(size=(1_000_000, 5))).argmax(1)
-    shares = np.bincount(winners, minlength=5) / 1_000_000
-    np.testing.assert_allclose(best_chances(means, widths), shares, rtol=0.01, atol=1e-4)
-
-
-@given(seed=st.integers(0, 10_000), number=st.integers(1, 12), slots=st.integers(1, 12))
-def test_one_grid_serves_every_slot_of_a_list(seed, number, slots):
-    random = np.random.default_rng(seed)
-    slots = min(slots, number)
-    means, widths = random.random(number), 10 ** random.uniform(-4, 0.5, number)
-    largest, left = _Largest(means, widths, slots), np.arange(number)
-    for _ in range(slots):
-        expected = best_chances(means[left], widths[left])
-        np.testing.assert_allclose(largest.chances(left), expected, atol=1e-7)
-        left = np.delete(left, random.integers(len(left)))
-
-
 def test_a_score_far_above_the_others_does_not_shuffle_them():
     scores = np.array([10, 1, 0.9, 0.8, 0.7, 0])
     for seed in range(20):
@@ -180,18 +126,6 @@ def test_with_caps_each_slot_is_drawn_from_what_breaks_none(own, limits, k, seed
         shown.append(place)
         taken.update(own[place])
     assert len(shown) == k or not allowed()
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_no_candidates_give_an_empty_list(name):
-    none = np.zeros(0)
-    random = np.random.default_rng(0)
-    slate = {
-        "epsilon": lambda: epsilon_greedy(none, 3, 0.1, random),
-        "plackett_luce": lambda: plackett_luce(none, 3, 1.0, random),
-        "thompson": lambda: thompson(none, none, 3, random),
-    }[name]()
-    assert slate.places.tolist() == slate.propensities.tolist() == []
 
 
 def test_known_probabilities():

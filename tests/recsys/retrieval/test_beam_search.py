@@ -166,19 +166,6 @@ def test_a_narrow_beam_keeps_what_a_search_with_lists_keeps(case: Case, beam_wid
         assert found.scores[request].tolist() == scores + [-torch.inf] * holes
 
 
-@given(cases(), st.integers(1, 6))
-@settings(max_examples=50, deadline=None)
-def test_requests_do_not_disturb_each_other(case: Case, beam_width: int) -> None:
-    together = search_table(case, beam_width)
-    for request in range(len(together.scores)):
-        logits = tuple(part[request : request + 1] for part in case.tables.logits)
-        tables = case.tables._replace(logits=logits)
-        masks = None if case.masks is None else [case.masks[request]]
-        alone = search_table(case._replace(tables=tables, masks=masks), beam_width)
-        assert torch.equal(alone.item_rows[0], together.item_rows[request])
-        assert torch.equal(alone.scores[0], together.scores[request])
-
-
 @pytest.mark.parametrize("cross_attention", [True, False])
 @pytest.mark.parametrize("restricted", [False, True])
 def test_a_transformer_with_shared_context_finds_what_scoring_every_item_finds(
@@ -212,19 +199,6 @@ def test_a_transformer_with_shared_context_finds_what_scoring_every_item_finds(
         assert bool(allowed.gather(1, found.item_rows).all())
 
 
-def test_padding_of_a_history_changes_nothing() -> None:
-    config = CodeDecoderConfig(level_sizes=(8, 8), dim=16, num_heads=2)
-    model = CodeDecoder(config).eval()
-    events = torch.randn(1, 6, 16)
-    trie = Trie.build(torch.cartesian_prod(torch.arange(8), torch.arange(8)), (8, 8))
-    search = BeamSearch(model.decode_step, trie, beam_width=4, semantic_ids_version=None)
-    with torch.no_grad():
-        short = search.search(model.encode(events[:, :4], torch.tensor([4])), 10)
-        padded = search.search(model.encode(events, torch.tensor([4])), 10)
-    torch.testing.assert_close(short.scores, padded.scores)
-    assert torch.equal(short.item_rows, padded.item_rows)
-
-
 def test_the_context_is_encoded_once_and_the_model_called_once_a_level() -> None:
     calls = []
 
@@ -255,41 +229,6 @@ def test_a_catalogue_of_none_and_of_one_item(beam_width: int) -> None:
         assert filtered.item_rows[0].tolist() == [-1, -1, -1]
         assert filtered.scores[0].tolist() == [-torch.inf] * 3
         assert torch.equal(filtered.item_rows[1], found.item_rows[1])
-
-
-def test_equal_items_are_ranked_by_their_row_also_where_the_list_ends() -> None:
-    sizes = (4, 4)
-    rows = [9, 4, 30, 2, 17, 8]
-    ids = {row: (place // 4, place % 4) for place, row in enumerate(rows)}
-    tables = Tables((torch.zeros(1, 1, 4), torch.zeros(1, 4, 4)))
-    search = BeamSearch(decode_table, trie_of(ids, sizes), beam_width=4, semantic_ids_version=None)
-    for k in range(1, 8):
-        expected = [*sorted(rows), -1][:k]
-        assert search.search(tables, k).item_rows.tolist() == [expected]
-
-
-def test_probabilities_among_a_catalogue_sum_to_one_whatever_is_allowed() -> None:
-    sizes = (3, 4, 5)
-    ids = {4: (0, 1, 2), 9: (0, 1, 4), 2: (2, 0, 0), 6: (2, 3, 0)}
-    tables = draw_tables(sizes, 1, 0, False)._replace(softmax_over="catalogue")
-    search = BeamSearch(decode_table, trie_of(ids, sizes), beam_width=9, semantic_ids_version=None)
-    found = search.search(tables, 4)
-    torch.testing.assert_close(found.scores.exp().sum(), torch.tensor(1.0))
-    allowed = np.zeros(NUM_ROWS, dtype=bool)
-    allowed[[9, 6]] = True
-    some = search.search(tables, 4, [ItemMask(allowed)])
-    score_of = dict(zip(found.item_rows[0].tolist(), found.scores[0].tolist(), strict=True))
-    assert sorted(some.item_rows[0].tolist()) == [-1, -1, 6, 9]
-    assert [score_of[row] for row in some.item_rows[0, :2].tolist()] == some.scores[0, :2].tolist()
-
-
-def test_an_impossible_code_is_never_generated() -> None:
-    logits = torch.zeros(1, 1, 3)
-    logits[0, 0, 1] = -torch.inf
-    tables = Tables((logits, torch.zeros(1, 3, 2)))
-    ids = {1: (0, 0), 2: (1, 0), 3: (1, 1), 4: (2, 1)}
-    search = BeamSearch(decode_table, trie_of(ids, (3, 2)), beam_width=9, semantic_ids_version=None)
-    assert search.search(tables, 4).item_rows.tolist() == [[1, 4, -1, -1]]
 
 
 def test_another_version_of_the_semantic_ids_is_refused_with_both_named() -> None:
@@ -335,11 +274,3 @@ def test_nan_of_a_model_is_refused_with_the_request_named(level: int, sign: int)
     tables.logits[0][1, 0, 0] += 5.0
     with pytest.raises(ValueError, match="logits for request 1 hold NaN"):
         search.search(tables, 4)
-
-
-def test_no_requests_give_no_lists() -> None:
-    trie = trie_of({1: (0, 0), 5: (1, 2)}, (2, 3))
-    search = BeamSearch(decode_table, trie, beam_width=2, semantic_ids_version=None)
-    tables = draw_tables((2, 3), 0, 0, False)
-    assert search.search(tables, 4).item_rows.shape == (0, 4)
-    assert search.search(tables, 4, []).item_rows.shape == (0, 4)

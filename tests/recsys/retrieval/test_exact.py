@@ -38,35 +38,9 @@ def test_half_precision_vectors_score_in_float32():
     assert torch.equal(found.item_rows, exact_top_k(queries, items, 5).item_rows)
 
 
-def test_no_queries_give_no_lists():
-    assert exact_top_k(torch.zeros(0, 4), torch.zeros(9, 4), 3).item_rows.shape == (0, 3)
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_query_that_is_not_finite_is_refused(bad):
     queries = torch.zeros(3, 4)
     queries[1, 2] = bad
     with pytest.raises(ValueError, match="query 1 holds NaN or infinity"):
         exact_top_k(queries, torch.zeros(9, 4), 3)
-
-
-def test_vectors_of_two_widths_are_refused():
-    with pytest.raises(ValueError, match=r"must be \[B, 5\] like the item vectors, got \(1, 4\)"):
-        exact_top_k(torch.zeros(1, 4), torch.zeros(9, 5), 3)
-
-
-def test_an_empty_item_table_is_refused():
-    with pytest.raises(ValueError, match="row 0"):
-        exact_top_k(torch.zeros(1, 4), torch.zeros(0, 4), 3)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_gpu_gives_the_cpus_lists():
-    queries, items = integer_vectors(0, 33, 8), integer_vectors(1, 5000, 8)
-    mask = ItemMask(np.random.default_rng(2).random(5000) < 0.7)
-    for chosen in (None, mask, ItemMask(np.isin(np.arange(5000), [3, 900]))):
-        found = exact_top_k(queries.cuda(), items.cuda(), 50, chosen, max_scores=40_000)
-        truth = exact_top_k(queries, items, 50, chosen)
-        assert torch.equal(found.item_rows.cpu(), truth.item_rows)
-        assert torch.equal(found.scores.cpu(), truth.scores)

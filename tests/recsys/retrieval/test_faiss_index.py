@@ -6,7 +6,6 @@ import torch
 from torch.nn.functional import normalize
 
 from recsys.data.top_k import ItemMask
-from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_index import FaissIndex, build_index
 from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.retrieval.index_recall import tune_effort
@@ -61,21 +60,6 @@ def test_tuning_takes_the_least_effort_that_it_tried_and_no_more_than_it_may():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_scores_are_inner_products_and_fall(kind):
-    found = index_of(kind).search(QUERIES, 50)
-    true = (QUERIES[:, None] * ITEMS[found.item_rows]).sum(2)
-    assert torch.allclose(found.scores, true, atol=2e-3 if kind == "ivf_sq8" else 1e-5)
-    assert (found.scores.diff(dim=1) <= 0).all()
-
-
-def test_flat_gives_the_exact_scores():
-    """Small integers make every product exact, whoever multiplies."""
-    vectors = torch.from_numpy(np.random.default_rng(0).integers(-9, 10, (3000, DIM))).float()
-    found = build_index(vectors, FaissIndexConfig(kind="flat")).search(vectors[:50], 100)
-    assert torch.equal(found.scores, exact_top_k(vectors[:50], vectors, 100).scores)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [5, 6000])
 def test_one_query_finds_what_a_batch_does(kind, k):
     index, mask = index_of(kind), ItemMask.all_but(NUM_ROWS, np.array([100, 101, 5]))
@@ -83,31 +67,6 @@ def test_one_query_finds_what_a_batch_does(kind, k):
     assert_same_lists(found, index.search(QUERIES[:1], k, mask), rounding(DIM))
     with pytest.raises(ValueError, match="holds NaN or infinity"):
         index.search_one(torch.full((DIM,), torch.nan), k, mask)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [0, 1, 30, 300, 3000])
-def test_one_query_finds_the_best_of_few_allowed_items(kind, count):
-    index = index_of(kind, masked_exact_max_rows=1000)
-    allowed = np.zeros(NUM_ROWS, np.bool_)
-    allowed[np.random.default_rng(count).permutation(NUM_ROWS - 1)[:count] + 1] = True
-    mask = ItemMask(allowed)
-    found = index.search_one(QUERIES[0], 20, mask)
-    truth = exact_top_k(QUERIES[:1], ITEMS, 20, mask)
-    assert len(found.item_rows) == min(20, count)
-    assert mask.allows(found.item_rows).all()
-    np.testing.assert_allclose(found.scores, truth.scores[0, : len(found.scores)], atol=2e-3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_padding_row_is_never_returned(kind):
-    items = -ITEMS[:300].abs()
-    items[0] = 100.0
-    index = build_index(items, FaissIndexConfig(kind=kind))
-    for mask in (None, ItemMask.all(300)):
-        found = index.search(ITEMS[:20].abs(), 299, mask)
-        assert (found.item_rows != 0).all()
-        assert found.item_rows.sort(dim=1).values.tolist() == [list(range(1, 300))] * 20
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,18 +81,6 @@ def test_only_allowed_items_are_returned_and_most_of_the_best(kind, exact_below,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_far_from_the_query_still_fills_the_list(kind):
-    """Allowed: only the items least like the query, which no probed list or neighbour holds."""
-    index = index_of(kind, masked_exact_max_rows=1)
-    query = QUERIES[:1]
-    farthest = (query @ ITEMS.T).squeeze(0).argsort()[:200]
-    mask = ItemMask(np.isin(np.arange(NUM_ROWS), farthest.numpy()))
-    found = index.search(query, 30, mask)
-    assert (found.item_rows > 0).all()
-    assert mask.allows(found.item_rows.numpy()).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("exact_below", [0, 10])
 def test_lists_longer_than_what_is_allowed_are_padded(kind, exact_below):
     index = index_of(kind, masked_exact_max_rows=exact_below)
@@ -144,21 +91,6 @@ def test_lists_longer_than_what_is_allowed_are_padded(kind, exact_below):
     assert (
         index.search(QUERIES[:2], 5, ItemMask(np.zeros(NUM_ROWS, np.bool_))).item_rows == -1
     ).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_k_beyond_the_catalogue_pads(kind):
-    index = build_index(ITEMS[:50], FaissIndexConfig(kind=kind))
-    found = index.search(QUERIES[:3], 60)
-    assert (found.item_rows[:, :49] > 0).all()
-    assert (found.item_rows[:, 49:] == -1).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_equal_items_are_ordered_by_row(kind):
-    items = ITEMS[:1].repeat(40, 1)
-    found = build_index(items, FaissIndexConfig(kind=kind)).search(ITEMS[:1], 39)
-    assert found.item_rows.tolist() == [list(range(1, 40))]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -189,14 +121,6 @@ def test_a_copy_that_grows_leaves_the_original_as_it_was(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_equal_inputs_give_equal_bytes(kind, tmp_path):
-    first = index_of(kind, seed=4).save(tmp_path / "first.faiss")
-    assert index_of(kind, seed=4).save(tmp_path / "second.faiss") == first
-    if kind != "flat":
-        assert index_of(kind, seed=5).save(tmp_path / "third.faiss") != first
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_loaded_index_answers_like_the_saved_one(kind, tmp_path):
     index = index_of(kind, effort=37, masked_exact_max_rows=5)
     digest = index.save(tmp_path / "items.faiss")
@@ -219,38 +143,11 @@ def test_threads_that_search_at_once_get_their_own_lists():
     assert all(torch.equal(ours.item_rows, alone[i % 8]) for i, ours in enumerate(found))
 
 
-def test_threads_of_a_search_do_not_stay_for_faiss_or_torch():
-    import faiss
-
-    before = faiss.omp_get_max_threads(), torch.get_num_threads()
-    index = index_of("flat")
-    index.num_threads = before[0] + 1
-    index.search(QUERIES, 1)
-    assert (faiss.omp_get_max_threads(), torch.get_num_threads()) == before
-
-
-def test_auto_takes_the_kind_by_catalogue_size():
-    config = FaissIndexConfig(flat_max_rows=100)
-    assert config.kind_for(100) == "flat"
-    assert config.kind_for(101) == "ivf_sq8"
-    assert build_index(ITEMS[:101], config).kind == "ivf_sq8"
-
-
 def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match="kind must be auto, flat, hnsw, ivf_sq8, got 'ivf'"):
         FaissIndexConfig(kind="ivf")
     with pytest.raises(ValueError, match="hnsw_neighbors must be >= 1, got 0"):
         FaissIndexConfig(hnsw_neighbors=0)
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 7e4])
-def test_item_vectors_that_no_index_can_hold_are_refused(bad):
-    items = ITEMS[:50].clone()
-    items[7, 3] = bad
-    with pytest.raises(ValueError, match="item row 7 holds NaN, infinity"):
-        build_index(items)
-    with pytest.raises(ValueError, match="item row 57 holds NaN, infinity"):
-        build_index(ITEMS[:50]).add(items)
 
 
 def test_bad_queries_are_refused():

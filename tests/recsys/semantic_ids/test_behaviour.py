@@ -33,13 +33,6 @@ def test_items_that_are_taken_alike_share_their_first_code() -> None:
     assert ids.codes[0].tolist() == [-1, -1, -1]
 
 
-def test_content_that_says_something_else_does_not_matter_to_known_items() -> None:
-    _, behaviour, content = two_views()
-    other = torch.cat([content[:1], content[1:].flip(0)])
-    ids = behaviour_ids(behaviour, content, CONFIG).ids
-    assert torch.equal(behaviour_ids(behaviour, other, CONFIG).ids.codes, ids.codes)
-
-
 def test_a_new_item_gets_the_first_code_of_items_with_content_like_its_own() -> None:
     groups, behaviour, content = two_views()
     made = behaviour_ids(behaviour, content, CONFIG)
@@ -63,12 +56,6 @@ def test_items_without_content_get_no_id_and_codes_of_nobody_are_not_given() -> 
     assert set(quantizer.encode(torch.randn(200, 6) * 10)[:, 0].tolist()) <= used
 
 
-def test_vectors_of_other_items_are_refused() -> None:
-    _, behaviour, content = two_views()
-    with pytest.raises(ValueError, match="41 behaviour vectors and 40 content vectors"):
-        behaviour_ids(behaviour, content[:40], CONFIG)
-
-
 @pytest.mark.parametrize("balanced", [False, True])
 def test_a_refit_starts_from_published_codes_whatever_axes_behaviour_has(balanced: bool) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -87,11 +74,3 @@ def test_a_refit_starts_from_published_codes_whatever_axes_behaviour_has(balance
         for name, made in (("warm", warm), ("cold", cold))
     }
     assert kept["warm"] > 0.6 > 0.3 > kept["cold"]
-
-
-def test_published_codes_of_other_levels_or_nobody_start_nothing() -> None:
-    _, behaviour, content = two_views()
-    made = behaviour_ids(behaviour, content, CONFIG)
-    other = behaviour_ids(behaviour, content, ResidualKMeansConfig(level_sizes=(8, 4, 4)))
-    again = behaviour_ids(behaviour, content, CONFIG, start=other.ids)
-    assert torch.equal(again.ids.codes, made.ids.codes)

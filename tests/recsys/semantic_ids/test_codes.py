@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recsys.semantic_ids.codes import NO_CODE, SemanticIds, id_keys
+from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.trie import Trie
 
 SIZES = (4, 3, 5)
@@ -35,26 +35,6 @@ def test_unknown_and_impossible_codes_are_row_zero() -> None:
     assert ids.find_item_rows(impossible).tolist() == [0, 0, 0, 0]
 
 
-def test_text_is_the_codes_and_empty_without_id() -> None:
-    ids = SemanticIds.of_items(
-        torch.tensor([[1, 2, 3]]),
-        level_sizes=SIZES,
-        quantizer_digest="q",
-        item_rows=torch.tensor([2]),
-        num_item_rows=4,
-    )
-    assert [ids.text(row) for row in range(4)] == ["", "", "1-2-3", ""]
-    assert ids.codes[3].tolist() == [NO_CODE] * 3
-    with pytest.raises(ValueError, match="item_row 4"):
-        ids.text(4)
-
-
-def test_keys_sort_as_codes_do() -> None:
-    codes = all_ids().codes[1:]
-    order = id_keys(codes, SIZES).argsort()
-    assert codes[order].tolist() == sorted(codes.tolist())
-
-
 def test_two_items_with_one_id_are_refused_by_row() -> None:
     codes = torch.tensor([[1, 2, 3], [0, 0, 0], [1, 2, 3]])
     with pytest.raises(ValueError, match="rows 1 and 3 share the semantic ID 1-2-3"):
@@ -76,21 +56,6 @@ def test_item_rows_must_be_one_per_item_and_not_the_padding(rows: list[int]) -> 
             quantizer_digest="q",
             item_rows=torch.tensor(rows),
         )
-
-
-@pytest.mark.parametrize("sizes", [(), (0, 3), (2**31, 2**31, 2)])
-def test_impossible_level_sizes_are_refused(sizes: tuple[int, ...]) -> None:
-    codes = torch.full((1, len(sizes)), NO_CODE, dtype=torch.int32)
-    with pytest.raises(ValueError, match="level_sizes"):
-        SemanticIds(codes=codes, level_sizes=sizes, quantizer_digest="q")
-
-
-def test_an_empty_catalogue_has_no_rows_with_ids(tmp_path: Path) -> None:
-    empty = torch.empty(0, 3, dtype=torch.int32)
-    ids = SemanticIds.of_items(empty, level_sizes=SIZES, quantizer_digest="q")
-    assert ids.find_item_rows(torch.tensor([[0, 0, 0]])).tolist() == [0]
-    ids.save(tmp_path)
-    assert SemanticIds.load(tmp_path).version == ids.version
 
 
 def test_saved_ids_load_with_the_same_version(tmp_path: Path) -> None:
@@ -118,20 +83,6 @@ def test_another_version_is_refused_with_both_named(tmp_path: Path) -> None:
     ids.save(tmp_path)
     with pytest.raises(ValueError, match=f"{ids.version}, expected {other.version}"):
         SemanticIds.load(tmp_path, expected_version=other.version)
-
-
-@pytest.mark.parametrize("part", ["semantic_ids.safetensors", "semantic_ids.json"])
-def test_damaged_or_missing_files_are_refused(tmp_path: Path, part: str) -> None:
-    all_ids().save(tmp_path)
-    path = tmp_path / part
-    content = bytearray(path.read_bytes())
-    content[-30] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"refused|version"):
-        SemanticIds.load(tmp_path)
-    path.unlink()
-    with pytest.raises(ValueError, match="missing"):
-        SemanticIds.load(tmp_path)
 
 
 @pytest.mark.parametrize("part", ["semantic_ids.safetensors", "semantic_ids.json"])

@@ -6,9 +6,7 @@ from torch import Tensor
 
 from recsys.semantic_ids import collisions
 from recsys.semantic_ids.collisions import (
-    assign_semantic_ids,
     resolve_collisions,
-    rows_with_content,
 )
 from recsys.semantic_ids.kmeans import Centres
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans
@@ -90,39 +88,3 @@ def test_the_nearest_item_keeps_its_code_and_the_next_gets_the_nearest_free() ->
     unique = resolve_collisions(quantizer, vectors, codes).codes
     # 0.1 keeps code 0; 0.3 is nearer to code 1 than 0.2 is; 0.2 goes on to code 2.
     assert unique[:, 0].tolist() == [1, 0, 2]
-
-
-def test_without_collisions_nothing_moves() -> None:
-    quantizer = random_quantizer((8, 8))
-    everything = torch.cartesian_prod(torch.arange(8), torch.arange(8)).int()
-    vectors = quantizer.decode(everything)
-    codes = torch.unique(quantizer.encode(vectors), dim=0)
-    vectors = quantizer.decode(codes)
-    assert torch.equal(resolve_collisions(quantizer, vectors, codes).codes, codes)
-
-
-def test_resolving_twice_gives_the_same_codes() -> None:
-    quantizer = random_quantizer((4, 4, 4))
-    vectors = torch.randn(50, 4, generator=torch.Generator().manual_seed(2))
-    codes = quantizer.encode(vectors)
-    first, second = (resolve_collisions(quantizer, vectors, codes).codes for _ in range(2))
-    assert torch.equal(first, second)
-
-
-def test_rows_without_content_get_no_id() -> None:
-    quantizer = random_quantizer((4, 4))
-    vectors = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
-    vectors[3] = 0
-    vectors[5, 1] = torch.nan
-    assert rows_with_content(vectors).tolist() == [True] * 3 + [False, True, False, True, True]
-    ids = assign_semantic_ids(quantizer, vectors)
-    assert ids.item_rows.tolist() == [1, 2, 4, 6, 7]
-    assert ids.quantizer_digest == quantizer.digest
-
-
-def test_a_wrong_shape_is_refused() -> None:
-    quantizer = random_quantizer((4, 4))
-    vectors = torch.zeros(2, 4)
-    codes = quantizer.encode(vectors)
-    with pytest.raises(ValueError, match="a row for each of 2 vectors"):
-        resolve_collisions(quantizer, vectors, codes[:1])

@@ -14,7 +14,7 @@ from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.collisions import assign_semantic_ids
 from recsys.semantic_ids.delta import VersionDelta, diff
 from recsys.semantic_ids.kmeans import KMeansConfig
-from recsys.semantic_ids.lifecycle import align, append, kept_shares, retire
+from recsys.semantic_ids.lifecycle import align, append, retire
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from recsys.semantic_ids.version_store import VersionStore
 from tests.recsys.semantic_ids.apply_delta import apply
@@ -78,23 +78,6 @@ def test_nobody_inherits_a_retired_id(tmp_path: Path) -> None:
         retire(fewer, torch.tensor([60, 3]))
 
 
-def test_retired_ids_are_remembered_through_later_versions(tmp_path: Path) -> None:
-    store = VersionStore(tmp_path)
-    first = published(40)
-    second = retire(first, torch.tensor([3, 9]))
-    third = append(second, quantizer(), vectors()[41:61], reserved=first.codes[[3, 9]])
-    fourth = retire(third, torch.tensor([50]))
-    for ids in (first, second, third, fourth):
-        store.publish(ids, quantizer())
-    lost = torch.cat([first.codes[[3, 9]], third.codes[[50]]]).tolist()
-    assert store.retired_codes().tolist() == sorted(lost)
-    assert store.retired_codes(third.version).tolist() == sorted(lost[:2])
-    assert store.retired_codes(first.version).shape == (0, first.num_levels)
-    for path in (tmp_path / "versions" / second.version).glob("semantic_ids_delta.*"):
-        path.unlink()
-    assert store.retired_codes().tolist() == sorted(lost)
-
-
 def test_an_append_after_a_rollback_gives_no_id_of_the_later_version(
     tmp_path: Path,
 ) -> None:
@@ -139,21 +122,6 @@ def test_append_fills_rows_that_have_no_id_and_refuses_published_ones() -> None:
         append(ids, other, content)
 
 
-def test_align_undoes_a_renaming_of_all_codes() -> None:
-    old = published(300)
-    generator = torch.Generator().manual_seed(9)
-    shuffled = quantizer().relabelled([torch.randperm(8, generator=generator) for _ in SIZES])
-    new = assign_semantic_ids(shuffled, vectors())
-    assert kept_shares(new, old).full < 0.1
-    found = align(new, shuffled, old)
-    # Codes that are equally near or equally used may end in another order.
-    assert found.kept.full > 0.95
-    assert found.ids.parent == old.version
-    assert found.ids.quantizer_digest == found.quantizer.digest
-    raw = found.quantizer.encode(vectors()[1:])
-    assert torch.equal(raw, quantizer().encode(vectors()[1:]))
-
-
 def test_align_counts_only_items_in_both_and_reports_what_it_improves() -> None:
     old = published(250)
     refit = fit(vectors()[30:], seed=4)
@@ -185,21 +153,6 @@ def test_a_delta_leads_from_one_version_to_the_other(count: int, data: st.DataOb
     assert torch.equal(again.codes, newest.codes)
     with pytest.raises(ValueError, match=f"{old.version}, these are {new.version}"):
         apply(new, delta)
-
-
-def test_a_delta_moves_ids_of_a_refit_and_refuses_a_wrong_end(tmp_path: Path) -> None:
-    old, other = published(200), fit(vectors(), seed=2)
-    new = assign_semantic_ids(other, vectors())
-    delta = diff(old, new)
-    delta.save(tmp_path)
-    loaded = VersionDelta.load(tmp_path)
-    assert apply(old, loaded).version == new.version
-    assert len(loaded.moved) > 0
-    loaded.codes[0] = loaded.codes[-1]
-    with pytest.raises(ValueError, match=r"share the semantic ID|leads to"):
-        apply(old, loaded)
-    with pytest.raises(ValueError, match="as many rows or more"):
-        diff(new, old)
 
 
 def test_store_publishes_rolls_back_and_keeps_every_version(tmp_path: Path) -> None:

@@ -9,13 +9,6 @@ def test_purity_counts_the_commonest_category_of_each_prefix() -> None:
     assert purity(keys, torch.tensor([1, 1, 0, 2, 0])) == pytest.approx(3 / 5)
 
 
-def test_items_without_a_category_do_not_count() -> None:
-    keys = torch.tensor([5, 5, 5, 9])
-    assert purity(keys, torch.tensor([1, -1, 0, 1])) == pytest.approx(2 / 3)
-    assert purity(keys, torch.full((4,), -1)) == 0.0
-    assert purity_by_chance(keys, torch.full((4,), -1)) == 0.0
-
-
 def test_chance_is_high_where_prefixes_are_small_and_low_where_they_are_large() -> None:
     generator = torch.Generator().manual_seed(1)
     categories = torch.randint(4, (4000,), generator=generator)

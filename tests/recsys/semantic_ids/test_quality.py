@@ -6,9 +6,6 @@ import torch
 from recsys.semantic_ids.collisions import assign_semantic_ids
 from recsys.semantic_ids.kmeans import Centres
 from recsys.semantic_ids.quality import (
-    code_counts,
-    level_qualities,
-    prefix_counts,
     quality_report,
 )
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans
@@ -54,36 +51,9 @@ def test_the_report_of_four_items_worked_out_by_hand() -> None:
     json.dumps(report.as_json())
 
 
-def test_codes_that_ignore_content_agree_with_neighbours_by_chance() -> None:
-    generator = torch.Generator().manual_seed(0)
-    codes = torch.randint(4, (2000, 1), generator=generator)
-    neighbours = torch.randint(2000, (500, 10), generator=generator)
-    quality = level_qualities(codes, (4,), neighbours, torch.arange(500))[0]
-    assert quality.neighbour_agreement == pytest.approx(quality.agreement_by_chance, abs=0.02)
-    assert quality.perplexity == pytest.approx(4, abs=0.05)
-
-
 def test_ids_of_another_quantizer_are_refused_with_both_named() -> None:
     quantizer, vectors = square_world()
     ids = assign_semantic_ids(quantizer, vectors)
     other = quantizer.relabelled([torch.tensor([1, 0]), torch.tensor([0, 1])])
     with pytest.raises(ValueError, match=f"{quantizer.digest[:12]}, this is {other.digest[:12]}"):
         quality_report(other, vectors, ids)
-
-
-def test_only_the_rows_asked_for_are_measured() -> None:
-    quantizer, vectors = square_world()
-    ids = assign_semantic_ids(quantizer, vectors)
-    gone = vectors.clone()
-    gone[4] = 0
-    report = quality_report(quantizer, gone, ids, item_rows=torch.tensor([1, 2, 3]))
-    assert report.num_items == 3
-    assert report.version == ids.version
-    assert report.levels[0].num_used == 1
-
-
-def test_items_are_counted_by_code_and_by_prefix() -> None:
-    codes = torch.tensor([[0, 0], [0, 1], [0, 0], [2, 1]])
-    first, second = code_counts(codes, (3, 2))
-    assert (first.tolist(), second.tolist()) == ([3, 0, 1], [2, 2])
-    assert prefix_counts(codes, (3, 2)).tolist() == [[3, 2], [3, 1], [3, 2], [1, 1]]

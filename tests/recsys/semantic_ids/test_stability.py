@@ -7,8 +7,6 @@ asked.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -108,32 +106,6 @@ def test_an_item_keeps_its_text_and_neighbours_wherever_it_is_read(
     store.rollback()
     assert store.load().version == ids.version
     assert agree(said_of(store.load(), ResidualKMeans.load(store.quantizer_path())), first)
-
-
-def test_other_processes_say_the_same_of_each_item(tmp_path: Path) -> None:
-    vectors, quantizer = catalogue(), fitted()
-    ids = assign_semantic_ids(quantizer, vectors[: NUM_FIRST + 1])
-    store = VersionStore(tmp_path)
-    store.publish(ids, quantizer)
-    grown = append(ids, quantizer, vectors[NUM_FIRST + 1 :])
-    store.publish(grown, quantizer)
-    first = said_of(ids, quantizer)
-    for place, version in enumerate((ids.version, grown.version)):
-        surroundings = {"PYTHONHASHSEED": str(place), "OMP_NUM_THREADS": str(place + 1)}
-        done = subprocess.run(
-            [sys.executable, __file__, str(tmp_path), version],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-            env={**os.environ, **surroundings, "PYTHONPATH": str(Path(__file__).parents[3])},
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        elsewhere = json.loads(done.stdout)
-        assert agree(elsewhere, first)
-        # Content is a sum of code vectors: it is the same to the last bit.
-        assert elsewhere["vectors"] == first["vectors"]
-        assert elsewhere["appended"] == [grown.text(row) for row in range(251, 301)][: 50 * place]
 
 
 def test_equal_new_items_get_equal_ids() -> None:

@@ -72,23 +72,6 @@ def test_masks_and_steps_agree_with_a_look_at_every_item(
     check_against_all_items(trie, dict(zip(rows, ids, strict=True)), random)
 
 
-def test_states_end_at_the_item_and_dead_ones_at_the_padding() -> None:
-    codes = torch.tensor([[0, 1, 2], [0, 1, 0], [3, 3, 3]])
-    trie = Trie.build(codes, (4, 4, 4), item_rows=torch.tensor([5, 9, 2]))
-    states = trie.walk(torch.tensor([[0, 1, 2], [0, 1, 1], [3, 3, 3], [0, 1, 0]]))
-    assert trie.item_rows(states).tolist() == [5, 0, 2, 9]
-    allowed = trie.mask(trie.walk(torch.tensor([[0, 1]])), 2)
-    assert allowed.tolist() == [[True, False, True, False]]
-
-
-def test_everything_forbidden_leaves_nothing_at_any_level() -> None:
-    codes = torch.cartesian_prod(torch.arange(3), torch.arange(300))
-    trie = Trie.build(codes, (3, 300))
-    restriction = trie.restrict([ItemMask(np.zeros(trie.num_item_rows, np.bool_))])
-    assert not trie.mask(trie.start(2), 0, restriction).any()
-    assert not trie.mask(trie.walk(torch.tensor([[1], [2]])), 1, restriction).any()
-
-
 @pytest.mark.parametrize(
     ("codes", "rows", "message"),
     [
@@ -105,12 +88,6 @@ def test_everything_forbidden_leaves_nothing_at_any_level() -> None:
 def test_bad_codes_are_refused(codes: list, rows: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Trie.build(torch.tensor(codes), (4, 4), item_rows=torch.tensor(rows))
-
-
-def test_a_mask_of_fewer_rows_is_refused() -> None:
-    trie = Trie.build(torch.tensor([[0, 1], [1, 1]]), (4, 4))
-    with pytest.raises(ValueError, match="the item mask has 2 item rows, the trie 3"):
-        trie.restrict([ItemMask.all(2)])
 
 
 def test_the_trie_of_semantic_ids_finds_their_items() -> None:

@@ -47,23 +47,3 @@ def test_quarantine_finds_every_planted_defect_and_no_other_row(
     planted_as = [DEFECT_NAMES.index(name) for name in names]
     rows = np.flatnonzero(np.isin(world.events.defects, planted_as)).tolist()
     assert sorted(found) == sorted(rows)
-
-
-def test_tables_have_the_contracts_columns(written: Path) -> None:
-    assert pl.read_parquet_schema(written / "events.parquet") == {
-        "user_id": pl.String,
-        "item_id": pl.String,
-        "event_time": pl.Datetime("us", "UTC"),
-        "event_type": pl.String,
-        "value": pl.Float64,
-        "domain": pl.String,
-        "session_id": pl.String,
-        "request_id": pl.String,
-        "slot": pl.Int64,
-        "propensity": pl.Float64,
-        "hint": pl.Boolean,
-    }
-    first = pl.read_parquet(written / "items.parquet").row(0, named=True)
-    assert first["available_from"] == datetime(2024, 1, 1, tzinfo=UTC)
-    assert first["categories"] == ["books", first["categories"][1]]
-    assert first["domain"] == "books"

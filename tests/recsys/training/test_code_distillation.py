@@ -1,26 +1,19 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.generative.config import GenerativeConfig, TeachingConfig
 from recsys.models.generative.loss import Positions, TaughtCodes
-from recsys.models.generative.model import GenerativeInputs, GenerativeModel
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
-from recsys.retrieval.beam_search import BeamSearch
-from recsys.semantic_ids.trie import Trie
 from recsys.training.code_distillation import (
     LEFT_OUT,
     CodeTeacher,
     scores_after_events,
-    with_dropped_events,
 )
 
 SIZES = (4, 3, 5)
@@ -121,68 +114,6 @@ def test_codes_are_forced_as_often_as_they_are_expected() -> None:
     share = (drawn[:, None] == codes[None]).all(2).float().mean(0)
     torch.testing.assert_close(share, target, rtol=0, atol=0.03)
     assert bool((forced[positions.places == 0] == codes[3]).all())  # nothing precedes: the label
-
-
-def test_a_teacher_that_says_the_label_changes_no_loss() -> None:
-    torch.manual_seed(0)
-    codes = draw_codes()
-    inputs = GenerativeInputs(num_item_rows=NUM_ITEM_ROWS, level_sizes=SIZES, semantic_ids="drawn")
-    model = GenerativeModel(SMALL, inputs, codes, ItemCatalogue.empty(NUM_ITEM_ROWS))
-    batch = JaggedBatch({"history": Jagged.from_lists(LISTS)})
-
-    def labels(_: JaggedBatch, positions: Positions) -> TaughtCodes:
-        forced = codes[positions.labels].clamp(min=0)
-        levels = (functional.one_hot(forced[:, level], size) for level, size in enumerate(SIZES))
-        return TaughtCodes(forced, tuple(each.float() for each in levels))
-
-    torch.testing.assert_close(model.loss(batch, labels), model.loss(batch))
-
-
-def test_a_student_of_the_teacher_alone_lists_what_the_teacher_ranks_first() -> None:
-    codes, teacher = draw_codes(), sequence_model(max_length=8)
-    config = replace(SMALL, embedding_dim=32, hidden_dim=64)
-    inputs = GenerativeInputs(num_item_rows=NUM_ITEM_ROWS, level_sizes=SIZES, semantic_ids="drawn")
-    torch.manual_seed(0)
-    student = GenerativeModel(config, inputs, codes, ItemCatalogue.empty(NUM_ITEM_ROWS))
-    # Labels mean nothing: who learns from them lists anything.
-    lists = torch.randint(1, NUM_ITEM_ROWS, (64, 4)).tolist()
-    batch = JaggedBatch({"history": Jagged.from_lists(lists)})
-    says = CodeTeacher(teacher, codes, SIZES, TeachingConfig(share=1.0))
-    optimizer = torch.optim.Adam(student.parameters(), lr=5e-3)
-    for _ in range(150):
-        optimizer.zero_grad()
-        student.loss(batch, says).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    student.eval()
-    known = (codes[:, 0] >= 0).nonzero()[:, 0]
-    trie = Trie.build(codes[known], SIZES, item_rows=known, version="drawn")
-    search = BeamSearch(
-        student.decode_step, trie, beam_width=8, semantic_ids_version=inputs.semantic_ids
-    )
-    # The last event precedes no label, so the student never decoded behind it.
-    positions = JaggedBatch({"history": Jagged.from_lists([one[:3] for one in lists])})
-    best = teacher.score(positions)
-    best = best.masked_fill((codes[:, 0] < 0)[None], -torch.inf)
-    seen = torch.tensor([one[:3] for one in lists])
-    best = best.scatter(1, seen, -torch.inf).argmax(1)
-    found = search.search(student.context(positions), 3).item_rows
-    assert (found[:, 0] == best).float().mean() > 0.8
-
-
-def test_dropped_events_are_lost_to_all_features_alike() -> None:
-    torch.manual_seed(0)
-    lists = [list(range(1, 21))] * 200
-    times = Jagged.from_lists([[10 * row for row in one] for one in lists])
-    batch = JaggedBatch({"history": Jagged.from_lists(lists), "history.times": times})
-    dropped = with_dropped_events(batch, 0.5)
-    history = dropped["history"]
-    assert torch.equal(10 * history.values, dropped["history.times"].values)
-    steps = history.values.diff()[history.segments().diff() == 0]
-    assert bool((steps > 0).all())  # what is left keeps its order
-    lengths = history.lengths().float()
-    assert lengths.mean().item() == pytest.approx(15, abs=0.6)  # a quarter on average
-    assert lengths.std() > 2.5  # each at its own rate
-    assert torch.equal(with_dropped_events(batch, 0.0)["history"].values, batch["history"].values)
 
 
 def test_numbers_out_of_range_are_refused() -> None:

@@ -10,7 +10,7 @@ from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.training import expert_balance
-from recsys.training.expert_balance import item_router, served_items, settling
+from recsys.training.expert_balance import item_router, served_items
 from recsys.training.optim import AdamWConfig, adamw
 from recsys.training.passes import RankerFitConfig
 from recsys.training.ranker_fit import ranker_loss
@@ -85,26 +85,6 @@ def test_lists_as_served_use_experts_evenly_where_batches_are_drawn_otherwise() 
     assert by_batch.max_violation > 0.15
     assert settled.max_violation <= 0.1
     assert settled.dead_experts == 0
-
-
-def test_training_goes_on_as_before_a_settling() -> None:
-    model = ranker().train()
-    settle = settling(model, examples().candidates.item_rows, CPU)
-    router, generator = item_router(model), torch.get_rng_state()
-    assert router is not None
-    settle(0)
-    assert router.bias.any()
-    assert model.training
-    assert torch.equal(torch.get_rng_state(), generator)
-
-
-@pytest.mark.parametrize("changes", [{"trunk": "dense"}])
-def test_without_biases_that_balance_items_nothing_is_settled(changes: dict[str, object]) -> None:
-    model = ranker(**changes)
-    assert item_router(model) is None
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    settling(model, examples().candidates.item_rows, CPU)(0)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_a_large_catalogue_is_stood_for_by_items_drawn_as_often_as_served(

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from recsys.training.checkpoint import CheckpointError, checkpoint_paths, load_latest
+from recsys.training.checkpoint import CheckpointError, load_latest
 from recsys.training.loop import TrainingDiverged, train
 from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
 
@@ -72,13 +72,6 @@ def test_training_finds_the_known_line():
     assert not model.training
 
 
-def test_bfloat16_finds_the_line_within_its_precision_and_keeps_float32_weights():
-    model = Line()
-    run(model, config_of(400, precision="bfloat16"))
-    assert model.line.weight.dtype == torch.float32
-    assert model.line.weight.item() == pytest.approx(3, abs=0.03)
-
-
 def test_numbers_are_logged_every_n_steps_and_at_the_last():
     model, lists = Line(), Lists()
     config = config_of(25)
@@ -122,11 +115,6 @@ def test_refit_with_the_best_number_of_steps_repeats_the_best_weights():
     assert_same_weights(refitted, weights_of(model))
 
 
-def test_validated_metric_must_exist():
-    with pytest.raises(ValueError, match=r"'fit' is not among the validated \['recall@10'\]"):
-        run(Line(), config_of(5, eval_every=5), evaluate=lambda _: {"recall@10": 0.1})
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_bad_step_is_skipped_and_counted(bad):
     def loss_at(step):
@@ -140,29 +128,6 @@ def test_bad_step_is_skipped_and_counted(bad):
     assert model.line.weight.item() == pytest.approx(3, abs=1e-3)
 
 
-def test_bad_step_moves_neither_weights_nor_optimizer():
-    def loss_at(step):
-        return model.loss_at(step) * (math.nan if step >= 7 else 1.0)
-
-    model, twin = Line(), Line()
-    run(model, config_of(9, max_bad_steps=5), loss_at=loss_at)
-    config = config_of(7)
-    run(twin, replace(config, schedule=replace(config.schedule, decay_steps=9)))
-    assert_same_weights(model, weights_of(twin))
-
-
-def test_finite_loss_with_infinite_gradient_is_a_bad_step():
-    def loss_at(step):
-        # The square root has an infinite slope at zero.
-        return model.loss_at(step) + (model.line.weight.sum() * 0).sqrt()
-
-    model = Line()
-    before = weights_of(model)
-    result = run(model, config_of(3), loss_at=loss_at)
-    assert result.bad_steps == 3
-    assert_same_weights(model, before)
-
-
 def test_bad_streak_rolls_back_and_stops_with_a_code(tmp_path):
     def loss_at(step):
         return model.loss_at(step) * (math.nan if step >= 23 else 1.0)
@@ -174,19 +139,6 @@ def test_bad_streak_rolls_back_and_stops_with_a_code(tmp_path):
     assert caught.value.exit_code == 70
     assert "the model is back at step 20" in str(caught.value)
     assert_same_weights(model, load_latest(tmp_path).tensors["model"])
-
-
-def test_no_checkpoint_is_made_in_a_bad_streak(tmp_path):
-    def loss_at(step):
-        return model.loss_at(step) * (math.nan if step >= 8 else 1.0)
-
-    model = Line()
-    with pytest.raises(TrainingDiverged):
-        run(model, config_of(50, checkpoint_every=1), loss_at=loss_at, checkpoint_dir=tmp_path)
-    assert [path.name for path in checkpoint_paths(tmp_path)] == [
-        "step-000000007",
-        "step-000000008",
-    ]
 
 
 def test_finished_run_is_not_trained_again(tmp_path):
@@ -241,56 +193,6 @@ def test_stopped_run_resumes_to_the_same_weights_on_its_device(tmp_path, device)
     train_until(resumed, None, tmp_path / "stopped")
     assert_same_weights(resumed, expected)
     assert next(resumed.parameters()).device.type == device
-
-
-class Gathers(nn.Module):
-    """Repeated rows of a table, whose gradient threads add up in an order of their own."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.table = nn.Parameter(torch.randn(300, 64))
-
-    def loss_at(self, step):
-        generator = torch.Generator().manual_seed(step)
-        rows = torch.randint(300, (20_000,), generator=generator)
-        return (self.table[rows] * torch.randn(20_000, 64, generator=generator)).mean()
-
-
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-def test_same_seed_gives_the_same_weights_on_several_threads(two_threads):
-    expected = None
-    for _ in range(4):
-        model = Gathers()
-        run(model, config_of(5))
-        expected = expected or weights_of(model)
-        assert_same_weights(model, expected)
-    assert not torch.are_deterministic_algorithms_enabled(), "the setting ends with the run"
-
-
-def test_time_alone_makes_checkpoints(tmp_path):
-    config = config_of(3, checkpoint_every=None, checkpoint_seconds=0.0)
-    run(Line(), config, checkpoint_dir=tmp_path)
-    assert [path.name for path in checkpoint_paths(tmp_path)] == [
-        "step-000000002",
-        "step-000000003",
-    ]
-
-
-def test_folder_that_cannot_be_written_stops_the_run_at_its_start(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    folder = tmp_path / "file" / "checkpoints"
-    asked = []
-    with pytest.raises(OSError, match=r"cannot be written in .*checkpoints: .*choose another"):
-        run(Line(), config_of(3), loss_at=asked.append, checkpoint_dir=folder)
-    assert not asked
 
 
 def test_checkpoint_of_another_run_is_refused(tmp_path):

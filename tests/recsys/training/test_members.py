@@ -83,18 +83,6 @@ def test_members_trained_apart_become_one_model_of_their_mean_cosines(tmp_path):
     )
 
 
-def test_a_model_whose_members_learn_together_is_trained_once():
-    def fit_one(config, number):
-        assert number is None
-        assert config == together
-        return built(config, 0), result(best_step=3)
-
-    together = replace(APART, trained_apart=False)
-    whole, how = train_members(together, fit_one)
-    assert whole.config == together
-    assert how.best_step == 3
-
-
 def test_the_first_members_answer_alone_as_if_they_had_been_trained_alone():
     config = replace(APART, fast_members=2)
     members = [built(alone(config, number), number) for number in range(3)]
@@ -109,18 +97,3 @@ def test_the_first_members_answer_alone_as_if_they_had_been_trained_alone():
     for wrong in ({"fast_members": 3}, {"fast_members": 1, "trained_apart": False}):
         with pytest.raises(ValueError, match=r"fast_members must be in \[1, num_members\)"):
             replace(APART, **wrong)
-
-
-def test_members_of_other_settings_are_refused():
-    members = [built(alone(APART, number), number) for number in range(3)]
-    with pytest.raises(ValueError, match="a model of 3 members is joined from models of their"):
-        side_by_side(APART, members[:2])
-    with pytest.raises(ValueError, match="got 3 of"):
-        side_by_side(APART, [members[0], *members[:2]])
-
-
-def test_a_kind_for_each_member_or_for_none():
-    with pytest.raises(ValueError, match="the kind of each of 3 members, or of none"):
-        replace(APART, member_blocks=("hstu",))
-    with pytest.raises(ValueError, match="block is one of attention, hstu, sparse, got 'lstm'"):
-        replace(APART, member_blocks=("hstu", "lstm", "hstu"))

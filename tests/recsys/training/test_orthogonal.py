@@ -5,11 +5,7 @@ from torch import nn
 from recsys.training.optim import (
     ADAM_LENGTH,
     AdamWConfig,
-    Muon,
     adamw,
-    block_matrices,
-    load_optimizer_tensors,
-    optimizer_tensors,
     orthogonalised,
 )
 from tests.recsys.testing.tensors import rounding
@@ -71,30 +67,3 @@ def test_a_step_is_decay_and_the_momentum_turned_as_long_as_adams():
         before = before * (1 - 0.05 * 0.1) - 0.05 * ADAM_LENGTH * 2 * turn
         torch.testing.assert_close(net.blocks[0].weight, before, atol=rounding(5 * 4), rtol=0)
     assert turn.square().mean().sqrt().item() * 2 == pytest.approx(1, rel=0.3)
-
-
-def test_all_else_moves_as_by_adamw():
-    muon, adam = trained(1, "orthogonal")[0], trained(1, "adam")[0]
-    turned = {id(matrix) for matrix in block_matrices(muon)}
-    assert len(turned) == 2
-    for mine, other in zip(muon.parameters(), adam.parameters(), strict=True):
-        assert torch.equal(mine, other) == (id(mine) not in turned)
-
-
-def test_it_carries_on_bit_for_bit_from_its_tensors():
-    net, optimizer = trained(4, "orthogonal")
-    tensors = {name: value.clone() for name, value in optimizer_tensors(net, optimizer).items()}
-    assert "momentum/blocks.1.weight" in tensors
-    copy, other = trained(0, "orthogonal")
-    copy.load_state_dict(net.state_dict())
-    load_optimizer_tensors(copy, other, tensors)
-    trained(3, "orthogonal", net, optimizer, first=4)
-    trained(3, "orthogonal", copy, other, first=4)
-    assert isinstance(other, Muon)
-    for mine, its in zip(net.parameters(), copy.parameters(), strict=True):
-        assert torch.equal(mine, its)
-
-
-def test_another_way_to_move_matrices_is_refused():
-    with pytest.raises(ValueError, match="matrices is 'adam' or 'orthogonal', got 'sgd'"):
-        AdamWConfig(matrices="sgd")

@@ -1,5 +1,3 @@
-import pytest
-
 from recsys.training.optim import lr_at
 from recsys.training.passes import TrainingConfig
 
@@ -24,9 +22,3 @@ def test_a_continued_refit_takes_its_own_passes_at_a_lower_rate():
     assert config.num_steps == 30
     assert config.schedule.learning_rate == 0.25 * training.schedule.learning_rate
     assert config.schedule.warmup_steps == 3
-
-
-@pytest.mark.parametrize("setting", ["refit_epochs", "refit_rate"])
-def test_a_refit_of_no_passes_or_no_rate_is_refused(setting: str):
-    with pytest.raises(ValueError, match=f"{setting} must be > 0"):
-        TrainingConfig(**{setting: 0.0})

@@ -66,14 +66,6 @@ def test_each_type_of_event_that_has_enough_is_a_task() -> None:
         labels_of(rows, targets, two, (NEXT, "view"), 4.0)
 
 
-def test_likes_by_value_win_over_a_type_of_that_name() -> None:
-    types = torch.eye(2).bool()[[0, 1] * 30]
-    outcomes = Outcomes(torch.tensor([5.0, 1.0] * 30), types, ("like", "buy"))
-    tasks, why = choose_tasks(outcomes, 4.0)
-    assert tasks == (NEXT, LIKE, "buy")
-    assert "like is the name of another task" in why
-
-
 def test_a_step_draws_what_was_taken_the_hard_and_some_of_the_rest_again() -> None:
     labels = torch.zeros(2, 6, 1)
     labels[0, 1] = labels[1, 4] = 1
@@ -91,16 +83,6 @@ def test_a_step_draws_what_was_taken_the_hard_and_some_of_the_rest_again() -> No
     # Four and three places behind the hard ones are drawn from.
     torch.testing.assert_close(log_weights[:, 3:].exp()[:, 0], torch.tensor([4 / 3, 1.0]))
     assert log_weights[:, :3].eq(0).all()
-
-
-def test_the_listwise_loss_is_the_cross_entropy_of_known_candidates() -> None:
-    logits = torch.tensor([[[1.0], [2.0], [50.0]]])
-    labels = torch.tensor([[[1.0], [0.0], [NAN]]])
-    drawn = Drawn(torch.zeros(1, 3, dtype=torch.int64), labels, torch.zeros(1, 3))
-    assert float(listwise_loss(logits, drawn)) == pytest.approx(np.log(1 + np.e), abs=CLOSE)
-    # One that stands for three counts three times.
-    weighed = drawn._replace(log_weights=torch.tensor([[0.0, np.log(3.0), 0.0]]))
-    assert float(listwise_loss(logits, weighed)) == pytest.approx(np.log(1 + 3 * np.e), abs=CLOSE)
 
 
 def test_each_task_is_ordered_by_who_had_its_feedback() -> None:

@@ -67,29 +67,9 @@ def uninterrupted(children, tmp_path_factory):
     return end_of_run(folder), time.monotonic() - started
 
 
-def test_checkpoints_do_not_change_the_run(children, uninterrupted, tmp_path):
-    assert children.run(tmp_path, checkpoint_every=NUM_STEPS) == 0
-    assert end_of_run(tmp_path) == uninterrupted[0]
-
-
 @pytest.mark.parametrize("step", sorted(random.Random(1).sample(range(NUM_STEPS), 6)))
 def test_killed_at_a_step_resumes_to_the_same_bits(children, uninterrupted, tmp_path, step):
     assert children.run(tmp_path, kill_at_step=step) == KILLED
-    assert children.run(tmp_path) == 0
-    assert end_of_run(tmp_path) == uninterrupted[0]
-
-
-@pytest.mark.parametrize("share", [draw.random() for draw in [random.Random(2)] * 8])
-def test_killed_at_a_moment_resumes_to_the_same_bits(children, uninterrupted, tmp_path, share):
-    expected, seconds = uninterrupted
-    children.run(tmp_path, kill_after_s=share * seconds, checkpoint_every=1)
-    assert children.run(tmp_path) == 0
-    assert end_of_run(tmp_path) == expected
-
-
-def test_killed_again_and_again_ends_with_the_same_bits(children, uninterrupted, tmp_path):
-    for step in range(4, NUM_STEPS, 5):
-        assert children.run(tmp_path, kill_at_step=step) == KILLED
     assert children.run(tmp_path) == 0
     assert end_of_run(tmp_path) == uninterrupted[0]
 

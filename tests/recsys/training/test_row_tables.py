@@ -15,15 +15,11 @@ from recsys.training.optim import (
     LoopConfig,
     ScheduleConfig,
     adamw,
-    decay_groups,
-    load_optimizer_tensors,
-    optimizer_tensors,
     row_tables,
 )
 from recsys.training.progress import SilentTracker
 
 NUM_ROWS = 31
-WEIGHT = "bags.collection.embedding_bags.item.weight"
 
 
 class Quiet:
@@ -78,15 +74,6 @@ def run(model, num_steps, *, loss_at=None, folder=None, tables="adam", **setting
     return optimizer, result
 
 
-def test_loss_falls():
-    model = Tower()
-    before = sum(model.loss_at(step).item() for step in range(6))
-    run(model, 60)
-    with torch.no_grad():
-        after = sum(model.loss_at(step).item() for step in range(6))
-    assert after < 0.5 * before
-
-
 def test_a_step_with_a_bad_loss_moves_no_table():
     model, states = Tower(), {}
 
@@ -118,33 +105,6 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path):
     run(resumed, 17, folder=tmp_path / "stopped")
     for name, value in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
-
-
-@pytest.mark.parametrize(("source", "target"), [("dense", "adam"), ("adam", "dense")])
-def test_a_run_goes_on_with_tables_that_move_the_other_way(source, target):
-    model = Tower()
-    optimizer, _ = run(model, 9, tables=source)
-    saved = {name: value.clone() for name, value in optimizer_tensors(model, optimizer).items()}
-    shapes = {name: tuple(value.shape) for name, value in saved.items()}
-    assert shapes[f"exp_avg/{WEIGHT}"] == shapes[f"exp_avg_sq/{WEIGHT}"] == (NUM_ROWS, 8)
-    assert saved[f"step/{WEIGHT}"] == 9
-    other = Tower()
-    other_optimizer = adamw(other, AdamWConfig(tables=target))
-    load_optimizer_tensors(other, other_optimizer, saved)
-    again = optimizer_tensors(other, other_optimizer)
-    assert again.keys() == saved.keys()
-    assert all(torch.equal(again[name], value) for name, value in saved.items())
-
-
-def test_tables_that_move_by_rows_are_in_no_group_of_the_optimizer():
-    model = Tower()
-    optimizer = adamw(model, AdamWConfig(tables="adam"))
-    held = [one for group in optimizer.param_groups for one in group["params"]]
-    assert {id(one) for one in held} == {id(one) for one in model.query.parameters()}
-    assert [name for name, _ in row_tables(model)] == ["bags"]
-    adamw(model, AdamWConfig(tables="auto"))
-    assert row_tables(model) == [], "on CPU tables are dense"
-    assert len(decay_groups(model, 0.1)[1]["params"]) == 3
 
 
 def test_what_does_not_go_together_is_refused():

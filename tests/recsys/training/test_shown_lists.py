@@ -115,10 +115,3 @@ def test_a_step_reads_what_was_shown_and_depends_on_the_step_alone() -> None:
         parameter.grad is None or bool(parameter.grad.isfinite().all())
         for parameter in model.parameters()
     )
-
-
-@pytest.mark.parametrize(("num_slots", "base"), [(0, "lead"), (NUM_SLOTS, "")])
-def test_a_ranker_without_slots_or_base_is_refused(num_slots: int, base: str) -> None:
-    found = lists()
-    with pytest.raises(ValueError, match=r"learning from shown lists needs both"):
-        fit_examination(ranker(num_slots, base), found, usable(found))

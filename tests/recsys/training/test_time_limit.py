@@ -10,7 +10,7 @@ from recsys.training import progress
 from recsys.training.loop import train
 from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
 from recsys.training.passes import TrainingConfig
-from recsys.training.progress import SilentProgress, TrainState, steps_to_skip
+from recsys.training.progress import SilentProgress
 
 pytestmark = pytest.mark.numerics
 
@@ -123,25 +123,6 @@ def test_a_run_out_of_time_stops_within_it_validated_and_decayed(clock):
     assert falls.abs().max() < 3 * falls.abs().mean()
 
 
-def test_a_run_that_validation_stops_was_not_stopped_by_time(clock):
-    model = Line(clock)
-    config = config_of(1000, max_seconds=60.0, eval_every=5, patience=1)
-    scores = iter([3.0, 2.0])
-    model.evaluate = lambda _: {"fit": next(scores)}
-    result, _ = run(model, config)
-    assert (result.num_steps, result.stopped_early, result.stopped_by_time) == (10, True, False)
-    # Its schedule was on its way to the limit's end.
-    assert 50 <= result.schedule_steps <= 70
-
-
-def test_a_first_step_beyond_the_limit_is_the_last(clock):
-    model = Line(clock, lambda _: 50.0)
-    result, _ = run(model, config_of(100, max_seconds=20.0))
-    assert (result.num_steps, result.best_step) == (1, 1)
-    assert result.stopped_by_time
-    assert_same_weights(model, model.validated[0])
-
-
 def test_a_killed_run_resumes_with_the_seconds_it_had_spent(clock, tmp_path):
     def fatal(step):
         if step == 30:
@@ -176,23 +157,3 @@ def test_a_refit_takes_the_chosen_steps_along_the_shortened_schedule(clock):
     assert clock.seconds - began <= 60
     assert rates[-1] < 0.1 * max(rates)
     assert again.best_metric is None
-
-
-def test_nothing_is_skipped_while_all_fits():
-    spent = TrainState(step=10, seconds=10.0, first_step_seconds=1.0)
-    assert steps_to_skip(spent, 90, max_seconds=100.0, eval_every=None) == 0
-    assert steps_to_skip(spent, 180, max_seconds=100.0, eval_every=None) == pytest.approx(1)
-    # Two seconds of validation every step, and one more at the end.
-    slow = replace(spent, seconds=30.0, num_validations=10, validation_seconds=20.0)
-    assert steps_to_skip(slow, 68, max_seconds=100.0, eval_every=1) == pytest.approx(2)
-    # The first step of a run says little.
-    first = TrainState(step=1, seconds=4.0, first_step_seconds=4.0)
-    assert steps_to_skip(first, 900, 100.0, None) == 0
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0])
-def test_a_limit_of_no_time_is_refused(seconds):
-    with pytest.raises(ValueError, match="max_seconds must be > 0"):
-        TrainingConfig(max_seconds=seconds)
-    with pytest.raises(ValueError, match="max_seconds must be > 0"):
-        LoopConfig(num_steps=1, max_seconds=seconds)

@@ -13,7 +13,6 @@ from recsys.evaluation.off_policy.estimators import (
 from recsys.evaluation.off_policy.logs import (
     LoggedLists,
     cascade,
-    clipped,
     independent,
     whole_list,
 )
@@ -32,22 +31,6 @@ LISTS = LoggedLists(
     evaluated=np.array([[0.5, 0.25], [0.25, 1.0], [0.5, 9.0]]),
     lengths=np.array([2, 2, 1]),
 )
-
-
-def test_weights_are_ratios_of_probabilities():
-    assert ACTIONS.slot_weights.ravel().tolist() == [2, 0.5, 0, 1]
-    assert whole_list(LISTS).tolist() == [[1, 1], [2, 2], [1, 1]]
-    assert cascade(LISTS).tolist() == [[2, 1], [0.5, 2], [1, 1]]
-    assert independent(LISTS).tolist() == [[2, 0.5], [0.5, 4], [1, 1]]
-    assert clipped(independent(LISTS), 2.0).max() == 2
-
-
-def test_ips_and_snips_of_single_actions():
-    weights = independent(ACTIONS)
-    # (2 + 0 + 0 + 1) / 4, and / (2 + 0.5 + 0 + 1).
-    assert ips(ACTIONS.earned, weights).value == 0.75
-    assert snips(ACTIONS.earned, weights).value == pytest.approx(3 / 3.5, rel=1e-15)
-    assert ips(ACTIONS.earned, clipped(weights, 1.0)).value == 0.5
 
 
 def test_lists_by_each_assumption():
@@ -72,15 +55,6 @@ def test_estimators_with_a_reward_model():
     assert switched.value == pytest.approx(0.5 + (-0.125 + 0.25) / 4)
     normalized = doubly_robust(earned, weights, PREDICTED, EXPECTED, self_normalized=True)
     assert normalized.value == pytest.approx(0.5 + (1 - 0.125 + 0.25) / 3.5)
-
-
-def test_cascade_doubly_robust_corrects_slot_by_slot():
-    predicted = np.array([[0.5, 0.25], [0.5, 0.5], [0.5, 0.0]])
-    expected = np.array([[0.75, 0.25], [0.75, 0.5], [0.5, 0.0]])
-    # First list: 2 * (1 - 0.5) + 0.75, then 1 * (0 - 0.25) + 2 * 0.25; and so on.
-    lists = [1.75 + 0.25, (0.5 * -0.5 + 0.75) + (2 * 0.5 + 0.5 * 0.5), 0.5 + 0.5]
-    found = cascade_doubly_robust(LISTS.earned, LISTS.slot_weights, predicted, expected)
-    assert found.value == pytest.approx(sum(lists) / 3, rel=1e-12)
 
 
 def test_a_policy_that_logged_itself_earns_the_mean_reward():
@@ -144,14 +118,3 @@ def test_bad_logs_are_refused_with_what_is_allowed(changes, says):
     fields = {"rewards": ONE, "propensities": ONE, "evaluated": ONE, "lengths": np.array([2, 2])}
     with pytest.raises(ValueError, match=says):
         LoggedLists(**{**fields, **changes})
-
-
-def test_bad_settings_are_refused():
-    with pytest.raises(ValueError, match="clipped at a number above 0, got 0"):
-        clipped(ONE, 0.0)
-    with pytest.raises(ValueError, match="switch_at must be above 0"):
-        doubly_robust(ONE, ONE, ONE, ONE, switch_at=-1.0)
-    with pytest.raises(ValueError, match=r"predicted must be finite, got inf at \[0, 0\]"):
-        doubly_robust(ONE, ONE, np.inf * ONE, ONE)
-    with pytest.raises(ValueError, match=r"weights must have shape \(2, 2\), got \(2, 3\)"):
-        ips(ONE, np.ones((2, 3)))

@@ -27,8 +27,3 @@ def test_lists_are_predicted_by_models_that_did_not_see_their_users():
         others = folds != fold
         alone = RateModel.fit(ITEMS[others], REWARDS[others], PRESENT[others], 4)
         assert model.items.tolist() == alone.items.tolist()
-
-
-def test_one_fold_is_refused():
-    with pytest.raises(ValueError, match="at least 2, got 1"):
-        fold_of(np.zeros(3, np.int64), 1)

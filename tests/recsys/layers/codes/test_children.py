@@ -21,7 +21,3 @@ def test_names_the_codes_that_some_item_has_behind_each_prefix(ids, asked, level
     for row, prefix in zip(found, asked, strict=True):
         behind = {one[level] for one in ids if one[:level] == prefix[:level]}
         assert set(row.nonzero()[:, 0].tolist()) == behind
-
-
-def test_is_not_saved_with_a_model() -> None:
-    assert CodeChildren(torch.tensor([[0, 1, 1]]), SIZES).state_dict() == {}

@@ -6,9 +6,6 @@ from recsys.layers.codes.decoder import (
     CodeBlockConfig,
     DistanceBias,
     SharedContext,
-    joint_attention,
-    merged_shares,
-    side_by_side,
 )
 
 BATCH, WIDTH, TOKENS, PLACES, DIM, HEADS = 2, 3, 4, 6, 8, 2
@@ -47,36 +44,6 @@ def test_what_is_masked_in_the_context_is_never_read() -> None:
     context.values[:, :, 4:] = 1e6
     after, _ = block.decode(tokens, context, None)
     assert torch.equal(before, after)
-
-
-def test_near_distances_have_a_bias_of_their_own_and_far_ones_share() -> None:
-    bias = DistanceBias(HEADS, 4, 10)
-    with torch.no_grad():
-        bias.weights.copy_(torch.arange(8.0).view(4, 2))
-    assert bias(torch.tensor([0, 1, 9, 50]))[0].tolist() == [0.0, 2.0, 6.0, 6.0]
-
-
-def test_heads_must_divide_the_width() -> None:
-    with pytest.raises(ValueError, match="num_heads must divide the width 8, got 3"):
-        CodeBlockConfig(dim=8, num_heads=3, hidden_dim=8, dropout=0.0)
-
-
-@torch.no_grad()
-def test_two_softmaxes_merged_are_one() -> None:
-    """What a fused kernel leaves to do, held to the scores written out."""
-    context, dim = context_of(1), DIM // HEADS
-    query = torch.randn(BATCH, WIDTH, TOKENS, HEADS, dim)
-    values = torch.randn(BATCH, WIDTH, 5, HEADS, dim)
-    scores = 20 * torch.randn(BATCH, WIDTH, TOKENS, HEADS, 5)
-    scores[..., 4] = -torch.inf
-    expected = joint_attention(query, scores, values, context)
-    shared = side_by_side(query) @ context.keys.mT * dim**-0.5 + context.bias
-    single = scores.flatten(1, 2).transpose(1, 2)
-    read, weights = merged_shares(shared.softmax(-1) @ context.values, shared.logsumexp(-1), single)
-    own = weights.transpose(1, 2).reshape(scores.shape)  # [B, W, S, H, all S]
-    found = read.transpose(1, 2).reshape(query.shape)
-    found = found + torch.einsum("bwsha,bwahd->bwshd", own, values)
-    torch.testing.assert_close(found.flatten(3), expected)
 
 
 @torch.no_grad()

@@ -40,22 +40,6 @@ def backend(request):
     return request.param
 
 
-def test_pooling_matches_sums_and_means_by_hand(backend):
-    bags = EmbeddingBags(TABLES, backend)
-    item, category = bags.weight("item"), bags.weight("category")
-    plain = bags(batch_of_two(weighted=False))
-    assert sorted(plain) == ["history", "item", "item.categories"]
-    torch.testing.assert_close(plain["history"][0], 2 * item[7] + item[3])
-    assert torch.equal(plain["history"][1], torch.zeros(6))
-    torch.testing.assert_close(plain["item"], item[[0, 10]])
-    torch.testing.assert_close(plain["item.categories"][0], (category[1] + category[4]) / 2)
-
-    weighted = bags(batch_of_two(weighted=True))
-    torch.testing.assert_close(weighted["history"][0], -0.5 * item[7] + 2 * item[3])
-    torch.testing.assert_close(weighted["item.categories"][0], (3 * category[1] + category[4]) / 4)
-    assert torch.equal(weighted["item.categories"][1], torch.zeros(3)), "weights that sum to zero"
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 def test_backends_agree_forward_and_backward(weighted):
     pytest.importorskip("torchrec")
@@ -104,22 +88,6 @@ def test_state_is_one_tensor_per_table_and_loads_into_the_other_backend(source, 
         torch.testing.assert_close(loaded(batch)[name], value, **TOLERANCE)
 
 
-def test_unknown_row_starts_at_zero_and_learns(backend):
-    bags = EmbeddingBags(TABLES, backend)
-    pooled = bags(batch_of_two(weighted=False))
-    assert torch.equal(pooled["item"][0], torch.zeros(6))
-    pooled["item"].sum().backward()
-    assert torch.equal(bags.weight("item").grad[0], torch.ones(6))
-
-
-def test_lookup_takes_rows_one_by_one(backend):
-    bags = EmbeddingBags(TABLES, backend)
-    rows = torch.tensor([[1, 0], [7, 7]])
-    assert torch.equal(bags.lookup("item", rows), bags.weight("item")[rows])
-    with pytest.raises(ValueError, match=r"no table 'brand'; there are \['category', 'item'\]"):
-        bags.lookup("brand", rows)
-
-
 @pytest.mark.parametrize("bad", [-1, 11])
 def test_id_outside_its_table_names_feature_value_and_range(backend, bad):
     bags = EmbeddingBags(TABLES, backend)
@@ -129,13 +97,6 @@ def test_id_outside_its_table_names_feature_value_and_range(backend, bad):
         bags(JaggedBatch(features))
     with pytest.raises(ValueError, match=rf"'item' has id {bad}"):
         bags.lookup("item", torch.tensor([bad]))
-
-
-def test_batch_without_values_pools_to_zeros(backend):
-    bags = EmbeddingBags(TABLES, backend)
-    empty = Jagged.from_lists([[], []])
-    pooled = bags(JaggedBatch({"history": empty, "item": empty, "item.categories": empty}))
-    assert all(not value.any() and len(value) == 2 for value in pooled.values())
 
 
 def test_tables_that_clash_are_refused():

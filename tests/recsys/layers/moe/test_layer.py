@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from recsys.layers.moe.experts import Experts, blocked_slots, grouped_slots
+from recsys.layers.moe.experts import Experts
 from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
 from tests.recsys.testing.experts import loop_over_experts
 
@@ -38,22 +38,6 @@ def test_experts_agree_with_the_loop_forward_and_backward(case, training):
         torch.testing.assert_close(ours, truth, rtol=1e-5, atol=1e-5)
 
 
-def test_slots_hold_every_visit_once_whatever_the_load():
-    torch.manual_seed(2)
-    for same in (True, False):
-        experts = choices(50, 6, 2, same=same)
-        blocks = blocked_slots(experts, 6, 8)
-        owner = blocks.ends[blocks.slot_of // 8]
-        assert torch.equal(owner, experts.flatten())
-        assert len(blocks.slot_of.unique()) == 100
-        # Less than a block of padding for each expert.
-        assert len(blocks.row_of_slot) < 100 + 6 * 8
-        ends = grouped_slots(experts, 6).ends
-        assert torch.equal(ends.diff(prepend=ends.new_zeros(1)), torch.bincount(
-            experts.flatten(), minlength=6
-        ).int())  # fmt: skip
-
-
 def test_a_rows_bits_do_not_depend_on_the_other_rows():
     torch.manual_seed(3)
     layer = SparseMoe(SparseMoeConfig(dim=64, hidden_dim=48, num_experts=8)).eval()
@@ -65,18 +49,6 @@ def test_a_rows_bits_do_not_depend_on_the_other_rows():
         others = torch.randn(128, 64)
         others[77] = rows[5]
         assert torch.equal(layer(others).output[77], together[5])
-
-
-def test_a_rows_bits_do_not_depend_on_how_many_rows_its_expert_has():
-    torch.manual_seed(7)
-    layer, rows = Experts(8, 128, 48, 128).eval(), torch.randn(384, 128)
-    weights = torch.ones(384, 1)
-    with torch.no_grad():
-        full = layer(rows, torch.zeros(384, 1, dtype=torch.int64), weights)
-        for count in (1, 2, 15, 16, 17, 80, 319):
-            experts = torch.arange(384)[:, None] % 7 + 1
-            experts[:count] = 0
-            assert torch.equal(layer(rows, experts, weights)[:count], full[:count])
 
 
 @pytest.mark.parametrize(

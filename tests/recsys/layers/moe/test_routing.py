@@ -1,14 +1,9 @@
-import math
-
 import pytest
 import torch
 
 from recsys.layers.moe.routing import (
     BiasedRouter,
-    chosen_counts,
-    entropies,
     expert_use,
-    load_by_group,
 )
 from tests.recsys.testing.ranking_worlds import routing_information
 
@@ -45,15 +40,6 @@ def test_the_bias_chooses_but_does_not_weigh():
     assert not torch.equal(plain.experts, routing.experts)
 
 
-def test_evaluation_moves_no_bias_and_training_does():
-    torch.manual_seed(0)
-    router = BiasedRouter(16, 8, 2)
-    router.eval()(skewed_rows(256, 16))
-    assert not router.bias.any()
-    router.train()(skewed_rows(256, 16))
-    assert router.bias.any()
-
-
 @pytest.mark.parametrize("scores", ["sigmoid", "softmax"])
 def test_settled_biases_balance_rows_as_often_as_they_are_counted(scores):
     torch.manual_seed(0)
@@ -65,30 +51,6 @@ def test_settled_biases_balance_rows_as_often_as_they_are_counted(scores):
     before = router.bias.clone()
     router.settle(rows, counts)
     torch.testing.assert_close(router.bias, before, atol=0.05, rtol=0)
-
-
-def test_a_batch_moves_no_bias_that_is_settled():
-    torch.manual_seed(0)
-    router = BiasedRouter(16, 8, 2)
-    router.moves_by_batch = False
-    router.train()(skewed_rows(256, 16))
-    assert not router.bias.any()
-
-
-def test_a_single_experts_weight_still_teaches_the_router():
-    router = BiasedRouter(4, 3, 1)
-    router(torch.randn(6, 4)).weights.sum().backward()
-    assert float(router.scores.weight.grad.abs().sum()) > 0
-
-
-def test_use_of_even_and_of_collapsed_experts():
-    even = expert_use(torch.tensor([[0, 1], [2, 3]]), 4)
-    assert even.load.tolist() == [0.25] * 4
-    assert (even.entropy, even.max_violation, even.dead_experts) == (pytest.approx(1), 0, 0)
-    collapsed = expert_use(torch.tensor([[0], [0]]), 4)
-    assert (collapsed.entropy, collapsed.max_violation, collapsed.dead_experts) == (0, 3, 3)
-    with pytest.raises(ValueError, match="at least one routed row"):
-        expert_use(torch.zeros(0, 2, dtype=torch.int64), 4)
 
 
 @pytest.mark.parametrize("scores", ["sigmoid", "softmax"])
@@ -114,36 +76,6 @@ def test_certainty_sends_rows_that_cluster_to_one_expert(scores):
         found[weight] = routing_information(experts, clusters)
     assert found[0.0] < 0.8
     assert found[1.0] > 0.95
-
-
-def test_entropies_of_plain_and_of_equal_chances():
-    of_rows, of_all = entropies(torch.eye(4).repeat(5, 1))
-    torch.testing.assert_close(of_rows, torch.tensor(0.0), atol=1e-6, rtol=0)
-    torch.testing.assert_close(of_all, torch.tensor(4.0).log())
-    of_rows, of_all = entropies(torch.tensor([[0.1, 0.7, 0.2]]).repeat(6, 1))
-    torch.testing.assert_close(of_rows, of_all)
-
-
-def test_counts_of_choices_are_those_of_bincount():
-    experts = torch.randint(5, (300, 2))
-    assert torch.equal(chosen_counts(experts, 7), torch.bincount(experts.flatten(), minlength=7))
-
-
-def test_load_by_group_is_each_groups_share():
-    experts = torch.tensor([[0, 1], [0, 2], [1, 2]])
-    table = load_by_group(experts, torch.tensor([0, 0, 2]), 3, 3)
-    assert table.tolist() == [[0.5, 0.25, 0.25], [0, 0, 0], [0, 0.5, 0.5]]
-
-
-def test_information_of_equal_independent_and_finer_routings():
-    groups = torch.arange(4).repeat(25)
-    assert routing_information((groups + 1) % 4, groups) == pytest.approx(1)
-    assert routing_information(torch.arange(100) // 4 % 5, groups) == pytest.approx(0, abs=1e-9)
-    # Two experts for each group: I = log 4, entropies log 8 and log 4.
-    halves = groups * 2 + (torch.arange(100) >= 48)
-    expected = 2 * math.log(4) / (math.log(8) + math.log(4))
-    assert routing_information(halves, groups) == pytest.approx(expected, abs=2e-3)
-    assert routing_information(torch.zeros(4).long(), torch.zeros(4).long()) == 0
 
 
 def test_too_many_chosen_experts_are_refused():

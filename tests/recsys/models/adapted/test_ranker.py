@@ -6,7 +6,7 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.lora.file import load_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
-from recsys.models.adapted import AdaptedRanker, copy_layers, ranker_targets
+from recsys.models.adapted import AdaptedRanker, ranker_targets
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import RankingBatch
 from recsys.models.ranker.config import RankerConfig, RankerInputs
@@ -83,29 +83,6 @@ def test_each_candidate_of_a_mixed_batch_is_judged_through_its_querys_adapter(tr
     assert [adapted.knows(one) for one in DOMAINS] == [True, False, True, True, False]
 
 
-@pytest.mark.parametrize("trunk", ["dense", "sparse"])
-@torch.no_grad()
-def test_served_scores_are_those_of_the_adapter_and_do_not_depend_on_company(trunk):
-    model = ranker(trunk)
-    adapters = {name: adapter_of(model, seed) for seed, name in enumerate(("books", "films"), 1)}
-    twin = copy_layers(model)
-    served = AdaptedRanker(twin, adapters)
-    for query, domain in enumerate(DOMAINS):
-        begin, end = batch().candidates.offsets[query : query + 2].tolist()
-        rows = batch().candidates.values[begin:end]
-        numbers = batch().candidate_dense[begin:end]
-        reader = model.encode_reader(batch(), query)
-        scores = served.score_candidates(reader, rows, numbers, domain)
-        if domain in adapters:
-            adapters[domain].attach()
-        expected = model.score_candidates(reader, rows, numbers)
-        if domain in adapters:
-            adapters[domain].detach()
-        torch.testing.assert_close(scores, expected, rtol=0, atol=CLOSE)
-        one = served.score_candidates(reader, rows[-1:], numbers[-1:], domain)
-        assert torch.equal(one, scores[-1:])
-
-
 @torch.no_grad()
 def test_a_saved_adapter_fits_its_ranker_and_no_other(tmp_path):
     model = ranker()
@@ -119,17 +96,6 @@ def test_a_saved_adapter_fits_its_ranker_and_no_other(tmp_path):
     with pytest.raises(ValueError, match=adapter.base_digest) as refused:
         load_adapter(tmp_path, other)
     assert digest_of_weights(other) in str(refused.value)
-
-
-def test_peft_reads_a_rankers_adapter(tmp_path):
-    peft = pytest.importorskip("peft")
-    model = ranker()
-    adapter = adapter_of(model, 1)
-    save_adapter(adapter, tmp_path, domain="books")
-    adapter.attach()
-    expected = model(batch()).logits
-    wrapped = peft.PeftModel.from_pretrained(ranker(), tmp_path)
-    torch.testing.assert_close(wrapped(batch()).logits, expected, rtol=0, atol=CLOSE)
 
 
 def test_what_a_ranker_cannot_adapt_is_refused():

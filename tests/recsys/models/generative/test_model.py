@@ -24,7 +24,7 @@ from recsys.retrieval.beam_search import BeamSearch
 from recsys.semantic_ids.trie import Trie
 from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
 from tests.recsys.testing import synthetic
-from tests.recsys.testing.tensors import assert_same_lists, rounding, top_k_of_scores
+from tests.recsys.testing.tensors import top_k_of_scores
 
 NUM_ITEM_ROWS = 41
 SIZES = (4, 4, 4)
@@ -199,15 +199,6 @@ def test_same_seed_same_result(name: str, tastes: Sequences) -> None:
     )
 
 
-@pytest.mark.parametrize("name", [*VARIANTS, "codes alone"])
-def test_loss_falls_on_twenty_steps(name: str, tastes: Sequences) -> None:
-    torch.manual_seed(1)
-    config = {**VARIANTS, "codes alone": CODES_ALONE}[name]
-    config = replace(config, dropout=0.0, id_dropout=0.0)
-    _, losses = trained(tastes, built(config), seed=1, steps=20)
-    assert losses[-1] < 0.9 * losses[0]
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from([*VARIANTS.values(), CODES_ALONE]),
@@ -256,19 +247,6 @@ def test_training_scores_each_prefix_as_generating_behind_it_does(name: str) -> 
     assert model.loss(histories(lists)).item() == pytest.approx(total / weights, rel=1e-4)
 
 
-def test_users_get_their_own_taste(tastes: Sequences) -> None:
-    model = fit(tastes, 1, VARIANTS["two blocks"], steps=60)
-    labels = tastes.labels(tastes.label_positions("test"))
-    search = BeamSearch(
-        model.decode_step, trie_of(model.codes), beam_width=20, semantic_ids_version="ids-of-monday"
-    )
-    for found in (
-        search.search(model.context(queries(tastes)), 10).item_rows,
-        top_k_of_scores(model.score(queries(tastes)), 10).item_rows,
-    ):
-        assert (found % 2 == labels[:, None] % 2).float().mean() > 0.98
-
-
 def test_the_last_item_decides_where_order_is_everything() -> None:
     """All items lie on one hidden cycle: the successor of the last item is the one right answer."""
     world = synthetic.markov_world(num_users=120, num_items=20, events_per_user=10)
@@ -282,40 +260,6 @@ def test_the_last_item_decides_where_order_is_everything() -> None:
     found = search.search(model.context(queries(sequences)), 1).item_rows[:, 0]
     labels = sequences.labels(sequences.label_positions("test"))
     assert (found == labels).float().mean() > 0.8
-
-
-def test_requests_do_not_disturb_each_other() -> None:
-    lists = [[1, 3, 5, 7, 9, 11], [], [2, 4]]
-    for config in VARIANTS.values():
-        model = drawn(config)
-        together = generate(model, lists, 10, 3)
-        for index, one in enumerate(lists):
-            alone = generate(model, [one], 10, 3)
-            beside = TopK(*(part[index : index + 1] for part in together))
-            assert_same_lists(alone, beside, rounding(200, size=10))
-
-
-def test_histories_that_are_long_or_hold_unknown_or_repeated_items_are_read() -> None:
-    model = drawn(VARIANTS["two blocks"])
-    long = list(range(1, 13))
-    both = generate(model, [long, long[-8:]])
-    assert torch.equal(both.item_rows[0], both.item_rows[1])
-    strange = generate(model, [[99, -5, 3], [0, 0, 3], [4, 4, 4, 4], []])
-    assert torch.equal(strange.item_rows[0], strange.item_rows[1])
-    assert bool((strange.item_rows[:, :39] > 0).all())
-    assert bool(strange.scores[:, :39].isfinite().all())
-
-
-def test_a_catalogue_of_one_item_and_of_none() -> None:
-    for num_items in (0, 1):
-        codes = torch.full((3, 3), -1)
-        codes[2 : 2 + num_items] = torch.tensor([3, 0, 2])
-        model = drawn(SMALL, codes=codes)
-        found = generate(model, [[2, 1], []], 2)
-        assert found.item_rows.tolist() == [[2 if num_items else -1, -1]] * 2
-        nothing = generate(model, [[2, 1]], 2, masks=[ItemMask(np.zeros(3, np.bool_))])
-        assert nothing.item_rows.tolist() == [[-1, -1]]
-        assert torch.isfinite(model.loss(histories([[2, 2, 1]])))
 
 
 @pytest.mark.parametrize("name", ["two blocks", "vectors and places"])
@@ -348,12 +292,6 @@ def test_a_vector_tells_items_of_one_id_apart_and_others_than_its_sizes_are_refu
     inputs = replace(model.inputs, vector_dim=7)
     with pytest.raises(ValueError, match=r"item vectors \(41, 6\) must be one row for each of 41"):
         GenerativeModel(config, inputs, draw_codes(), catalogue(), vectors=torch.zeros(41, 6))
-
-
-def test_semantic_ids_of_another_version_are_refused_with_both_named(tmp_path: Path) -> None:
-    drawn(SMALL).save(tmp_path)
-    with pytest.raises(ValueError, match=r"speaks semantic IDs ids-of-monday.*ids-of-sunday"):
-        GenerativeModel.load(tmp_path, catalogue(), draw_codes(), semantic_ids="ids-of-sunday")
 
 
 def test_a_model_saved_with_settings_that_were_removed_loads_only_if_they_were_off(

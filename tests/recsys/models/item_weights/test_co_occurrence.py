@@ -17,15 +17,6 @@ def items_of(histories: list[list[int]], max_events: int = 99, times: bool = Fal
     return UserItems.of(rows, offsets[:-1], offsets[1:], clock, NUM_ROWS, max_events)
 
 
-def test_an_item_counts_once_where_it_occurs_last() -> None:
-    items = items_of([[3, 1, 3, 0], [], [2]], times=True)
-    assert items.rows.tolist() == [1, 3, 2]
-    assert items.offsets.tolist() == [0, 2, 2, 3]
-    assert items.times is not None
-    assert items.times.tolist() == [10, 20, 40]
-    assert items_of([[3, 1, 2]], max_events=2).rows.tolist() == [1, 2]
-
-
 @pytest.mark.parametrize("cells", [1, 20, 1 << 22])
 def test_rows_are_those_of_the_weighted_product(
     cells: int, monkeypatch: pytest.MonkeyPatch
@@ -52,8 +43,3 @@ def test_rows_are_those_of_the_weighted_product(
         counted[one.rows, one.others] = one.counts
     np.testing.assert_allclose(counted, wanted, rtol=1e-5)
     np.testing.assert_allclose(pairs.diagonal(), (taken**2).sum(0), rtol=1e-5)
-
-
-def test_rows_of_another_catalogue_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"item rows must be in \[0, 8\), got 3 to 9"):
-        items_of([[3, 9]])

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from recsys.models.configs import EaseWeightsConfig
 from recsys.models.item_weights import ease
@@ -75,25 +74,6 @@ def test_rarer_items_extend_the_exact_regression_one_at_a_time(
                 assert found[source, target] == pytest.approx(wanted, abs=1e-5)
 
 
-def test_the_strongest_weights_are_kept_whatever_their_sign(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pairs, _ = pairs_of()
-    every = dense(fitted(pairs, EaseWeightsConfig(l2=(3.0,))))
-    monkeypatch.setattr(ease, "NUM_WEIGHTS", 2)
-    few = dense(fitted(pairs, EaseWeightsConfig(l2=(3.0,))))
-    for row in range(1, NUM_ROWS):
-        order = np.argsort(-np.abs(every[row]))
-        assert set(np.flatnonzero(few[row])) == set(order[:2])
-        assert few[row, order[0]] == every[row, order[0]]
-
-
-def test_no_events_are_no_weights() -> None:
-    nothing = np.empty(0, np.int64)
-    items = UserItems.of(nothing, nothing, nothing, None, 4, 9)
-    assert fitted(CoOccurrence(items), EaseWeightsConfig()).table.offsets.tolist() == [0] * 5
-
-
 @pytest.mark.parametrize(
     "wrong", [{"l2": ()}, {"l2": (0.0,)}, {"history_power": (-1.0,)}, {"exact_items": 0}]
 )
@@ -106,19 +86,3 @@ def test_a_catalogue_beyond_the_memory_is_refused_with_a_size_that_fits() -> Non
     check_memory(1_000)
     with pytest.raises(ValueError, match=r"set ease.exact_items to at most \d+"):
         check_memory(10_000_000)
-
-
-def test_equal_events_give_equal_weights() -> None:
-    first, second = (fitted(pairs_of()[0], EaseWeightsConfig()) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first.table, second.table, strict=True))
-
-
-def test_items_beyond_the_most_frequent_have_no_weights() -> None:
-    pairs, _ = pairs_of()
-    every = dense(fitted(pairs, EaseWeightsConfig(l2=(5.0,), exact_items=3)))
-    some = dense(fitted(pairs, EaseWeightsConfig(l2=(5.0,), exact_items=3, extended_items=5)))
-    kept = most_frequent(pairs, 5)
-    left_out = np.setdiff1d(np.arange(NUM_ROWS), kept)
-    assert not some[left_out].any()
-    assert not some[:, left_out].any()
-    np.testing.assert_allclose(some[np.ix_(kept, kept)], every[np.ix_(kept, kept)], atol=1e-6)

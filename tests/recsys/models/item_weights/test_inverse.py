@@ -19,10 +19,6 @@ def test_inverse_is_that_of_the_lower_triangle(block: int) -> None:
     torch.testing.assert_close(given, wanted)
 
 
-def test_nothing_has_an_inverse_of_nothing() -> None:
-    assert invert_in_place(torch.empty(0, 0)).shape == (0, 0)
-
-
 @pytest.mark.parametrize("value", [-1.0, float("nan")])
 def test_what_is_not_positive_definite_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="not positive definite"):

@@ -55,17 +55,3 @@ def test_a_large_catalogue_has_the_weights_of_a_small_one(monkeypatch: pytest.Mo
     by_pairs = item_knn_model(items, config).table
     assert by_pairs.offsets.tolist() == by_rows.offsets.tolist()
     np.testing.assert_allclose(by_pairs.weights, by_rows.weights, rtol=1e-5)
-
-
-def test_without_times_nothing_decays() -> None:
-    rows, offsets = np.array([1, 2, 1, 3]), np.array([0, 2, 4])
-    items = UserItems.of(rows, offsets[:-1], offsets[1:], None, NUM_ROWS, 99)
-    first = item_knn_model(items, ItemKnnConfig(half_life_days=(1.0,)))
-    second = item_knn_model(items, ItemKnnConfig(half_life_days=(0.0,)))
-    assert first.table.weights.tolist() == second.table.weights.tolist()
-
-
-@pytest.mark.parametrize("wrong", [{"half_life_days": (-1.0,)}, {"length_weight": ()}])
-def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        ItemKnnConfig(**wrong)  # type: ignore[arg-type]

@@ -5,18 +5,16 @@ import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.ranker.batch import Candidates, RankingBatch
+from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import (
     RankerConfig,
     RankerInputs,
-    count_flops,
 )
 from recsys.models.ranker.model import Ranker
 from recsys.training.optim import AdamWConfig, adamw
 from recsys.training.passes import RankerFitConfig
 from recsys.training.ranker_fit import fit_line, ranker_loss, score_candidates
 from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
-from tests.recsys.testing.experts import at_equal_compute
 
 pytestmark = pytest.mark.numerics
 
@@ -141,65 +139,3 @@ def test_numbers_that_are_missing_are_refused_in_training_and_in_serving() -> No
         ranker_loss(model, found, everyone, RankerFitConfig(), 0, torch.device("cpu"))
     with pytest.raises(ValueError, match="'hint' is nan in row 62"):
         model.eval().score(found.whole_batch(everyone))
-
-
-def test_a_task_of_one_class_cannot_be_calibrated_and_is_named() -> None:
-    found, model = examples(), ranker().eval()
-    batch = found.whole_batch(torch.arange(NUM_QUERIES))
-    with pytest.raises(ValueError, match="'next' has 0 positive"):
-        model.fit_calibration(model.logits(batch), torch.zeros(NUM_QUERIES * LENGTH, 1))
-
-
-def test_a_base_that_is_no_number_of_a_candidate_is_refused() -> None:
-    with pytest.raises(ValueError, match="base_feature must be one of"):
-        RankerInputs(num_item_rows=3, candidate_dense=("a",), base_feature="b")
-
-
-def test_a_step_of_a_batch_is_the_same_however_often_it_is_asked() -> None:
-    found, model = examples(), ranker()
-    config = RankerFitConfig(num_candidates=LENGTH, num_hard=5, num_random=10)
-    everyone = torch.arange(NUM_QUERIES)
-    loss_at = ranker_loss(model.eval(), found, everyone, config, 0, torch.device("cpu"))
-    assert torch.equal(loss_at(3), loss_at(3))
-    assert not torch.equal(loss_at(3), loss_at(4))
-
-
-def test_a_candidate_alone_scores_as_among_others() -> None:
-    found, model = examples(), ranker().eval()
-    assert model.correction is not None
-    torch.nn.init.normal_(model.correction.weight)
-    whole = found.whole_batch(torch.tensor([5]))
-    scores = model.score(whole)
-    assert whole.candidate_dense is not None
-    for place in (0, 7, 19):
-        one = RankingBatch(
-            whole.queries,
-            Jagged(whole.candidates.values[place : place + 1], torch.tensor([0, 1])),
-            None,
-            whole.candidate_dense[place : place + 1],
-        )
-        assert torch.equal(model.score(one), scores[place : place + 1])
-
-
-def test_without_ids_items_of_equal_content_score_alike() -> None:
-    inputs = RankerInputs(num_item_rows=4, content_dim=2)
-    content = torch.tensor([[0.0, 0], [1, 0], [1, 0], [0, 1]])
-    catalogue = ItemCatalogue(content, ItemCatalogue.empty(4).categories)
-    batch = RankingBatch(
-        JaggedBatch({"history": Jagged.from_lists([[3, 1]])}),
-        Jagged(torch.tensor([1, 2, 3]), torch.tensor([0, 3])),
-    )
-    for id_dropout, alike in ((1.0, True), (0.5, False)):
-        config = RankerConfig(id_dropout=id_dropout, tile_rows=32, backend="torch")
-        first, second, third = Ranker(config, inputs, catalogue).eval().score(batch).tolist()
-        assert (first == second) == alike
-        assert first != third
-
-
-def test_another_trunk_of_a_dense_one_costs_as_much() -> None:
-    inputs = RankerInputs(num_item_rows=4, candidate_dense=("a",))
-    dense = RankerConfig(trunk="dense", hidden_dim=200)
-    wanted = count_flops(dense, inputs)["total"]
-    for trunk in ("sparse", "shared_bottom", "dense"):
-        found = count_flops(at_equal_compute(dense, inputs, trunk), inputs)["total"]  # type: ignore[arg-type]
-        assert found == pytest.approx(wanted, rel=0.02)

@@ -79,27 +79,6 @@ def test_folded_logits_are_those_of_training(changes, events, base):
         torch.testing.assert_close(model.logits(batch), trained, rtol=0, atol=1e-5)
 
 
-def test_many_experts_are_scored_by_their_layers():
-    model, batch = ranker(replace(SMALL, num_experts=32)), asked()
-    assert not is_folded(model)
-    with torch.no_grad():
-        torch.testing.assert_close(model.logits(batch), model(batch).logits, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("trunk", ["sparse", "dense"])
-def test_a_rows_bits_do_not_depend_on_its_place_or_its_neighbours(trunk):
-    model = ranker(RankerConfig(trunk=trunk, backend="torch"))
-    batch = asked(count=300)
-    rows, numbers = batch.candidates.values, batch.candidate_dense
-    reader = model.encode_reader(batch, 0)
-    together, order = model.score_candidates(reader, rows, numbers), torch.randperm(300)
-    moved = model.score_candidates(reader, rows[order], numbers[order])
-    assert torch.equal(moved, together[order])
-    for place in (0, 131, 299):
-        alone = model.score_candidates(reader, rows[place : place + 1], numbers[place : place + 1])
-        assert torch.equal(alone[0], together[place])
-
-
 @pytest.mark.parametrize("events", [0, 1, 40])
 def test_one_query_has_the_bits_of_a_batch(events):
     model, batch = ranker(), asked(events=events)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.sequence.one import KeptHistories, OneHistory, States
-from tests.recsys.testing.long_worlds import LongWorldConfig, long_world
 
 NUM_ROWS = 41
 CONFIG = SequenceConfig(
@@ -108,15 +106,6 @@ def test_a_history_that_changed_is_read_from_its_start() -> None:
         assert_near(kept.query_vector(other, moments), whole(model, other, moments))
 
 
-def test_beyond_the_longest_history_the_latest_events_are_read() -> None:
-    model, (rows, times) = made_model(), history(500)
-    one = OneHistory(model)
-    for end in (399, 400, 401, 500):
-        assert_near(
-            one.query_vector(rows[:end], times[:end]), whole(model, rows[:end], times[:end])
-        )
-
-
 def test_states_are_bounded_and_short_histories_keep_none() -> None:
     model = made_model()
     rows, times = history(SHORTEST_WITH_BLOCKS - 1)
@@ -135,43 +124,3 @@ def test_states_are_bounded_and_short_histories_keep_none() -> None:
     kept = kept_of(model, max_seconds=-1.0)
     kept.query_vector(rows, times)
     assert (len(kept), kept._num_bytes) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    "change", [{"calendar_days": 10.0}, {"num_members": 2, "num_heads": 1}, {"num_blocks": 2}]
-)
-def test_other_models_of_sparse_attention_keep_nothing_and_answer_alike(
-    change: dict[str, float],
-) -> None:
-    rows, times = history(260)
-    model = made_model(replace(CONFIG, **change))  # type: ignore[arg-type]
-    one = OneHistory(model)
-    assert one._kept is None
-    assert_near(one.query_vector(rows[:259], times[:259]), whole(model, rows[:259], times[:259]))
-    assert_near(one.query_vector(rows, times), whole(model, rows, times))
-
-
-def test_a_saved_model_encodes_as_before(tmp_path: Path) -> None:
-    model, (rows, times) = made_model(), history(70)
-    model.save(tmp_path)
-    loaded = SequenceModel.load(tmp_path, ItemCatalogue.empty(NUM_ROWS))
-    assert torch.equal(whole(loaded, rows, times), whole(model, rows, times))
-
-
-def test_a_long_world_ends_with_an_interest_that_returns() -> None:
-    settings = LongWorldConfig(
-        seed=3, num_long=4, num_short=4, long_events=900, min_gap=300, short_events=60
-    )
-    world, same = long_world(settings), long_world(settings)
-    assert (world.rows == same.rows).all()
-    assert world.rows.min() >= 1
-    assert world.rows.max() < settings.num_item_rows
-    for user, gap in enumerate(world.gaps):
-        rows = world.rows[world.offsets[user] : world.offsets[user + 1]]
-        assert gap >= (300 if user < 4 else 10)
-        # The cue and the favourite, as they were before; a cue is an interest's number plus 1.
-        assert (rows[-2:] == rows[-2 - gap : len(rows) - gap]).all()
-        interest = (rows[-1] - 1 - settings.num_interests) // settings.items_per_interest
-        assert rows[-2] == 1 + interest
-    with pytest.raises(ValueError, match="long_events must be >= 2"):
-        replace(settings, long_events=500)

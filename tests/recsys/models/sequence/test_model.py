@@ -1,10 +1,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
@@ -13,13 +11,10 @@ from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import (
     SequenceModel,
-    places_among,
-    sampled_items,
-    seen_before,
 )
 from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
 from tests.recsys.testing import synthetic
-from tests.recsys.testing.tensors import rounding, top_k_of_scores
+from tests.recsys.testing.tensors import rounding
 
 NUM_ITEM_ROWS = 41
 SMALL = SequenceConfig(
@@ -113,22 +108,6 @@ def test_same_seed_same_result(name: str, tastes: Sequences) -> None:
     )
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_loss_falls_on_twenty_steps(name: str, tastes: Sequences) -> None:
-    torch.manual_seed(1)
-    config = replace(VARIANTS[name], dropout=0.0, id_dropout=0.0)
-    _, losses = trained(tastes, built(config, bare=True), seed=1, steps=20)
-    assert losses[-1] < 0.9 * losses[0]
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_users_get_their_own_taste(name: str, tastes: Sequences) -> None:
-    model = fit(tastes, seed=1, config=VARIANTS[name])
-    lists = top_k_of_scores(model.score(queries(tastes)), 10).item_rows
-    labels = tastes.labels(tastes.label_positions("test"))
-    assert (lists % 2 == labels[:, None] % 2).float().mean() > 0.98
-
-
 @pytest.mark.numerics
 def test_members_are_models_of_their_own_whose_cosines_are_averaged(tastes: Sequences) -> None:
     config = replace(SMALL, num_members=2, dropout=0.0, id_dropout=0.0)
@@ -214,16 +193,6 @@ def test_training_and_serving_encode_alike(tastes: Sequences) -> None:
     torch.testing.assert_close(model.loss(batch), expected)
 
 
-def test_what_was_seen_does_not_stand_against_the_label() -> None:
-    """Of three items two are seen: the third has no rival, so its loss is zero."""
-    model = built(replace(SMALL, dropout=0.0, id_dropout=0.0), bare=True, num_item_rows=4)
-    batch = JaggedBatch({"history": Jagged.from_lists([[1, 2, 3]])})
-    first = model.loss(JaggedBatch({"history": Jagged.from_lists([[1, 2]])}))
-    torch.testing.assert_close(model.loss(batch), first / 2)
-    repeated = model.loss(JaggedBatch({"history": Jagged.from_lists([[1, 1]])}))
-    assert repeated > 0
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["attention", "members", "sampled"])
 def test_rivals_alone_stand_against_a_label(name: str) -> None:
@@ -260,23 +229,6 @@ def test_sampled_loss_is_about_the_full_one() -> None:
         assert sum(losses) / len(losses) == pytest.approx(float(full.loss(batch)), rel=0.03)
 
 
-def test_samples_hold_each_item_once_and_every_label() -> None:
-    torch.manual_seed(0)
-    labels = torch.tensor([3, 3, 0, 9])
-    ranked = sampled_items(labels, 15, torch.ones(11, dtype=torch.int64))
-    assert ranked.rows.tolist() == sorted(set(ranked.rows.tolist()))
-    assert {3, 9} <= set(ranked.rows.tolist())
-    assert 0 not in ranked.rows
-    assert ranked.log_inclusion is not None
-    assert (ranked.log_inclusion < 0).all()
-
-
-def test_seen_before_lists_each_event_with_those_before_it() -> None:
-    seen = seen_before(Jagged.from_lists([[4, 5, 6], [], [7]]))
-    assert seen.values.tolist() == [4, 4, 5, 4, 5, 6, 7]
-    assert seen.offsets.tolist() == [0, 1, 3, 6, 7]
-
-
 def test_an_item_training_never_met_is_placed_by_its_content(tastes: Sequences) -> None:
     model = fit(tastes, seed=1)
     grown = SequenceModel(SMALL, INPUTS, catalogue(43))
@@ -285,22 +237,6 @@ def test_an_item_training_never_met_is_placed_by_its_content(tastes: Sequences) 
     assert scores.shape[1] == 43
     is_odd = tastes.labels(tastes.label_positions("test")) % 2 == 1
     assert ((scores[:, 41] > scores[:, 42]) == is_odd).all()
-
-
-def scored(model: SequenceModel, lists: list[list[int]]) -> Tensor:
-    return model.score(JaggedBatch({"history": Jagged.from_lists(lists)}))
-
-
-@pytest.mark.numerics
-def test_only_the_latest_events_are_read_and_unknown_rows_are_one_item(tastes: Sequences) -> None:
-    model = fit(tastes, seed=1, steps=3)
-    tail = list(range(3, 11))
-    # A row's place in a matrix product may change its last bit.
-    long, short = scored(model, [[20, 30, *tail], tail])
-    torch.testing.assert_close(long, short, rtol=0, atol=CLOSE)
-    far, zero, negative = scored(model, [[1, 999], [1, 0], [1, -5]])
-    torch.testing.assert_close(far, zero, rtol=0, atol=CLOSE)
-    torch.testing.assert_close(negative, zero, rtol=0, atol=CLOSE)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -327,16 +263,6 @@ def test_histories_of_any_kind_are_trained_and_scored(name: str, lists: list[lis
     assert torch.isfinite(model.eval().score(batch)[:, 1:]).all()
 
 
-def test_one_user_and_one_item() -> None:
-    for sampled in (None, 4):
-        model = built(replace(SMALL, num_uniform_negatives=sampled), bare=True, num_item_rows=2)
-        batch = JaggedBatch({"history": Jagged.from_lists([[1, 1, 1]])})
-        loss = model.loss(batch)
-        loss.backward()
-        assert float(loss.detach()) == pytest.approx(0.0, abs=1e-5)
-        assert model.eval().score(batch).argmax(1).tolist() == [1]
-
-
 def test_times_change_what_is_read(tastes: Sequences) -> None:
     for block in ("attention", "hstu"):
         config = replace(SMALL, block=block, time_buckets=16)
@@ -348,12 +274,6 @@ def test_times_change_what_is_read(tastes: Sequences) -> None:
             features = {"history": history, "history.times": Jagged.from_lists([times])}
             results.append(model.score(JaggedBatch(features))[:, 1:])
         assert not torch.allclose(*results)
-
-
-def test_times_that_do_not_fit_the_history_are_refused() -> None:
-    features = {"history": Jagged.from_lists([[1, 2]]), "history.times": Jagged.from_lists([[9]])}
-    with pytest.raises(ValueError, match="2 events in 'history' and 1 in "):
-        built(replace(SMALL, time_buckets=16)).loss(JaggedBatch(features))
 
 
 @pytest.mark.parametrize(
@@ -374,25 +294,3 @@ def test_times_that_do_not_fit_the_history_are_refused() -> None:
 def test_settings_that_mean_nothing_are_refused(field: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **{field: value})
-
-
-def test_mixed_precision_gives_about_the_same_loss(tastes: Sequences) -> None:
-    model = fit(tastes, seed=1, steps=3)
-    losses = []
-    for enabled in (False, True):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            losses.append(model.loss(queries(tastes)).detach())
-    assert losses[1].dtype == torch.float32
-    assert float(losses[1]) == pytest.approx(float(losses[0]), rel=0.02)
-    assert np.isfinite(float(losses[1]))
-
-
-def test_places_are_those_of_a_search_whatever_rows_are_missing():
-    values = torch.tensor([0, 1, 3, 5])
-    for rows in ([0, 1, 2, 3, 4, 5], [0, 1, 3, 4, 5], [0, 1, 3, 5]):
-        found = places_among(torch.tensor(rows), values, 6)
-        assert [rows[place] for place in found] == values.tolist()
-    for rows in ([1, 2, 3, 4, 5], [1, 3, 5]):
-        found = places_among(torch.tensor(rows), values, 6, first=1)
-        assert [rows[place] for place in found][1:] == [1, 3, 5]
-        assert found[0] == 0

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.fitting.queries import ModelInputs
 from recsys.fitting.sequence import fit_sequence, near_items
@@ -17,7 +15,6 @@ from recsys.fitting.spec import Refit, TrainingRun
 from recsys.models.item_to_item import ItemNeighbours
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
-from recsys.models.sequence.members import alone, first_members, side_by_side
 from recsys.models.sequence.model import SequenceModel
 from recsys.training.passes import TrainingConfig
 
@@ -54,18 +51,6 @@ def test_near_items_weigh_by_the_inverse_of_their_distance() -> None:
     assert found.shares[4].sum() == 0
 
 
-def test_an_item_that_repeats_is_no_neighbour_of_itself() -> None:
-    found = counted([1, 1, 2, 1], 2)
-    assert found.rows[1].tolist() == [2, 0]
-    torch.testing.assert_close(found.shares[1], torch.tensor([1.0, 0.0]))
-
-
-def test_the_strongest_are_kept_and_share_what_is_left() -> None:
-    found = counted([1, 2, 3, 4], 1)
-    assert found.rows[1].tolist() == [2]
-    assert found.shares[1].tolist() == [1.0]
-
-
 def test_an_item_reads_its_own_id_and_its_neighbours(neighbours: ItemNeighbours) -> None:
     model = model_of(replace(CONFIG, neighbour_weight=0.5), neighbours)
     table = model.item_tower.tables.weight("item")
@@ -76,31 +61,6 @@ def test_an_item_reads_its_own_id_and_its_neighbours(neighbours: ItemNeighbours)
     torch.testing.assert_close(inputs[[1, 2, 3, 4, 6]], torch.stack(expected)[[1, 2, 3, 4, 6]])
     # Item 5 has no events: the unknown id and nothing beside it.
     torch.testing.assert_close(inputs[5], table[0])
-
-
-def test_an_item_outside_the_catalogue_has_no_neighbours(neighbours: ItemNeighbours) -> None:
-    model = model_of(CONFIG, neighbours)
-    empty = Jagged(torch.empty(0, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
-    items = {"item": Jagged.one_each(torch.tensor([ROWS + 3])), "item.categories": empty}
-    vector = model.item_vectors(JaggedBatch(items), torch.empty(1, 0))
-    torch.testing.assert_close(vector[0], model.all_item_vectors()[0])
-
-
-def test_neighbours_are_saved_with_the_model(tmp_path: Path, neighbours: ItemNeighbours) -> None:
-    model = model_of(CONFIG, neighbours)
-    model.save(tmp_path)
-    loaded = SequenceModel.load(tmp_path, ItemCatalogue.empty(ROWS + 2))
-    expected = model.all_item_vectors()
-    torch.testing.assert_close(loaded.all_item_vectors()[:ROWS], expected, rtol=0, atol=0)
-
-
-def test_members_share_their_neighbours(neighbours: ItemNeighbours) -> None:
-    whole = replace(CONFIG, embedding_dim=8, num_members=2, trained_apart=True, fast_members=1)
-    members = [model_of(alone(whole, number), neighbours) for number in range(2)]
-    joined = side_by_side(whole, members)
-    assert torch.equal(joined.item_tower.neighbours, neighbours.rows)
-    first = first_members(joined)
-    torch.testing.assert_close(first.all_item_vectors(), members[0].all_item_vectors())
 
 
 def test_a_continued_refit_counts_neighbours_again(tastes: Sequences) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from recsys.models.configs import TextTowerConfig
-from recsys.models.text_search.scorers import TextTower, WordIndex, train_tower
+from recsys.models.text_search.scorers import WordIndex, train_tower
 from recsys.models.text_search.search import (
     FEATURES,
     PERSONAL_SCALE,
@@ -16,7 +16,7 @@ from recsys.models.text_search.search import (
     TextSearch,
     fit_weights,
 )
-from recsys.models.text_search.tokens import ItemText, QueryMaker, hash_texts, split, word_tokens
+from recsys.models.text_search.tokens import ItemText, split
 
 TITLES = (
     "Star Trek: The Motion Picture",
@@ -67,11 +67,6 @@ def test_words_and_misspelt_words_find_their_item(search, query, row):
     assert found(search, query)[0] == row
 
 
-def test_a_category_finds_its_items_first(search):
-    assert set(found(search, "hair")[:2]) == {4, 5}
-    assert set(found(search, "space")[:2]) == {1, 2}
-
-
 def test_the_users_own_list_settles_what_fits_alike(search):
     weights = (1.0, 0.0, 0.0, 0.0, 5.0)
     by_taste = TextSearch(search.tower, search.item_vectors, search.words, weights)
@@ -90,14 +85,6 @@ def test_places_in_the_users_own_list_are_those_of_a_slow_count():
         assert features[:, -1].tolist() == np.float32(wanted).tolist()
         assert not features[:, :-1].any()
     assert not found.features.any()
-
-
-def test_weights_of_further_features_start_where_the_caller_says():
-    features = [np.eye(2, 6, dtype=np.float32)] * 3
-    weights = fit_weights(features, [0, 0, 1], start=(*START, 7.0))
-    assert len(weights) == 6
-    assert weights[5] == 7.0
-    assert weights[0] != START[0]
 
 
 @pytest.mark.parametrize("text", ["", "   ", "?!*()", "\x00", "zzzzqqqq", "Ω≈ç√"])
@@ -134,36 +121,11 @@ def test_files_give_the_same_search(search, tmp_path: Path):
     assert {Path(name).suffix for name in first} <= {".json", ".npy", ".safetensors"}
 
 
-def test_appended_items_are_found_by_spelling(search):
-    grown = search.grown(["Lavender Hand Cream skin"])
-    assert grown.num_item_rows == 10
-    assert 9 in found(grown, "hand creme")
-    assert search.grown([]) is search
-
-
 def test_parts_that_do_not_fit_are_refused(search):
     with pytest.raises(ValueError, match="5 finite weights"):
         TextSearch(search.tower, search.item_vectors, search.words, [1, 2])
     with pytest.raises(ValueError, match="item vectors are 3 wide, the text tower 64"):
         TextSearch(search.tower, torch.zeros(9, 3), search.words, START)
-
-
-def test_a_catalogue_without_words_is_searched_in_vain():
-    tower = TextTower(CONFIG)
-    empty = TextSearch(tower, tower.encode([[], []]), WordIndex.of([[], []]), START)
-    assert found(empty, "anything") == []
-
-
-def test_parts_of_a_word_are_shared_by_its_misspellings():
-    def tokens(word):
-        return set(word_tokens(word, 1 << 20)[0].tolist())
-
-    near = tokens("lavender") & tokens("lavendar")
-    assert len(near) >= 5
-    assert len(tokens("lavender") & tokens("shampoo")) == 0
-    bags = hash_texts([["a", "b"], [], ["c"]], 64)
-    assert bags.offsets.tolist() == [0, 4, 4]
-    assert hash_texts([[]], 64).tokens.numel() == 0
 
 
 def test_bm25_prefers_the_rare_word_and_the_short_text():
@@ -173,19 +135,6 @@ def test_bm25_prefers_the_rare_word_and_the_short_text():
     assert scores.argmax() == 1
     assert scores[2] > scores[3] > scores[0] == 0
     assert index.scores(["unknown"]) is None
-
-
-def test_queries_are_made_of_the_item_and_repeat_by_seed():
-    item = texts()[3]
-    first, second = QueryMaker(1), QueryMaker(1)
-    made = [first.make(item) for _ in range(60)]
-    assert made == [second.make(item) for _ in range(60)]
-    assert {one.kind for one in made} == {"title", "typo", "attribute", "mixed"}
-    assert all(one.text == "hair" for one in made if one.kind == "attribute")
-    titled = [one for one in made if one.kind == "title"]
-    assert all(set(split(one.text)) <= set(split(item.title)) for one in titled)
-    bare = ItemText(item_row=1, title="x y", text="x y")
-    assert {first.make(bare, "attribute").kind, first.make(bare, "typo").kind} == {"title", "typo"}
 
 
 def test_weights_follow_what_tells_the_wanted_item():
@@ -202,9 +151,3 @@ def test_weights_follow_what_tells_the_wanted_item():
     # Nothing was known of anybody, so that weight says nothing and stays.
     assert weights[4] == START[4]
     assert fit_weights([], []) == list(START)
-
-
-@pytest.mark.parametrize("wrong", [{"dim": 0}, {"num_steps": -1}])
-def test_impossible_settings_are_refused(wrong):
-    with pytest.raises(ValueError, match="must be >="):
-        TextTowerConfig(**wrong)

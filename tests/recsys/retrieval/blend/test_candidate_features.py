@@ -1,7 +1,6 @@
 """What a number of a candidate says: of the sources' lists, and of the history."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,34 +66,6 @@ def test_a_candidate_is_held_against_the_history() -> None:
     assert found["history.events"] == pytest.approx([np.log(3)] * 3 + [0])
 
 
-def test_behaviour_is_what_a_trained_model_says_of_items() -> None:
-    half = 0.5**0.5
-    vectors = torch.tensor([[0.0, 0], [1, 0], [0, 1], [half, half]])
-    numbers = HistoryFeatures(catalogue(), linear(), vectors)
-    history, counts = Jagged.from_lists([[2, 1]]), torch.ones(7)
-    found = named(numbers.features(history, torch.tensor([[3, 1, 6]]), counts)[0])
-    # 6 was appended behind the model's items.
-    assert found["behaviour.last"] == pytest.approx([half, 1, 0])
-    assert found["behaviour.few"] == pytest.approx([half, 0.5, 0])
-    assert found["behaviour.best"] == pytest.approx([half, 1, 0])
-    without = HistoryFeatures(catalogue(), linear())
-    plain = named(without.features(history, torch.tensor([[3, 1, 6]]), counts)[0])
-    assert plain["behaviour.best"] == [0, 0, 0]
-    assert plain["content.best"] == found["content.best"]
-
-
-def test_numbers_are_the_same_when_read_again(tmp_path: Path) -> None:
-    half = 0.5**0.5
-    vectors = torch.tensor([[0.0, 0], [1, 0], [0, 1], [half, half]])
-    asked = (Jagged.from_lists([[2, 1]]), torch.tensor([[3, 1, 6]]), torch.ones(7))
-    for number, given in enumerate((vectors, None)):
-        folder = tmp_path / str(number)
-        made = HistoryFeatures(catalogue(), linear(), given)
-        made.save(folder)
-        loaded = HistoryFeatures.load(folder, catalogue())
-        assert torch.equal(loaded.features(*asked), made.features(*asked))
-
-
 def test_a_batch_is_numbered_as_each_query_alone() -> None:
     numbers, counts = HistoryFeatures(catalogue(), linear()), torch.arange(7)
     history = Jagged.from_lists([[1, 2, 1], [], [3]])
@@ -107,16 +78,6 @@ def test_a_batch_is_numbered_as_each_query_alone() -> None:
         assert torch.equal(alone[0], together[query])
     assert bool(together.isfinite().all())
     assert together[2, 1].eq(0).all()
-
-
-def test_items_without_content_or_category_have_zeros() -> None:
-    numbers = HistoryFeatures(ItemCatalogue.empty(5), linear_of(5))
-    found = named(numbers.features(Jagged.from_lists([[1]]), torch.tensor([[2]]), torch.ones(5))[0])
-    assert found["content.last"] == found["category.best"] == [0]
-
-
-def linear_of(num_item_rows: int) -> Ease:
-    return Ease(torch.tensor([1]), torch.zeros(1, 1), num_item_rows)
 
 
 def test_a_candidates_numbers_are_what_each_source_says_of_it() -> None:

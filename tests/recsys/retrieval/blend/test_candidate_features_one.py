@@ -1,6 +1,5 @@
 """One query's candidates and numbers are those of the batched form."""
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -66,26 +65,3 @@ def test_one_query_has_the_candidates_and_numbers_of_a_batch(events, given, num_
     assert found.merged.item_rows.tolist() == batched.item_rows[0, there].tolist()
     assert found.features.shape == (int(there.sum()), len(feature_names(SOURCES)))
     torch.testing.assert_close(found.features, batched.features[0, there], rtol=1e-5, atol=1e-5)
-
-
-def test_lists_without_items_have_no_candidates():
-    blend, _, counts, history_features = made(0, NUM_ITEM_ROWS)
-    empty = {name: TopK(torch.full((1, 3), -torch.inf), torch.full((1, 3), -1)) for name in SOURCES}
-    one = OneQueryFeatures(blend, counts, history_features)
-    found = one.candidates(
-        {name: OneList.of(top) for name, top in empty.items()}, torch.tensor([1, 2]), 5
-    )
-    assert len(found.merged.item_rows) == 0
-    assert found.features.shape == (0, len(feature_names(SOURCES)))
-
-
-def test_items_without_content_or_categories_have_zeros():
-    blend, lists, counts, _ = made(0, NUM_ITEM_ROWS)
-    linear = Ease(torch.tensor([1]), torch.zeros(1, 1), NUM_ITEM_ROWS)
-    bare = HistoryFeatures(ItemCatalogue.empty(NUM_ITEM_ROWS), linear)
-    found = OneQueryFeatures(blend, counts, bare).candidates(
-        {name: OneList.of(top) for name, top in lists.items()}, torch.tensor([5]), 10
-    )
-    columns = dict(zip(feature_names(SOURCES), found.features.T.numpy(), strict=True))
-    for name in ("content.last", "category.best", "linear.history"):
-        np.testing.assert_array_equal(columns[name], 0)

@@ -65,40 +65,6 @@ def test_is_the_minimum_that_slow_descent_finds(non_negative):
     assert (float(fitted.weights[1]) == 0) is non_negative
 
 
-def test_lbfgs_goes_no_lower():
-    choices = chosen_by(torch.tensor([2.0, 0.0, -0.5, 1.0]), 400, seed=3)
-    prior, precision = torch.zeros(4).double(), torch.eye(4).double()
-    fitted = fit_weights(choices, prior, precision, non_negative=False)
-    weights = torch.zeros(4, dtype=torch.float64, requires_grad=True)
-    search = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        search.zero_grad()
-        loss = penalised_slowly(choices, prior, precision, weights)
-        loss.backward()
-        return loss
-
-    search.step(closure)
-    ours = penalised_slowly(choices, prior, precision, fitted.weights.double())
-    assert (
-        float(ours) <= float(penalised_slowly(choices, prior, precision, weights.detach())) + 1e-3
-    )
-
-
-def test_without_queries_the_prior_comes_back():
-    nobody = Choices(torch.zeros(0, 3, 2), torch.zeros(0, 3), torch.zeros(0, 3))
-    fitted = fit_weights(nobody, torch.tensor([0.5, 2.0]), torch.eye(2))
-    assert fitted.weights.tolist() == [0.5, 2.0]
-    assert (fitted.loss, fitted.num_steps) == (0, 0)
-
-
-def test_a_feature_that_tells_nothing_gets_the_prior():
-    choices = chosen_by(torch.tensor([1.0]), 50)
-    alike = torch.cat([choices.features, torch.ones_like(choices.features)], dim=2)
-    fitted = fit_weights(choices._replace(features=alike), torch.zeros(2), torch.eye(2))
-    assert abs(float(fitted.weights[1])) < 1e-6
-
-
 def test_perfectly_predicted_choices_keep_weights_finite():
     features = torch.zeros(30, 4, 1)
     features[:, 0] = 1000

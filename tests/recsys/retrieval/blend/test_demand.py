@@ -21,7 +21,6 @@ from recsys.retrieval.blend.demand import (
     NEVER,
     PARTS,
     demand_before,
-    history_parts,
     item_demand,
 )
 from recsys.retrieval.blend.learned import LearnedBlend
@@ -45,20 +44,6 @@ def test_the_features_of_known_events() -> None:
     assert demand[1:3, DEMAND.index("last")].tolist() == pytest.approx(last)
 
 
-def test_no_events_and_one_moment_are_no_error() -> None:
-    assert not item_demand(np.empty(0, np.int64), np.empty(0, np.int64), 3).any()
-    once = item_demand(np.array([1, 2, 2]), np.full(3, NOW), 3)
-    assert bool(once.isfinite().all())
-    assert float(once[2, 0]) > float(once[1, 0]) > 0
-
-
-def test_a_clock_that_jumped_ahead_keeps_numbers_finite_and_older_items_lower() -> None:
-    demand = item_demand(np.array([1, 2, 3]), NOW + DAY * np.array([0, 20_000, 19_999]), 4)
-    assert bool(demand.isfinite().all())
-    assert float(demand[1, 0]) == pytest.approx(0, abs=1e-6)
-    assert float(demand[2, 0]) > float(demand[3, 0])
-
-
 def test_only_events_before_the_ends_count() -> None:
     sequences = Sequences(
         item_rows=np.array([1, 2, 1, 3]),
@@ -71,11 +56,6 @@ def test_only_events_before_the_ends_count() -> None:
     assert train is not None
     torch.testing.assert_close(train, item_demand(np.array([1, 1]), np.array([NOW, NOW - DAY]), 5))
     assert demand_before(replace(sequences, times=None), sequences.train_end, 5) is None
-
-
-def test_how_far_demand_counts_by_the_history() -> None:
-    parts = history_parts(torch.tensor([-1, 0, 9]))
-    assert parts.tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, pytest.approx(math.log(10))]]
 
 
 def world(*, by_demand: bool) -> SourceLists:
@@ -145,13 +125,6 @@ def test_new_events_change_the_list_without_a_fit() -> None:
     plain = dict(zip(*ranked(None, 5), strict=True))
     assert scores[0] == pytest.approx(plain[3] + 2 * math.log1p(4), rel=1e-5)
     assert ranked(after, 0)[1][0] == pytest.approx(plain[3] + 4 * math.log1p(4), rel=1e-5)
-
-
-def test_items_appended_later_are_as_items_without_events() -> None:
-    lists = {"shuffled": TopK(torch.tensor([[2.0, 1.0]]), torch.tensor([[3, 9]]))}
-    blend = of_last_days().with_demand(torch.zeros(4, len(DEMAND)))
-    plain = of_last_days().blend(lists, 2)
-    assert blend.blend(lists, 2).scores.tolist() == plain.scores.tolist()
 
 
 def test_a_blend_that_reads_demand_is_saved_and_read(tmp_path: Path) -> None:

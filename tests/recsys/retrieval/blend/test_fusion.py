@@ -49,39 +49,6 @@ def test_agrees_with_exact_fractions(lists, k, weights):
         assert blended.scores[query].tolist() == pytest.approx(scores, rel=1e-6)
 
 
-def test_the_papers_formula_on_a_small_case():
-    blended = reciprocal_rank_fusion(
-        {"a": torch.tensor([[5, 7, 9]]), "b": torch.tensor([[7, 3]])}, 5
-    )
-    assert blended.sources == ("a", "b")
-    assert blended.item_rows.tolist() == [[7, 5, 3, 9, -1]]
-    assert blended.scores[0, 0].item() == pytest.approx(1 / 62 + 1 / 61)
-    assert (blended.source_ranks > 0).tolist()[0][:2] == [[True, True], [True, False]]
-
-
-def test_the_order_of_sources_does_not_decide_between_equals():
-    """Items 4, 5, 6 hold ranks 1, 2, 3 in three sources, each in another order."""
-    lists = {
-        "a": torch.tensor([[6, 5, 4]]),
-        "b": torch.tensor([[5, 4, 6]]),
-        "c": torch.tensor([[4, 6, 5]]),
-    }
-    assert reciprocal_rank_fusion(lists, 3).item_rows.tolist() == [[4, 5, 6]]
-
-
-def test_a_source_of_weight_zero_fills_up():
-    lists = {"tower": torch.tensor([[8, -1]]), "popular": torch.tensor([[2, 8]])}
-    blended = reciprocal_rank_fusion(lists, 3, {"popular": 0})
-    assert blended.item_rows.tolist() == [[8, 2, -1]]
-    assert blended.scores.tolist() == [[pytest.approx(1 / 61), 0, -torch.inf]]
-
-
-def test_empty_lists_give_empty_lists():
-    blended = reciprocal_rank_fusion({"a": torch.zeros(2, 0, dtype=torch.int64)}, 3)
-    assert blended.item_rows.tolist() == [[-1] * 3] * 2
-    assert reciprocal_rank_fusion({"a": torch.zeros(0, 4).long()}, 3).item_rows.shape == (0, 3)
-
-
 @pytest.mark.parametrize(
     ("lists", "weights", "constant", "message"),
     [

@@ -1,20 +1,12 @@
 import json
-import math
-from dataclasses import replace
-from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import ndcg_at_k
-from recsys.retrieval.blend.candidate_features import blended_lists
-from recsys.retrieval.blend.choices import queries_found
 from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import FEATURES, Blended, merge_lists
@@ -139,29 +131,6 @@ def test_log_odds_move_an_item_as_much_as_they_say_and_sources_share_them():
     assert short.scores[0].tolist() == [2.5, 1.0, 1.0, 1.0]
 
 
-def test_new_items_get_the_odds_of_the_settings_and_others_keep_their_scores():
-    lists = {"content": TopK(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[1, 2, 3]]))}
-    blend = weighing(("content",), presence=[1.0])
-    counts = torch.tensor([0, 7, 1, 0])
-    plain = blended_lists(blend, lists, torch.tensor([1]), counts, 3)
-    assert plain.item_rows[0].tolist() == [1, 2, 3]
-    blend.config = replace(blend.config, new_item_odds=4.0)
-    favoured = blended_lists(blend, lists, torch.tensor([1]), counts, 3)
-    assert favoured.item_rows[0].tolist() == [3, 1, 2]
-    torch.testing.assert_close(favoured.scores[0], torch.tensor([1 + math.log(4.0), 1.0, 1.0]))
-
-
-def test_shrinkage_leads_from_own_weights_to_those_of_all():
-    lists, targets, lengths = two_worlds(300)
-    apart = []
-    for shrinkage in (0.0, 30.0, 300.0, 1e6):
-        config = LearnedBlendConfig(history_bounds=(10,), shrinkage_queries=shrinkage)
-        blend = LearnedBlend.fit(lists, targets, config, history_lengths=lengths)
-        apart.append(float((blend.weights[:2] - blend.weights[2:]).norm()))
-    assert all(later < earlier for earlier, later in pairwise(apart))
-    assert apart[-1] < 0.01 * apart[0]
-
-
 def test_no_better_weights_are_found_by_searching_ndcg():
     """Weights by coordinate search on the metric itself, on what they are measured on."""
     lists, targets, _ = two_worlds(400)
@@ -184,65 +153,6 @@ def test_no_better_weights_are_found_by_searching_ndcg():
             if measured(trial) > best:
                 weights, best = trial, measured(trial)
     assert ours > 0.97 * best
-
-
-def test_a_useless_source_does_no_harm():
-    lists, targets, _ = two_worlds(2000)
-    generator = torch.Generator().manual_seed(9)
-    nonsense = {
-        f"nonsense {n}": TopK(*torch.rand(2000, NUM_ITEMS, generator=generator).topk(LENGTH))
-        for n in range(2)
-    }
-    fit = {
-        name: TopK(*(part[:1000] for part in top)) for name, top in {**lists, **nonsense}.items()
-    }
-    held = {
-        name: TopK(*(part[1000:] for part in top)) for name, top in {**lists, **nonsense}.items()
-    }
-    known, truth = one_each(targets.values[:1000]), one_each(targets.values[1000:])
-    without = LearnedBlend.fit({name: fit[name] for name in lists}, known)
-    plain = ndcg(without.blend({name: held[name] for name in lists}, LENGTH), truth)
-    padded = ndcg(LearnedBlend.fit(fit, known).blend(held, LENGTH), truth)
-    difference = padded - plain
-    assert float(difference.mean()) > -3 * float(difference.std()) / 1000**0.5 - 0.002
-    assert float(plain.mean()) > 0.3
-
-
-@settings(deadline=None, max_examples=25)
-@given(order=st.permutations(["a", "b", "c"]), seed=st.integers(0, 99))
-def test_the_order_of_sources_does_not_matter(order, seed):
-    generator = torch.Generator().manual_seed(seed)
-    lists = {
-        name: TopK(
-            torch.randint(0, 4, (3, 5), generator=generator)
-            .float()
-            .sort(1, descending=True)
-            .values,
-            torch.randint(-1, 7, (3, 5), generator=generator),
-        )
-        for name in ("a", "b", "c")
-    }
-    weights = torch.randint(0, 3, (2, 2, 1, 4), generator=generator).float().expand(2, 2, 3, 4)
-    blend = LearnedBlend(LearnedBlendConfig(), ("a", "b", "c"), weights, torch.ones(3))
-    one = blend.blend(lists, 8)
-    other = blend.blend({name: lists[name] for name in order}, 8)
-    assert other.sources == tuple(order)
-    assert torch.equal(one.item_rows, other.item_rows)
-    assert torch.equal(one.scores, other.scores)
-    back = [order.index(name) for name in ("a", "b", "c")]
-    assert torch.equal(one.source_ranks, other.source_ranks[..., back])
-    assert torch.equal(one.contributions, other.contributions[..., back])
-
-
-def test_fits_the_same_whatever_the_order_of_sources_and_each_time():
-    lists, targets, lengths = two_worlds(300)
-    config = LearnedBlendConfig(history_bounds=(10,))
-    blend, again, turned = (
-        LearnedBlend.fit(given, targets, config, history_lengths=lengths)
-        for given in (lists, lists, dict(reversed(lists.items())))
-    )
-    assert torch.equal(blend.weights, again.weights)
-    torch.testing.assert_close(blend.weights, turned.weights.flip(2), atol=2e-3, rtol=1e-3)
 
 
 def weighing(sources: tuple[str, ...], **weights: list[float]) -> LearnedBlend:
@@ -288,41 +198,6 @@ def test_a_missing_source_leaves_its_weight_to_the_others():
     assert blend.blend({"silent": top}, 2).item_rows.tolist() == [[5, 7], [5, 7]]
 
 
-def test_learns_from_a_sample_what_it_learns_from_all_candidates():
-    lists, targets, _ = two_worlds(1500)
-    small = LearnedBlend.fit(lists, targets, LearnedBlendConfig(max_candidates=24))
-    full = LearnedBlend.fit(lists, targets, LearnedBlendConfig(max_candidates=60))
-    assert small.fitted is not None
-    assert full.fitted is not None
-    assert small.fitted.loss == pytest.approx(full.fitted.loss, rel=0.05)
-    rankings = [ndcg(blend.blend(lists, LENGTH), targets).mean() for blend in (small, full)]
-    assert float(rankings[0]) == pytest.approx(float(rankings[1]), abs=0.01)
-
-
-def test_queries_without_a_found_target_teach_nothing():
-    lists, targets, _ = two_worlds(200)
-    found = (merge_lists(lists).item_rows == targets.values[:, None]).any(1)
-    some = {name: TopK(*(part[found] for part in top)) for name, top in lists.items()}
-    of_found = LearnedBlend.fit(some, one_each(targets.values[found]))
-    of_all = LearnedBlend.fit(lists, targets)
-    assert torch.equal(of_found.weights, of_all.weights)
-    assert of_all.fitted is not None
-    assert (of_all.fitted.num_queries, of_all.fitted.num_found) == (200, int(found.sum()))
-    assert of_all.fitted.num_found < 200
-
-
-def test_several_and_no_targets_of_a_query():
-    lists, targets, _ = two_worlds(100)
-    values = targets.values.tolist()
-    double = Jagged.from_lists([[v, v, 9999] if v % 2 else [] for v in values])
-    odd = [v for v in values if v % 2]
-    some = {
-        name: TopK(*(part[targets.values % 2 == 1] for part in top)) for name, top in lists.items()
-    }
-    one = LearnedBlend.fit(lists, double)
-    assert torch.equal(one.weights, LearnedBlend.fit(some, one_each(torch.tensor(odd))).weights)
-
-
 def test_what_is_saved_is_what_is_loaded(tmp_path):
     lists, targets, lengths = two_worlds(200)
     config = LearnedBlendConfig(history_bounds=(5, 10), item_bounds=(0.5,), max_queries=100)
@@ -351,13 +226,6 @@ def test_a_damaged_file_is_refused(tmp_path, part, damage):
         path.write_bytes({"flip": content, "cut": content[:-9], "empty": b""}[damage])
     with pytest.raises(ValueError, match="refused the blend"):
         LearnedBlend.load(tmp_path)
-
-
-def test_another_blend_than_the_manifest_names_is_refused(tmp_path):
-    digest = weighing(("a",), presence=[1.0]).save(tmp_path)
-    weighing(("a",), presence=[2.0]).save(tmp_path)
-    with pytest.raises(ValueError, match=digest):
-        LearnedBlend.load(tmp_path, sha256=digest)
 
 
 def test_its_files_hold_json_and_tensors_alone(tmp_path):
@@ -404,19 +272,3 @@ def test_bad_input_is_refused():
     }.items():
         with pytest.raises(ValueError, match=message):
             call()
-
-
-def test_targets_are_found_however_many_a_query_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recsys.retrieval.blend.choices.MAX_CELLS", 64)
-    rng = np.random.default_rng(4)
-    lengths = [0, 1, 40, 2, 0, 25]
-    rows = torch.from_numpy(rng.integers(-1, 60, (len(lengths), 5)))
-    wanted = [rng.integers(0, 60, length).tolist() for length in lengths]
-    targets = Jagged.from_lists(wanted)
-    lists = {"a": TopK(torch.zeros(rows.shape), rows)}
-    truth = [
-        query
-        for query, (row, own) in enumerate(zip(rows.tolist(), wanted, strict=True))
-        if {item for item in row if item > 0} & set(own)
-    ]
-    assert queries_found(lists, targets).tolist() == truth

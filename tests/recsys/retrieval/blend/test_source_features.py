@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.data.top_k import TopK
-from recsys.retrieval.blend.source_features import FEATURES, lead_scales, merge_lists
+from recsys.retrieval.blend.source_features import FEATURES, merge_lists
 from tests.recsys.retrieval.blend.plain_fusion import reciprocal_rank_fusion
 
 pytestmark = pytest.mark.numerics
@@ -50,40 +50,6 @@ def test_agrees_with_the_definition_and_keeps_the_order_of_fusion(rows, scores, 
             ]
             found = features[query, place].numpy()
             np.testing.assert_allclose(found, np.array(truth), rtol=1e-5, atol=1e-6)
-
-
-def test_features_do_not_depend_on_the_scale_of_scores():
-    rows = torch.tensor([[4, 2, 9, -1], [1, 2, 3, 4]])
-    scores = torch.tensor([[3.0, 2.5, -1.0, -torch.inf], [0.5, 0.4, 0.3, 0.1]])
-    lists = {"a": TopK(scores, rows)}
-    moved = {"a": TopK(scores * 1e4 + 7, rows)}
-    one = merge_lists(lists).features(lead_scales(lists))
-    other = merge_lists(moved).features(lead_scales(moved))
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-def test_leads_tell_a_sure_list_from_an_undecided_one():
-    rows = torch.tensor([[1, 2, 3], [1, 2, 3]])
-    lists = {"a": TopK(torch.tensor([[9.0, 1.0, 0.0], [0.9, 0.1, 0.0]]), rows)}
-    scales = lead_scales(lists)
-    merged = merge_lists(lists).features(scales)[:, :, 0]
-    torch.testing.assert_close(merged[0, :, 0], 10 * merged[1, :, 0])
-    torch.testing.assert_close(merged[0, :, 1], merged[1, :, 1])
-    assert float((merged[:, :, 0].square()).mean()) == pytest.approx(1)
-
-
-def test_a_source_without_items_or_spread_has_a_scale():
-    empty = TopK(torch.full((2, 3), -torch.inf), torch.full((2, 3), -1))
-    equal = TopK(torch.full((2, 3), 0.7), torch.tensor([[1, 2, 3]] * 2))
-    assert lead_scales({"empty": empty, "equal": equal}).tolist() == [1, 1]
-
-
-def test_equal_scores_differ_in_nothing_but_rank():
-    scores, rows = torch.full((1, 3), 0.1), torch.tensor([[7, 1, 3]])
-    features = merge_lists({"a": TopK(scores, rows)}).features(torch.ones(1))[0, :, 0]
-    assert features[:, 0].tolist() == [0, 0, 0]
-    assert features[:, 1].tolist() == [0, 0, 0]
-    assert features[:, 2].tolist() == pytest.approx([1, 61 / 62, 61 / 63])
 
 
 @pytest.mark.parametrize("length", [0, 3])
