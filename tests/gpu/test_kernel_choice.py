@@ -16,11 +16,10 @@ from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSett
 from recsys.fitting.sequence import fit_sequence
 from recsys.fitting.spec import TrainingRun
 from recsys.fitting.two_tower import fit_two_tower
-from recsys.kernels.choice import KERNELS, uses, without
+from recsys.kernels.choice import without
 from recsys.models.configs import EaseWeightsConfig, TwoTowerConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
-from recsys.retrieval.sources import DeviceSource, ScoredSource, behaviour_vectors
 from recsys.training.captured import CapturedStep, FixedShapeLoss, StepGuard
 from recsys.training.optim import AdamWConfig
 from recsys.training.passes import TrainingConfig
@@ -61,12 +60,6 @@ def test_a_sequence_model_with_and_without_kernels_and_on_a_cpu(
     for other in (plain, on_cpu):
         assert found[0] == pytest.approx(other[0], rel=1e-4)
         torch.testing.assert_close(found[1], other[1], rtol=1e-2, atol=1e-4)
-
-
-def test_every_kernel_runs_on_a_gpu_until_it_is_switched_off(cuda: torch.device) -> None:
-    assert [use.kernel for use in uses(cuda) if use.runs] == list(KERNELS)
-    with without("topk_search"):
-        assert [use.kernel for use in uses(cuda) if not use.runs] == ["topk_search"]
 
 
 def test_ease_on_a_gpu_keeps_the_weights_of_the_cpu(cuda: torch.device) -> None:
@@ -208,19 +201,3 @@ def test_a_captured_step_draws_anew_and_skips_what_is_not_finite(cuda: torch.dev
     assert torch.equal(weights[9], weights[0])
     assert (weights[11] - weights[10]).abs().max() > 0.01
     assert guard.read() == (3, 2)
-
-
-def test_a_source_on_the_gpu_answers_the_host_as_one_there(cuda: torch.device) -> None:
-    batch = batch_of(BATCH)
-    allowed = torch.rand(BATCH, INPUTS.num_item_rows) < 0.7
-    on_host = ScoredSource(model_on("cpu").score)
-    own = model_on(cuda)
-    source = DeviceSource(ScoredSource(own.score, item_vectors=own.all_item_vectors), cuda)
-    expected, found = on_host(batch, allowed, 10), source(batch, allowed, 10)
-    assert found.scores is not None
-    assert expected.scores is not None
-    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found.lists.scores, expected.lists.scores, rtol=1e-4, atol=1e-5)
-    vectors = behaviour_vectors({"sequence": source})
-    assert vectors is not None
-    assert vectors.device.type == "cpu"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -13,14 +10,6 @@ from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 
 pytestmark = pytest.mark.gpu
-
-FIT_IN_A_NEW_PROCESS = """
-import torch
-from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
-rows = torch.randn(200_000, 96, generator=torch.Generator().manual_seed(0)).cuda()
-config = ResidualKMeansConfig(level_sizes=(128, 128))
-print(*(ResidualKMeans.fit(rows, config).digest for _ in range(2)))
-"""
 
 
 def clustered(num_rows: int) -> torch.Tensor:
@@ -37,16 +26,6 @@ def test_equal_seeds_give_equal_bits(cuda: torch.device, num_rows: int, balanced
     config = ResidualKMeansConfig(level_sizes=(64, 64, 64), kmeans=KMeansConfig(balanced=balanced))
     fits = [ResidualKMeans.fit(rows.clone(), config) for _ in range(4)]
     assert len({fit.digest for fit in fits}) == 1
-
-
-def test_the_first_fits_of_new_processes_give_equal_bits() -> None:
-    digests = [
-        subprocess.run(
-            [sys.executable, "-c", FIT_IN_A_NEW_PROCESS], capture_output=True, text=True, check=True
-        ).stdout.split()
-        for _ in range(2)
-    ]
-    assert len({digest for of_process in digests for digest in of_process}) == 1
 
 
 def test_codes_and_unique_ids_are_those_of_the_cpu(cuda: torch.device) -> None:

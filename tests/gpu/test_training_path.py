@@ -172,19 +172,6 @@ def test_a_model_scores_and_ranks_on_cuda_as_on_the_cpu(cuda: torch.device, tmp_
         assert here.metrics[name] == pytest.approx(value, abs=2e-3), name
 
 
-def test_ranking_of_cuda_scores_is_that_of_the_same_scores_on_the_cpu(cuda: torch.device):
-    """Whole numbers with many ties: nothing is rounded, so nothing may differ."""
-    generator = torch.Generator().manual_seed(7)
-    scores = torch.randint(0, 30, (200, 500), generator=generator).float()
-    targets = Jagged.from_lists([[1 + user, 300] for user in range(200)])
-    batch = JaggedBatch({"user": Jagged.one_each(torch.arange(200))})
-    there = evaluate_ranking(lambda _: scores, [batch], targets)
-    here = evaluate_ranking(lambda _: scores.to(cuda), [batch], targets)
-    assert here.metrics == there.metrics
-    assert torch.equal(here.ranks.values, there.ranks.values)
-    assert torch.equal(here.top_k.item_rows, there.top_k.item_rows)
-
-
 @pytest.mark.parametrize("share", [None, 0.5, 0.001])
 def test_exact_retrieval_on_cuda_is_that_of_the_cpu(cuda: torch.device, share: float | None):
     """Small whole numbers make every product exact, so ties must fall alike too."""
@@ -197,17 +184,3 @@ def test_exact_retrieval_on_cuda_is_that_of_the_cpu(cuda: torch.device, share: f
     assert here.item_rows.device == cuda
     assert torch.equal(here.scores.cpu(), there.scores)
     assert torch.equal(here.item_rows.cpu(), there.item_rows)
-
-
-def test_exact_retrieval_of_real_numbers_stays_within_rounding(cuda: torch.device):
-    generator = torch.Generator().manual_seed(1)
-    items = torch.nn.functional.normalize(torch.randn(50_000, 64, generator=generator))
-    asked = items[100:164]
-    here = exact_top_k(asked.to(cuda), items.to(cuda), 50)
-    there = exact_top_k(asked, items, 50)
-    torch.testing.assert_close(here.scores.cpu(), there.scores, atol=SCORE_TOLERANCE, rtol=0)
-    shared = [
-        len(np.intersect1d(ours, theirs))
-        for ours, theirs in zip(here.item_rows.cpu().numpy(), there.item_rows.numpy(), strict=True)
-    ]
-    assert np.mean(shared) / 50 > 0.999

@@ -33,7 +33,6 @@ ENVIRONMENTS_OF_PEERS = {
         (
             "rectools[torch]==0.19.0",
             "implicit==0.7.3",
-            "ranx==0.3.21",
             "optuna==4.9.0",
             "torch==2.13.0",
             "pytorch-lightning==2.5.2",
@@ -41,20 +40,6 @@ ENVIRONMENTS_OF_PEERS = {
             "pandas==2.3.3",
             "scipy==1.17.1",
             "safetensors",
-        ),
-    ),
-    # RecBole 1.2.1 uses names that NumPy 2 took away and a Ray that newer setuptools break.
-    "recbole": Environment(
-        "python3.11",
-        (
-            "recbole==1.2.1",
-            "optuna==4.9.0",
-            "torch==2.13.0",
-            "numpy==1.26.4",
-            "pandas==2.3.3",
-            "scipy==1.17.1",
-            "ray==2.6.3",
-            "setuptools<81",
         ),
     ),
     # Its metadata holds back NumPy and pandas that its estimators work with.
@@ -74,8 +59,6 @@ ENVIRONMENTS_OF_PEERS = {
         ),
         ("obp==0.4.1",),
     ),
-    # It needs Python 3.13, and PyYAML, which its metadata does not name.
-    "recnexteval": Environment("python3.13", ("recnexteval==1.1.1", "pyyaml==6.0.3")),
 }
 
 

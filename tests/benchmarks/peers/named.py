@@ -87,16 +87,6 @@ PEERS: dict[str, Peer] = {
         )
         for name in ("sasrec", "bert4rec", "hstu")
     },
-    # RecBole makes a sample of every prefix, so an epoch is many updates.
-    **{
-        f"{name}_recbole": Peer(
-            function=f"{HERE}.recbole_models:{name}",
-            environment="recbole",
-            usual={"epochs": 5, "MAX_ITEM_LIST_LENGTH": 50},
-            space={"epochs": (2, 20), "learning_rate": (3e-4, 3e-3)},
-        )
-        for name in ("sasrec", "gru4rec")
-    },
 }
 
 

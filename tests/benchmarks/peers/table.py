@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from tests.benchmarks.harness import Row, as_table, write_results
-from tests.benchmarks.peers.check_metrics import lists_path, ours
-from tests.benchmarks.peers.folder import Backtest
+from tests.benchmarks.peers.folder import Backtest, Queries, Rows
 
 PEER = "peer."
 SERVED = ".served"
@@ -39,6 +38,23 @@ class Line:
     age_days: float
     """From the moment up to which the model knows events to the step, on average."""
     num_steps: int
+
+
+def ours(lists: Rows, queries: Queries) -> dict[str, float]:
+    """Measure with the project's code."""
+    import torch
+
+    from recsys.data.batch import Jagged
+    from recsys.evaluation.ranking import list_ranks, per_user_metric
+
+    targets = Jagged(torch.from_numpy(queries.targets), torch.from_numpy(queries.target_offsets))
+    ranks = list_ranks(torch.from_numpy(lists), targets)
+    return {name: float(per_user_metric(ranks, name).mean()) for name in ("ndcg@10", "recall@10")}
+
+
+def lists_path(backtest: Backtest, step: int, row: str) -> Path:
+    """Where lists of any row lie, ours included."""
+    return backtest.path / "steps" / str(step) / "lists" / f"{row}.npz"
 
 
 def names_of(backtest: Backtest) -> list[str]:

@@ -6,14 +6,9 @@ import pytest
 import torch
 
 import tests.benchmarks.reproduction.ranking_run as run_module
-from recsys.data.dataset import HeldOut
-from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
-from recsys.fitting.sequence import fit_sequence
-from recsys.models.sequence.members import alone
-from recsys.models.sequence.model import SequenceModel
-from tests.benchmarks.recipes.fit import Experiment, FittedSource
+from tests.benchmarks.recipes.fit import FittedSource
 from tests.benchmarks.recipes.prepared import Prepared
-from tests.benchmarks.recipes.run import LEDGER, RunSettings, load_ranked
+from tests.benchmarks.recipes.run import LEDGER, RunSettings
 from tests.benchmarks.reproduction.fitters import FITTERS
 from tests.benchmarks.reproduction.ranking_run import run_once
 
@@ -34,28 +29,6 @@ def test_models_find_the_next_item_of_a_walk_and_popularity_does_not(finished):
         assert rows[blend]["test"]["ndcg@10"] >= 0.95 * rows["sequence"]["test"]["ndcg@10"]
     assert finished[1]["invalid_ids"] == 0
     assert rows["popularity"]["test"]["recall@10"] < 0.4
-
-
-def test_metrics_agree_with_the_evaluation_of_the_package(small_world, finished):
-    sequences = small_world.order("given")
-    experiment = Experiment(
-        prepared=small_world, inputs=small_world.inputs("given"), seed=0, device=torch.device("cpu")
-    )
-    held_out = HeldOut.of(sequences, "test")
-    model = FITTERS["item_to_item"](experiment).source._score
-    slow = evaluate_ranking(
-        model,
-        [sequences.queries(held_out.positions, max_history=200)],
-        held_out.targets,
-        RankingConfig(ks=(5, 10, 20)),
-        exclude=held_out.seen,
-    )
-    mine = finished[1]["rows"]["item_to_item"]["test"]
-    for name in ("recall@5", "recall@10", "ndcg@10", "mrr@10"):
-        assert mine[name] == pytest.approx(slow.metrics[name], abs=1e-12)
-    ranked = load_ranked(finished[0] / "given-0" / "item_to_item.npz")["test"]
-    torch.testing.assert_close(ranked.ranks, slow.ranks.values)
-    torch.testing.assert_close(ranked.lists.item_rows, slow.top_k.item_rows)
 
 
 def test_a_look_at_test_is_noted_and_one_at_validation_is_not(small_world, finished, tmp_path):
@@ -99,49 +72,6 @@ def test_a_killed_run_goes_on_where_it_was(small_world, tmp_path, monkeypatch):
     assert run_once(few, tmp_path, SETTINGS) == again
 
 
-def test_members_trained_elsewhere_are_not_trained_again(small_world, tmp_path, monkeypatch):
-    recipe = small_world.recipe
-    apart = replace(
-        recipe.sequence, num_members=2, trained_apart=True, embedding_dim=32, fast_members=1
-    )
-    recipe = replace(
-        recipe,
-        rows=("sequence", "ensemble", "blend_fast", "blend", "sequence_refit"),
-        sources=("popularity", "sequence", "ensemble"),
-        sequence=apart,
-        sequence_training=replace(recipe.sequence_training, patience=40),
-    )
-    prepared = replace(small_world, recipe=recipe)
-    experiment = Experiment(
-        prepared=prepared,
-        inputs=prepared.inputs("given"),
-        seed=0,
-        device=torch.device("cpu"),
-        checkpoints=tmp_path / "given-0" / "checkpoints",
-    )
-    training = recipe.sequence_training
-    _, result, _ = fit_sequence(
-        experiment.inputs,
-        alone(apart, 1),
-        training,
-        experiment.run("sequence").for_member(1),
-        experiment.queries("validation").sample(training.validation_users, 0),
-    )
-    steps = []
-    counting = SequenceModel.loss
-    monkeypatch.setattr(
-        SequenceModel, "loss", lambda *given, **more: steps.append(1) or counting(*given, **more)
-    )
-    found = run_once(prepared, tmp_path, SETTINGS)["rows"]
-    of_refit = found["sequence_refit"]["training"]["num_steps"]
-    # The first member alone here, and when it is fitted again.
-    assert len(steps) == result.num_steps + of_refit
-    assert found["sequence"]["test"]["recall@5"] > 0.8
-    assert found["ensemble"]["test"] != found["sequence"]["test"]
-    assert "ensemble" not in found["blend_fast"]["weights"]
-    assert "ensemble" in found["blend"]["weights"]
-
-
 def test_results_of_other_data_or_settings_are_refused_with_both_named(small_world, finished):
     folder, _ = finished
     other = replace(small_world, data_digest="f" * 16)
@@ -170,18 +100,3 @@ def test_prepared_arrays_come_back_as_they_were(small_world, tmp_path):
         again.catalogue.content, small_world.catalogue.content, atol=1e-3, rtol=0
     )
     assert again.save(tmp_path / "copy") == digest
-
-
-def test_damaged_arrays_are_refused_with_both_digests(small_world, tmp_path):
-    digest = small_world.save(tmp_path)
-    with np.load(tmp_path / "content.npz") as file:
-        content = file["content"]
-    content[3, 0] += 1
-    np.savez(tmp_path / "content.npz", content=content)
-    with pytest.raises(ValueError, match=rf"have digest [0-9a-f]{{16}}.*{digest}"):
-        Prepared.load(tmp_path)
-
-
-def test_an_unknown_order_is_refused_by_name(small_world):
-    with pytest.raises(ValueError, match="given, shuffled"):
-        small_world.order("reversed")

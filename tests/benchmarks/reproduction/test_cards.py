@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,10 @@ from tests.benchmarks.reproduction.card import (
     Band,
     Card,
     Minutes,
-    PublishedRow,
     card_names,
     read_card,
     read_published,
 )
-from tests.benchmarks.reproduction.inputs import reads
-from tests.benchmarks.reproduction.page import facts_of, find_tables, markdown_page
 from tests.benchmarks.reproduction.run import check_data, plan_of
 from tests.benchmarks.reproduction.summary import (
     expected_toml,
@@ -65,24 +61,6 @@ def card():
     )
 
 
-PUBLISHED = (
-    PublishedRow(model="better & older", source="a paper", numbers={"walks": (0.45, 0.2)}),
-    PublishedRow(model="worse", source="another", numbers={"walks": (0.3,)}),
-    PublishedRow(model="elsewhere", source="another", numbers={"other": (0.9, 0.9)}),
-)
-
-
-def test_means_and_deviations_over_seeds_are_those_of_each_order(card):
-    results = [result("given", 0, 0.38), result("given", 1, 0.42), result("shuffled", 0, 0.3)]
-    summary = summary_of("walks", card, results)
-    given = summary["orders"]["given"]["sequence"]["recall@10"]
-    assert given["mean"] == pytest.approx(0.40)
-    assert given["deviation"] == pytest.approx(0.0282843, abs=1e-6)
-    assert summary["orders"]["shuffled"]["sequence"]["recall@10"]["deviation"] is None
-    (goal,) = summary["goals"]
-    assert (goal["value"], goal["met"]) == (pytest.approx(0.40), False)
-
-
 def test_a_mean_out_of_its_band_is_named_and_one_inside_is_not(card):
     inside = summary_of("walks", card, [result("given", 0, 0.419)])
     assert out_of_band(card, inside) == []
@@ -104,71 +82,6 @@ def test_bands_written_down_are_bands_that_hold(card, tmp_path):
     assert out_of_band(own, summary) == []
     means = {band.metric: band.mean for band in own.expected}
     assert means == {"recall@10": pytest.approx(0.4), "ndcg@10": pytest.approx(0.2)}
-
-
-def test_the_page_has_the_literature_above_what_was_measured(card):
-    summary = summary_of("walks", card, [result("given", 0, 0.425)])
-    tables = find_tables(card, summary, PUBLISHED)
-    assert [row[0] for row in tables[0].rows] == ["worse", "better & older", "sequence model"]
-    assert tables[0].rows[0][1:3] == ["0.3000", ""]
-    line = "| sequence model | 0.4250 | 0.2125 | ids, text, dates of past events | measured here |"
-    assert line in markdown_page("x", [], tables)
-    assert published_rows(replace(card, published=None), PUBLISHED) == []
-
-
-def test_a_row_that_some_seeds_lack_is_named_with_how_many_have_it(card):
-    runs = [result("given", seed, 0.4) for seed in range(3)]
-    for run in runs[1:]:
-        run["rows"]["content_similarity"] = run["rows"]["sequence"]
-    facts = facts_of(summary_of("walks", card, runs), [])
-    assert "Means over fewer seeds: content_similarity 2 (given order)." in facts
-    assert not any("fewer" in fact for fact in facts_of(summary_of("walks", card, runs[1:]), []))
-
-
-def test_refitted_rows_stand_apart_and_meet_no_goal(card):
-    one = result("given", 0, 0.40)
-    one["rows"]["sequence_refit"] = {"test": {"recall@10": 0.9, "ndcg@10": 0.8}}
-    summary = summary_of("walks", card, [one])
-    first, apart, goals = find_tables(card, summary, PUBLISHED)
-    assert [line[0] for line in first.rows] == ["worse", "better & older", "sequence model"]
-    assert apart.title.endswith("order: refitted with the validation event, as served")
-    assert [line[:2] for line in apart.rows] == [["sequence model, refitted", "0.9000"]]
-    assert [line[3:] for line in goals.rows] == [["0.4000", "no"]]
-    assert "Refitted: trained again" in markdown_page(
-        "x", facts_of(summary, []), [first, apart, goals]
-    )
-
-
-def test_libraries_run_on_our_queries_stand_apart_from_the_literature(card):
-    peer = PublishedRow(
-        model="EASE", source="a reader", fitted_on="all", reads="ids", numbers={"walks": (0.5, 0.4)}
-    )
-    summary = summary_of("walks", card, [result("given", 0, 0.4), result("shuffled", 0, 0.3)])
-    first, apart, shuffled, _ = find_tables(card, summary, [*PUBLISHED, peer])
-    assert "EASE" not in [line[0] for line in (*first.rows, *shuffled.rows)]
-    assert apart.title.endswith("other libraries on the same queries")
-    assert apart.rows == [["EASE", "0.5000", "0.4000", "ids", "all", "a reader"]]
-
-
-@pytest.mark.parametrize(
-    ("row", "dates", "named"),
-    [
-        ("popularity", True, "ids, dates of past events"),
-        ("popularity", False, "ids"),
-        ("item_to_item", True, "ids"),
-        ("content_similarity", True, "text"),
-        ("sequence_refit", True, "ids, text, dates of past events"),
-        ("generative", False, "ids, text"),
-    ],
-)
-def test_each_row_names_what_it_reads(card, row, dates, named):
-    assert reads(row, replace(card, dates=dates)) == named
-
-
-def test_a_blend_reads_what_its_models_read(card):
-    blend = replace(card, rows=("item_to_item", "content_similarity"))
-    assert reads("blend_fast", blend) == "ids, text"
-    assert reads("blend", replace(blend, rows=("item_to_item",))) == "ids"
 
 
 @pytest.mark.parametrize("name", card_names())
@@ -259,18 +172,6 @@ def test_a_card_runs_from_data_to_page_and_fails_out_of_band(tiny_digest, tmp_pa
     write_card(tmp_path / "tiny.toml", tiny_digest, mean=mean)
     assert main(arguments) == 0
     assert [path.stat().st_mtime_ns for path in results] == before
-
-
-def test_a_card_says_what_it_will_do_and_refuses_other_data_first(tiny_digest, tmp_path, capsys):
-    card = write_card(tmp_path / "tiny.toml", "0" * 16, mean=0.5)
-    arguments = [card, "--folder", str(tmp_path / "run"), "--device", "cpu"]
-    assert main([*arguments, "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "2 seeds (0, 1)" in said
-    assert "minutes" in said
-    assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match=rf"{tiny_digest}.*{'0' * 16}"):
-        main(arguments)
 
 
 def test_arrays_prepared_from_a_card_run_with_recsys_alone(tiny_digest, tmp_path):

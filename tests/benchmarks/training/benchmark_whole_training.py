@@ -28,11 +28,8 @@ CASES = {
 PEERS = {
     "rectools": "RecTools 0.19",
     "rectools_fast": "RecTools 0.19, fast_transformers",
-    "recbole": "RecBole 1.2.1",
-    "recbole_1500": "RecBole 1.2.1, 1,500 users",
     "world_rectools": "RecTools 0.19",
     "world_rectools_fast": "RecTools 0.19, fast_transformers",
-    "world_recbole": "RecBole 1.2.1, a tenth of the users",
 }
 WORLD = "10M events"
 Parts = Mapping[tuple[str, str, bool], Any]
@@ -136,7 +133,7 @@ def rate_beside(parts: Parts, part: str, arrays: str) -> Rate | None:
 
 
 def rows_of_peers(parts: Parts) -> Iterator[Row]:
-    """Show RecTools and RecBole beside our sequence model of the same data."""
+    """Show RecTools beside our sequence model of the same data."""
     for (part, arrays, _), peer in parts.items():
         if part not in PEERS:
             continue
@@ -144,12 +141,11 @@ def rows_of_peers(parts: Parts) -> Iterator[Row]:
         count = "one pass" if peer["passes"] == 1 else f"{peer['passes']} passes"
         whole = f"{count}, fitted and ranked (NDCG@10 {peer['ndcg@10']:.4f})"
         seconds = peer["preparing_seconds"] + peer["fit_seconds"] + peer["ranking_seconds"]
-        same = "recbole" not in part
         yield Row(
             name=f"{case}, {whole}",
             value=round(seconds, 1),
             unit="s",
-            ours=ours.seconds if same and ours else None,
+            ours=ours.seconds if ours else None,
         )
         yield Row(
             name=f"{case}, a pass over a million events",

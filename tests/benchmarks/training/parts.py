@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.training.parts PART --arrays FOLDER --out FILE [--plain]
 
-Needs torch, numpy and safetensors alone, and RecTools or RecBole for the parts of those names.
+Needs torch, numpy and safetensors alone, and RecTools for the parts of that name.
 ``--plain`` switches every kernel and captured step off.
 """
 
@@ -39,7 +39,7 @@ from recsys.training.progress import SilentTracker, Tracker
 from tests.benchmarks.recipes.prepared import Prepared
 from tests.benchmarks.recipes.run import RunSettings
 from tests.benchmarks.reproduction.ranking_run import run_once
-from tests.benchmarks.training.peer_parts import Task, recbole, rectools, rectools_fast
+from tests.benchmarks.training.peer_parts import Task, rectools, rectools_fast
 from tests.benchmarks.training.profiled_steps import NUM_STEPS, profiled
 
 CUDA = torch.device("cuda")
@@ -244,12 +244,8 @@ PARTS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "world_steps": lambda _: world_profile(),
     "rectools": lambda folder: rectools(peer_task(folder)),
     "rectools_fast": lambda folder: rectools_fast(peer_task(folder)),
-    "recbole": lambda folder: recbole(peer_task(folder)),
-    "recbole_1500": lambda folder: recbole(peer_task(folder, 1_500)),
     "world_rectools": lambda _: rectools(world_task(WORLD_USERS)),
     "world_rectools_fast": lambda _: rectools_fast(world_task(WORLD_USERS)),
-    # It makes a sample of each event's prefix: two million a tenth of the users.
-    "world_recbole": lambda _: recbole(world_task(WORLD_USERS // 10)),
 }
 
 

@@ -1,4 +1,4 @@
-"""RecTools' (both paths) and RecBole's SASRec on arrays that ours trains on, as wide and as long.
+"""RecTools' SASRec, by both of its paths, on arrays that ours trains on, as wide and as long.
 
 They are fitted on the events of train and validation and rank test users by all items but those of
 their histories. Each needs its library; see ``tests.benchmarks.training.parts``.
@@ -22,10 +22,6 @@ from recsys.data.dataset import Sequences
 from recsys.models.sequence.config import SequenceConfig
 from tests.benchmarks.peers.folder import Known
 
-RECBOLE_SAMPLES = 1_900_000
-"""RecBole makes a sample of each prefix; it gets passes up to so many samples, or one."""
-RECBOLE_BATCH = 2_048
-"""Its own size."""
 RANKED_AT_ONCE = 1_024
 
 
@@ -184,61 +180,3 @@ def lightning_loop(net: nn.Module) -> Any:
             return torch.optim.Adam(self.parameters(), lr=1e-3)
 
     return Loop()
-
-
-def recbole(task: Task) -> dict[str, Any]:
-    """Fit by RecBole, for fewer passes where it makes many samples, and rank on the GPU."""
-    from recbole.data.interaction import Interaction
-
-    from tests.benchmarks.peers.recbole_models import trained
-
-    known, config = task.known, task.config
-    samples = len(known.user_rows) - len(np.unique(known.user_rows))
-    task = task._replace(passes=min(task.passes, max(1, RECBOLE_SAMPLES // samples)))
-    times = [time.perf_counter()]
-    model, item_rows, settings, _ = trained(
-        "SASRec",
-        known,
-        {
-            "epochs": task.passes,
-            "hidden_size": config.embedding_dim // config.num_members,
-            "inner_size": config.hidden_dim,
-            "n_layers": config.num_blocks,
-            "n_heads": config.num_heads,
-            "MAX_ITEM_LIST_LENGTH": config.max_length,
-            "train_batch_size": RECBOLE_BATCH,
-            "learning_rate": 1e-3,
-            "loss_type": "CE",
-            "use_gpu": True,
-        },
-        prepared=lambda: times.append(time.perf_counter()),
-    )
-    times.append(time.perf_counter())
-    device, length = settings["device"], config.max_length
-    numbers = torch.zeros(known.num_item_rows, dtype=torch.int64)
-    numbers[torch.from_numpy(item_rows)] = torch.arange(1, len(item_rows) + 1)
-    read = numbers[torch.from_numpy(known.item_rows)]
-    begins, ends = (
-        np.searchsorted(known.user_rows, task.users, side) for side in ("left", "right")
-    )
-    targets, ranks = numbers[torch.from_numpy(task.targets)].to(device), []
-    model.eval()
-    for first in range(0, len(begins), RANKED_AT_ONCE):
-        here = slice(first, first + RANKED_AT_ONCE)
-        parts = [read[a:b] for a, b in zip(begins[here], ends[here], strict=True)]
-        latest = [part[-length:] for part in parts]
-        inputs = {
-            "item_id_list": nn.utils.rnn.pad_sequence(latest, batch_first=True),
-            "item_length": torch.tensor([len(part) for part in latest]),
-        }
-        short = length - inputs["item_id_list"].shape[1]
-        inputs["item_id_list"] = functional.pad(inputs["item_id_list"], (0, short))
-        with torch.no_grad():
-            scores = model.full_sort_predict(Interaction(inputs).to(device))
-        taken = nn.utils.rnn.pad_sequence(parts, batch_first=True).to(device)
-        scores = scores.view(len(parts), -1).scatter(1, taken, -torch.inf)
-        own = scores.gather(1, targets[here, None])
-        rank = (scores > own).sum(1) + 1
-        ranks.append(rank.masked_fill(targets[here] == 0, len(scores[0])).cpu())
-    times.append(time.perf_counter())
-    return measured(task, torch.cat(ranks).numpy(), times)

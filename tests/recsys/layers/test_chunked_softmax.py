@@ -106,6 +106,18 @@ def test_smoothing_over_a_sample_estimates_the_mean_of_all_scores() -> None:
         assert float(loss) == pytest.approx(expected, rel=1e-5)
 
 
+def test_mixed_precision_gives_about_the_same_gradients() -> None:
+    queries, vectors, labels, weights = made()
+    results = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            loss = softmax_loss(queries, SoftmaxCandidates(vectors), labels, weights)
+        results.append((loss, *torch.autograd.grad(loss, (queries, vectors))))
+    for exact, low in zip(*results, strict=True):
+        assert low.dtype == torch.float32
+        torch.testing.assert_close(low, exact, rtol=0.05, atol=0.02)
+
+
 @pytest.mark.parametrize("begin", [0, 3, 6])
 def test_pairs_turned_to_a_label_leave_out_what_cutting_them_out_does(begin: int) -> None:
     torch.manual_seed(0)

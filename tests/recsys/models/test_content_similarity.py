@@ -51,6 +51,12 @@ def test_whitening_makes_every_direction_count_alike() -> None:
     torch.testing.assert_close(covariance, torch.eye(2), atol=5e-2, rtol=0)
 
 
+def test_a_catalogue_of_one_text_tells_nothing() -> None:
+    vectors = torch.full((5, 3), 0.3)
+    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1, 2]))
+    assert torch.equal(scores, torch.full((1, 5), -torch.inf))
+
+
 def few_words(num_texts: int, *, width: int = 384, seed: int = 0) -> torch.Tensor:
     """Unit vectors with most columns zero, as hashed words give, [num_texts, width]."""
     generator = torch.Generator().manual_seed(seed)
@@ -80,6 +86,13 @@ def test_texts_that_span_one_direction_are_whitened(num_items: int) -> None:
         texts = few_words(2, seed=seed)
         vectors = torch.cat([torch.zeros(1, 384), texts[torch.arange(num_items) % 2]])
         assert_whitened(vectors, Whitening.fit(vectors))
+
+
+def test_one_item_is_compared_as_it_is() -> None:
+    vectors = torch.cat([torch.zeros(1, 384), few_words(1)])
+    assert torch.equal(Whitening.fit(vectors).directions, torch.eye(384))
+    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1]))
+    assert scores[0, 0] == -torch.inf
 
 
 def test_only_the_columns_asked_for_are_compared() -> None:

@@ -72,8 +72,12 @@ def fit(
     return model.eval()
 
 
-def test_keeps_the_contract_of_every_retriever(tastes: Sequences, tmp_path: Path) -> None:
-    model = fit(tastes, seed=1, steps=5)
+@pytest.mark.parametrize("num_uniform", [0, NUM_ITEM_ROWS])
+def test_keeps_the_contract_of_every_retriever(
+    tastes: Sequences, tmp_path: Path, num_uniform: int
+) -> None:
+    config = replace(SMALL, num_uniform_negatives=num_uniform)
+    model = fit(tastes, seed=1, config=config, steps=5)
     assert_retriever_contract(
         model,
         lambda path: TwoTower.load(path, catalogue()),

@@ -57,6 +57,14 @@ def test_dpp_is_greedy_by_determinants(seed, strength):
 
 
 @pytest.mark.parametrize("choose", [mmr, dpp])
+def test_strength_0_keeps_the_order_and_copies_come_last(choose):
+    vectors = np.array([[1.0, 0], [1, 0], [0, 1]])
+    scores = np.array([3.0, 2.9, 1])
+    assert choose(scores, vectors, 3, 0.0).tolist() == [0, 1, 2]
+    assert choose(scores, vectors, 3, 0.7).tolist() == [0, 2, 1]
+
+
+@pytest.mark.parametrize("choose", [mmr, dpp])
 def test_what_is_out_of_range_is_refused(choose):
     with pytest.raises(ValueError, match=r"strength must be in \[0, 1\], got 1.5"):
         choose(np.ones(2), np.ones((2, 2)), 1, 1.5)

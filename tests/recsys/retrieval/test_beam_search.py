@@ -12,7 +12,6 @@ from torch import Tensor
 from recsys.data.top_k import ItemMask, TopK
 from recsys.retrieval.beam_search import Beams, BeamSearch, CapturedSearch, Decoded
 from recsys.semantic_ids.trie import Trie
-from tests.recsys.retrieval.code_decoder import CodeDecoder, CodeDecoderConfig
 from tests.recsys.testing.tensors import top_k_of_scores
 
 pytestmark = pytest.mark.numerics
@@ -164,39 +163,6 @@ def test_a_narrow_beam_keeps_what_a_search_with_lists_keeps(case: Case, beam_wid
         holes = case.k - len(rows)
         assert found.item_rows[request].tolist() == rows + [-1] * holes
         assert found.scores[request].tolist() == scores + [-torch.inf] * holes
-
-
-@pytest.mark.parametrize("cross_attention", [True, False])
-@pytest.mark.parametrize("restricted", [False, True])
-def test_a_transformer_with_shared_context_finds_what_scoring_every_item_finds(
-    cross_attention: bool, restricted: bool
-) -> None:
-    sizes = (8, 8, 8)
-    config = CodeDecoderConfig(
-        level_sizes=sizes, dim=16, num_heads=2, cross_attention=cross_attention
-    )
-    model = CodeDecoder(config).eval()
-    generator = torch.Generator().manual_seed(1)
-    codes = torch.randint(8, (150, 3), generator=generator).unique(dim=0).int()
-    trie = Trie.build(codes, sizes)
-    allowed = torch.rand(4, trie.num_item_rows, generator=generator) < 0.3
-    masks = [ItemMask(row.numpy()) for row in allowed] if restricted else None
-    search = BeamSearch(model.decode_step, trie, beam_width=64, semantic_ids_version=None)
-    with torch.no_grad():
-        lengths = torch.tensor([0, 1, 5, 9])
-        context = model.encode(torch.randn(4, 9, 16, generator=generator), lengths)
-        truth = model.log_probabilities(context, codes)  # [B, N]
-    found = search.search(context, 20, masks)
-    truth = torch.cat([torch.full((4, 1), -torch.inf), truth], dim=1)
-    expected = top_k_of_scores(truth.masked_fill(~allowed, -torch.inf) if restricted else truth, 20)
-    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(
-        truth.gather(1, found.item_rows), expected.scores, rtol=1e-5, atol=1e-5
-    )
-    for row in found.item_rows:
-        assert len(row.unique()) == 20
-    if restricted:
-        assert bool(allowed.gather(1, found.item_rows).all())
 
 
 def test_the_context_is_encoded_once_and_the_model_called_once_a_level() -> None:

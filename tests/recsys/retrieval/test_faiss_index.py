@@ -150,6 +150,16 @@ def test_bad_settings_are_refused():
         FaissIndexConfig(hnsw_neighbors=0)
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 7e4])
+def test_item_vectors_that_no_index_can_hold_are_refused(bad):
+    items = ITEMS[:50].clone()
+    items[7, 3] = bad
+    with pytest.raises(ValueError, match="item row 7 holds NaN, infinity"):
+        build_index(items)
+    with pytest.raises(ValueError, match="item row 57 holds NaN, infinity"):
+        build_index(ITEMS[:50]).add(items)
+
+
 def test_bad_queries_are_refused():
     index = build_index(ITEMS[:50])
     with pytest.raises(ValueError, match="query 1 holds NaN"):

@@ -9,7 +9,7 @@ from recsys.kernels.choice import without
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_index import build_index
 from recsys.retrieval.faiss_library import FaissIndexConfig
-from recsys.retrieval.index import ExactIndex, copy_halves, index_of
+from recsys.retrieval.index import ExactIndex, copy_halves, gpu_layout, index_of
 from recsys.retrieval.vector_index import VectorIndex
 from tests.recsys.testing.tensors import (
     as_lists,
@@ -105,6 +105,13 @@ def test_the_kind_follows_the_number_of_items() -> None:
     config = FaissIndexConfig(flat_max_rows=1_000)
     assert [config.kind_for(count) for count in (1_000, 1_001)] == ["flat", "ivf_sq8"]
     assert isinstance(index_of(ITEMS[:1_000]), ExactIndex)
+
+
+def test_a_gpu_holds_the_most_that_fits() -> None:
+    assert gpu_layout(10_000_000, 64, 4 << 30) == (torch.float32, True)
+    assert gpu_layout(10_000_000, 64, 3 << 30) == (torch.float32, False)
+    assert gpu_layout(10_000_000, 64, 2 << 30) == (torch.float16, False)
+    assert gpu_layout(10_000_000, 64, 1 << 30) == (None, False)
 
 
 def test_half_copies_hold_vectors_of_like_lengths_at_any_scale() -> None:

@@ -52,6 +52,15 @@ def test_a_file_cut_at_any_4_kib_boundary_is_refused(saved):
             FaissIndex.load(saved)
 
 
+def test_a_cut_file_with_a_fitting_description_is_refused(saved):
+    whole = saved.read_bytes()
+    for end in (0, 3, 40, *range(4096, len(whole), 4096)):
+        saved.write_bytes(whole[:end])
+        bless(saved)
+        with pytest.raises(ValueError, match=r"refused .*items\.faiss"):
+            FaissIndex.load(saved)
+
+
 def test_flipped_bits_are_refused(saved):
     random = np.random.default_rng(1)
     for path in (saved, meta_path(saved)):
@@ -91,6 +100,14 @@ def test_a_missing_part_is_named(saved, missing):
 def test_a_description_of_another_index_is_refused(saved, field, value):
     write_meta(saved, replace(read_meta(saved), **{field: value}))
     with pytest.raises(ValueError, match="refused"):
+        FaissIndex.load(saved)
+
+
+def test_an_index_of_another_kind_than_described_is_refused(saved):
+    meta = read_meta(saved)
+    another = KINDS[KINDS.index(meta.kind) - 1]
+    write_meta(saved, replace(meta, kind=another))
+    with pytest.raises(ValueError, match=f"a {another} index has b'"):
         FaissIndex.load(saved)
 
 

@@ -158,6 +158,15 @@ def test_one_query_has_the_list_that_it_has_in_a_batch(
         check_alike(own, TopK(*(part[place : place + 1] for part in batch)))
 
 
+def test_a_catalogue_that_grew_is_searched_by_what_the_index_knows() -> None:
+    scored, listed = pairs()["index"]
+    queries = histories()
+    grown = allowed_items(queries["history"], 30, NUM_ROWS + 5)
+    check_alike(listed(queries, grown, 25).lists, scored(queries, grown, 25).lists)
+    with pytest.raises(ValueError, match="mask covers 390 item rows, the index has 400"):
+        listed(queries, grown[:, :390], 25)
+
+
 def test_an_index_is_built_once_when_it_is_needed() -> None:
     built: list[int] = []
 

@@ -86,6 +86,20 @@ def test_another_version_is_refused_with_both_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["semantic_ids.safetensors", "semantic_ids.json"])
+def test_damaged_or_missing_files_are_refused(tmp_path: Path, part: str) -> None:
+    all_ids().save(tmp_path)
+    path = tmp_path / part
+    content = bytearray(path.read_bytes())
+    content[-30] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"refused|version"):
+        SemanticIds.load(tmp_path)
+    path.unlink()
+    with pytest.raises(ValueError, match="missing"):
+        SemanticIds.load(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["semantic_ids.safetensors", "semantic_ids.json"])
 def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path, part: str) -> None:
     """A trie is built from the IDs, so what it lists is what was published (FAULTS 6)."""
     ids = all_ids()

@@ -78,6 +78,23 @@ def test_nobody_inherits_a_retired_id(tmp_path: Path) -> None:
         retire(fewer, torch.tensor([60, 3]))
 
 
+def test_retired_ids_are_remembered_through_later_versions(tmp_path: Path) -> None:
+    store = VersionStore(tmp_path)
+    first = published(40)
+    second = retire(first, torch.tensor([3, 9]))
+    third = append(second, quantizer(), vectors()[41:61], reserved=first.codes[[3, 9]])
+    fourth = retire(third, torch.tensor([50]))
+    for ids in (first, second, third, fourth):
+        store.publish(ids, quantizer())
+    lost = torch.cat([first.codes[[3, 9]], third.codes[[50]]]).tolist()
+    assert store.retired_codes().tolist() == sorted(lost)
+    assert store.retired_codes(third.version).tolist() == sorted(lost[:2])
+    assert store.retired_codes(first.version).shape == (0, first.num_levels)
+    for path in (tmp_path / "versions" / second.version).glob("semantic_ids_delta.*"):
+        path.unlink()
+    assert store.retired_codes().tolist() == sorted(lost)
+
+
 def test_an_append_after_a_rollback_gives_no_id_of_the_later_version(
     tmp_path: Path,
 ) -> None:

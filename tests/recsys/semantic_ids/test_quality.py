@@ -6,6 +6,8 @@ import torch
 from recsys.semantic_ids.collisions import assign_semantic_ids
 from recsys.semantic_ids.kmeans import Centres
 from recsys.semantic_ids.quality import (
+    code_counts,
+    prefix_counts,
     quality_report,
 )
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans
@@ -57,3 +59,10 @@ def test_ids_of_another_quantizer_are_refused_with_both_named() -> None:
     other = quantizer.relabelled([torch.tensor([1, 0]), torch.tensor([0, 1])])
     with pytest.raises(ValueError, match=f"{quantizer.digest[:12]}, this is {other.digest[:12]}"):
         quality_report(other, vectors, ids)
+
+
+def test_items_are_counted_by_code_and_by_prefix() -> None:
+    codes = torch.tensor([[0, 0], [0, 1], [0, 0], [2, 1]])
+    first, second = code_counts(codes, (3, 2))
+    assert (first.tolist(), second.tolist()) == ([3, 0, 1], [2, 2])
+    assert prefix_counts(codes, (3, 2)).tolist() == [[3, 2], [3, 1], [3, 2], [1, 1]]

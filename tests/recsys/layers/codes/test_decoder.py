@@ -6,6 +6,9 @@ from recsys.layers.codes.decoder import (
     CodeBlockConfig,
     DistanceBias,
     SharedContext,
+    joint_attention,
+    merged_shares,
+    side_by_side,
 )
 
 BATCH, WIDTH, TOKENS, PLACES, DIM, HEADS = 2, 3, 4, 6, 8, 2
@@ -44,6 +47,24 @@ def test_what_is_masked_in_the_context_is_never_read() -> None:
     context.values[:, :, 4:] = 1e6
     after, _ = block.decode(tokens, context, None)
     assert torch.equal(before, after)
+
+
+@torch.no_grad()
+def test_two_softmaxes_merged_are_one() -> None:
+    """What a fused kernel leaves to do, held to the scores written out."""
+    context, dim = context_of(1), DIM // HEADS
+    query = torch.randn(BATCH, WIDTH, TOKENS, HEADS, dim)
+    values = torch.randn(BATCH, WIDTH, 5, HEADS, dim)
+    scores = 20 * torch.randn(BATCH, WIDTH, TOKENS, HEADS, 5)
+    scores[..., 4] = -torch.inf
+    expected = joint_attention(query, scores, values, context)
+    shared = side_by_side(query) @ context.keys.mT * dim**-0.5 + context.bias
+    single = scores.flatten(1, 2).transpose(1, 2)
+    read, weights = merged_shares(shared.softmax(-1) @ context.values, shared.logsumexp(-1), single)
+    own = weights.transpose(1, 2).reshape(scores.shape)  # [B, W, S, H, all S]
+    found = read.transpose(1, 2).reshape(query.shape)
+    found = found + torch.einsum("bwsha,bwahd->bwshd", own, values)
+    torch.testing.assert_close(found.flatten(3), expected)
 
 
 @torch.no_grad()

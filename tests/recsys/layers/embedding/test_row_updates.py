@@ -119,6 +119,28 @@ def test_an_id_outside_its_table_is_named_and_the_step_can_be_done_again(
         assert torch.equal(weights_of(bags)[name], value)
 
 
+def test_adam_of_rows_that_always_occur_is_torchs_adam() -> None:
+    """Every row in every batch: the lazy kind and the dense kind are then one."""
+    every = Jagged(torch.arange(40).repeat(2), torch.tensor([0, 40, 80]))
+    few = Jagged(torch.arange(6).repeat(2), torch.tensor([0, 6, 12]))
+    batch = JaggedBatch({"history": every, "item": every, "categories": few})
+    by_rows = layer_of("torch", "adam")
+    torch.manual_seed(2)
+    dense = EmbeddingBags(TABLES, "torch")
+    optimizer = torch.optim.Adam(dense.parameters(), lr=0.1)
+    for _ in range(4):
+        step(by_rows, batch)
+        optimizer.zero_grad()
+        loss_of(dense, batch).backward()
+        optimizer.step()
+    for name, value in dense.state_dict().items():
+        torch.testing.assert_close(by_rows.state_dict()[name], value, **TOLERANCE)
+    for name, parameter in dense.named_parameters():
+        for slot in ("exp_avg", "exp_avg_sq", "step"):
+            own = by_rows.update_state()[f"{slot}/{name}"]
+            torch.testing.assert_close(own, optimizer.state[parameter][slot], **TOLERANCE)
+
+
 @pytest.mark.parametrize(
     ("backend", "rule"), [(backend, rule) for rule in RULES for backend in backends(rule)]
 )
@@ -147,6 +169,19 @@ def test_clipping_is_per_row() -> None:
     longest = free.norm(dim=1)
     assert (longest > 0.05).any()
     torch.testing.assert_close(moved.norm(dim=1), longest.clamp(max=0.05), atol=1e-5, rtol=0)
+
+
+def test_fbgemm_says_what_it_cannot_do() -> None:
+    pytest.importorskip("fbgemm_gpu")
+    with pytest.raises(ValueError, match="does not clip rows"):
+        layer_of("torchrec", "sgd", 1.0)
+    with pytest.raises(ValueError, match="'adam' on CUDA only"):
+        layer_of("torchrec", "adam")
+    odd = EmbeddingBags(
+        [TableConfig(name="item", num_rows=3, embedding_dim=6, features=("item",))], "torchrec"
+    )
+    with pytest.raises(ValueError, match=r"multiples of 4, tables \['item'\]"):
+        odd.update_rows(RowUpdateConfig(rule="sgd"))
 
 
 @pytest.mark.parametrize(
@@ -206,6 +241,14 @@ def test_weights_and_state_go_on_in_another_backend(rule: str, tmp_path) -> None
             torch.testing.assert_close(second.state_dict()[name], value, **TOLERANCE)
 
 
+def test_state_of_another_rule_is_refused() -> None:
+    adam, adagrad = layer_of("torch", "adam"), layer_of("torch", "rowwise_adam")
+    with pytest.raises(ValueError, match=r"exp_avg_sq/.* of shape \(48, 8\), got \(48,\)"):
+        adam.load_update_state(adagrad.update_state())
+    with pytest.raises(ValueError, match="got nothing"):
+        adam.load_update_state({})
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 @pytest.mark.parametrize("backend", ["auto", *backends("sgd")])
@@ -249,3 +292,19 @@ def test_two_lookups_in_a_step_are_refused() -> None:
         bags(random_batch(1))
     bags.begin_step(0.1)
     bags(random_batch(1))
+
+
+def test_tables_that_were_moved_are_named() -> None:
+    bags = layer_of("torch", "adam")
+    bags.double().float()
+    bags.begin_step(0.1)
+    with pytest.raises(ValueError, match="'item' was moved or replaced"):
+        bags(random_batch(0))
+
+
+def test_gradients_are_scaled_on_the_device() -> None:
+    scaled, plain = layer_of("torch", "sgd"), layer_of("torch", "sgd")
+    scaled.updates.grad_scale = torch.full((1,), 0.25)
+    step(scaled, random_batch(0), 4.0)
+    step(plain, random_batch(0))
+    torch.testing.assert_close(scaled.weight("item"), plain.weight("item"), **TOLERANCE)

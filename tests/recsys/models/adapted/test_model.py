@@ -10,6 +10,8 @@ from recsys.models.adapted import (
     ITEM_TABLE,
     AdaptedRetriever,
     adapted_layers,
+    centre_items,
+    copy_layers,
 )
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
@@ -171,6 +173,44 @@ def test_a_domains_items_move_where_an_adapter_corrects_their_id_vectors(kind):
     assert moved.nonzero()[:, 0].tolist() == [row for row in range(1, 20) if row != 12]
     assert retriever.shares_items("films")
     assert not retriever.shares_items("books")
+
+
+@pytest.mark.parametrize("kind", ["two_tower", "attention"])
+@pytest.mark.parametrize("share", [0.5, 1.0])
+@torch.no_grad()
+def test_what_items_of_a_new_domain_have_in_common_is_taken_off(kind, share):
+    model, own = with_content(kind), torch.arange(20, 50)
+    alone = model.item_inputs(own)
+    config = LoraConfig(targets=adapted_layers(model), rank=3, max_share=1.0)
+    adapter = LoraAdapter(model, config)
+    centre_items(model, adapter, own, share)
+    adapter.attach()
+    corrected = model.item_inputs(own)
+    torch.testing.assert_close(corrected.mean(0), (1 - share) * alone.mean(0), rtol=0, atol=1e-5)
+    content = model.look_up_content(own)
+    # Where content says nothing of what is common, nothing changes.
+    common = content.mean(0)
+    along = content @ common / (common @ common)
+    moved = alone - share * along[:, None] * alone.mean(0)
+    torch.testing.assert_close(corrected, moved, rtol=0, atol=1e-5)
+    reading = LoraAdapter(model, replace(config, targets=adapted_layers(model)[:1]))
+    with pytest.raises(ValueError, match="add it to targets"):
+        centre_items(model, reading, own, share)
+
+
+@pytest.mark.parametrize("kind", ["two_tower", "attention"])
+@torch.no_grad()
+def test_adapters_of_a_twin_do_not_reach_the_model(kind):
+    model = with_content(kind)
+    alone, encoded = model.score(queries()), model.all_item_inputs()
+    twin = copy_layers(model)
+    assert twin.all_item_inputs() is encoded
+    pairs = zip(model.parameters(), twin.parameters(), strict=True)
+    assert all(mine is theirs for mine, theirs in pairs)
+    retriever = AdaptedRetriever(twin, {"books": adapter_of(twin, 1)})
+    assert not torch.allclose(retriever.score(queries(), ["books"] * 6), alone, atol=1e-3)
+    assert model.all_item_inputs() is encoded
+    assert torch.equal(model.score(queries()), alone)
 
 
 def test_training_an_adapter_moves_nothing_of_its_base_whatever_times_it_meets():

@@ -6,7 +6,7 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.lora.file import load_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
-from recsys.models.adapted import AdaptedRanker, ranker_targets
+from recsys.models.adapted import AdaptedRanker, copy_layers, ranker_targets
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import RankingBatch
 from recsys.models.ranker.config import RankerConfig, RankerInputs
@@ -81,6 +81,29 @@ def test_each_candidate_of_a_mixed_batch_is_judged_through_its_querys_adapter(tr
     nobody = mixed_logits(adapted, ["unheard of"] * 5)
     torch.testing.assert_close(nobody, alone, rtol=0, atol=CLOSE)
     assert [adapted.knows(one) for one in DOMAINS] == [True, False, True, True, False]
+
+
+@pytest.mark.parametrize("trunk", ["dense", "sparse"])
+@torch.no_grad()
+def test_served_scores_are_those_of_the_adapter_and_do_not_depend_on_company(trunk):
+    model = ranker(trunk)
+    adapters = {name: adapter_of(model, seed) for seed, name in enumerate(("books", "films"), 1)}
+    twin = copy_layers(model)
+    served = AdaptedRanker(twin, adapters)
+    for query, domain in enumerate(DOMAINS):
+        begin, end = batch().candidates.offsets[query : query + 2].tolist()
+        rows = batch().candidates.values[begin:end]
+        numbers = batch().candidate_dense[begin:end]
+        reader = model.encode_reader(batch(), query)
+        scores = served.score_candidates(reader, rows, numbers, domain)
+        if domain in adapters:
+            adapters[domain].attach()
+        expected = model.score_candidates(reader, rows, numbers)
+        if domain in adapters:
+            adapters[domain].detach()
+        torch.testing.assert_close(scores, expected, rtol=0, atol=CLOSE)
+        one = served.score_candidates(reader, rows[-1:], numbers[-1:], domain)
+        assert torch.equal(one, scores[-1:])
 
 
 @torch.no_grad()

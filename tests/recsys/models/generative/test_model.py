@@ -262,6 +262,18 @@ def test_the_last_item_decides_where_order_is_everything() -> None:
     assert (found == labels).float().mean() > 0.8
 
 
+def test_a_catalogue_of_one_item_and_of_none() -> None:
+    for num_items in (0, 1):
+        codes = torch.full((3, 3), -1)
+        codes[2 : 2 + num_items] = torch.tensor([3, 0, 2])
+        model = drawn(SMALL, codes=codes)
+        found = generate(model, [[2, 1], []], 2)
+        assert found.item_rows.tolist() == [[2 if num_items else -1, -1]] * 2
+        nothing = generate(model, [[2, 1]], 2, masks=[ItemMask(np.zeros(3, np.bool_))])
+        assert nothing.item_rows.tolist() == [[-1, -1]]
+        assert torch.isfinite(model.loss(histories([[2, 2, 1]])))
+
+
 @pytest.mark.parametrize("name", ["two blocks", "vectors and places"])
 def test_an_appended_item_is_generated_and_one_without_an_id_is_not(
     name: str, tmp_path: Path
@@ -292,6 +304,12 @@ def test_a_vector_tells_items_of_one_id_apart_and_others_than_its_sizes_are_refu
     inputs = replace(model.inputs, vector_dim=7)
     with pytest.raises(ValueError, match=r"item vectors \(41, 6\) must be one row for each of 41"):
         GenerativeModel(config, inputs, draw_codes(), catalogue(), vectors=torch.zeros(41, 6))
+
+
+def test_semantic_ids_of_another_version_are_refused_with_both_named(tmp_path: Path) -> None:
+    drawn(SMALL).save(tmp_path)
+    with pytest.raises(ValueError, match=r"speaks semantic IDs ids-of-monday.*ids-of-sunday"):
+        GenerativeModel.load(tmp_path, catalogue(), draw_codes(), semantic_ids="ids-of-sunday")
 
 
 def test_a_model_saved_with_settings_that_were_removed_loads_only_if_they_were_off(

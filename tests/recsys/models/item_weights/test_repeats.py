@@ -2,13 +2,28 @@
 
 import numpy as np
 import pytest
+import torch
 
-from recsys.models.configs import NextBasketConfig
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.models.configs import NextBasketConfig, RepeatsConfig
 from recsys.models.item_weights import next_basket
-from recsys.models.item_weights.next_basket import Baskets, next_basket_model
+from recsys.models.item_weights.next_basket import Baskets, next_basket_model, repeats_model
 
 pytestmark = pytest.mark.numerics
 NUM_ROWS = 6
+NOTHING = -torch.inf
+
+
+def queries(*histories: list[int]) -> JaggedBatch:
+    return JaggedBatch({"history": Jagged.from_lists(histories)})
+
+
+def test_own_items_score_by_how_often_and_how_lately() -> None:
+    model = repeats_model(NUM_ROWS, RepeatsConfig(history_power=(1.0,)))
+    scores = model.score(queries([3, 1, 3], [2], []))
+    assert scores[0].tolist() == [NOTHING, 0.5, NOTHING, pytest.approx(1 + 1 / 3), NOTHING, NOTHING]
+    assert scores[1].tolist() == [NOTHING, NOTHING, 1.0, NOTHING, NOTHING, NOTHING]
+    assert scores[2].tolist() == [NOTHING] * NUM_ROWS
 
 
 def model_of(baskets: list[list[list[int]]], **settings: float) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from recsys.models.configs import TextTowerConfig
-from recsys.models.text_search.scorers import WordIndex, train_tower
+from recsys.models.text_search.scorers import TextTower, WordIndex, train_tower
 from recsys.models.text_search.search import (
     FEATURES,
     PERSONAL_SCALE,
@@ -16,7 +16,7 @@ from recsys.models.text_search.search import (
     TextSearch,
     fit_weights,
 )
-from recsys.models.text_search.tokens import ItemText, split
+from recsys.models.text_search.tokens import ItemText, QueryMaker, split
 
 TITLES = (
     "Star Trek: The Motion Picture",
@@ -121,11 +121,24 @@ def test_files_give_the_same_search(search, tmp_path: Path):
     assert {Path(name).suffix for name in first} <= {".json", ".npy", ".safetensors"}
 
 
+def test_appended_items_are_found_by_spelling(search):
+    grown = search.grown(["Lavender Hand Cream skin"])
+    assert grown.num_item_rows == 10
+    assert 9 in found(grown, "hand creme")
+    assert search.grown([]) is search
+
+
 def test_parts_that_do_not_fit_are_refused(search):
     with pytest.raises(ValueError, match="5 finite weights"):
         TextSearch(search.tower, search.item_vectors, search.words, [1, 2])
     with pytest.raises(ValueError, match="item vectors are 3 wide, the text tower 64"):
         TextSearch(search.tower, torch.zeros(9, 3), search.words, START)
+
+
+def test_a_catalogue_without_words_is_searched_in_vain():
+    tower = TextTower(CONFIG)
+    empty = TextSearch(tower, tower.encode([[], []]), WordIndex.of([[], []]), START)
+    assert found(empty, "anything") == []
 
 
 def test_bm25_prefers_the_rare_word_and_the_short_text():
@@ -135,6 +148,19 @@ def test_bm25_prefers_the_rare_word_and_the_short_text():
     assert scores.argmax() == 1
     assert scores[2] > scores[3] > scores[0] == 0
     assert index.scores(["unknown"]) is None
+
+
+def test_queries_are_made_of_the_item_and_repeat_by_seed():
+    item = texts()[3]
+    first, second = QueryMaker(1), QueryMaker(1)
+    made = [first.make(item) for _ in range(60)]
+    assert made == [second.make(item) for _ in range(60)]
+    assert {one.kind for one in made} == {"title", "typo", "attribute", "mixed"}
+    assert all(one.text == "hair" for one in made if one.kind == "attribute")
+    titled = [one for one in made if one.kind == "title"]
+    assert all(set(split(one.text)) <= set(split(item.title)) for one in titled)
+    bare = ItemText(item_row=1, title="x y", text="x y")
+    assert {first.make(bare, "attribute").kind, first.make(bare, "typo").kind} == {"title", "typo"}
 
 
 def test_weights_follow_what_tells_the_wanted_item():

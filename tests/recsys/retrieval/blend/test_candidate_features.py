@@ -1,6 +1,7 @@
 """What a number of a candidate says: of the sources' lists, and of the history."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,6 +65,18 @@ def test_a_candidate_is_held_against_the_history() -> None:
     # Behind the counts an item has no events.
     assert found["events.above_few"][2] == pytest.approx(-mean)
     assert found["history.events"] == pytest.approx([np.log(3)] * 3 + [0])
+
+
+def test_numbers_are_the_same_when_read_again(tmp_path: Path) -> None:
+    half = 0.5**0.5
+    vectors = torch.tensor([[0.0, 0], [1, 0], [0, 1], [half, half]])
+    asked = (Jagged.from_lists([[2, 1]]), torch.tensor([[3, 1, 6]]), torch.ones(7))
+    for number, given in enumerate((vectors, None)):
+        folder = tmp_path / str(number)
+        made = HistoryFeatures(catalogue(), linear(), given)
+        made.save(folder)
+        loaded = HistoryFeatures.load(folder, catalogue())
+        assert torch.equal(loaded.features(*asked), made.features(*asked))
 
 
 def test_a_batch_is_numbered_as_each_query_alone() -> None:

@@ -198,6 +198,17 @@ def test_a_missing_source_leaves_its_weight_to_the_others():
     assert blend.blend({"silent": top}, 2).item_rows.tolist() == [[5, 7], [5, 7]]
 
 
+def test_learns_from_a_sample_what_it_learns_from_all_candidates():
+    lists, targets, _ = two_worlds(1500)
+    small = LearnedBlend.fit(lists, targets, LearnedBlendConfig(max_candidates=24))
+    full = LearnedBlend.fit(lists, targets, LearnedBlendConfig(max_candidates=60))
+    assert small.fitted is not None
+    assert full.fitted is not None
+    assert small.fitted.loss == pytest.approx(full.fitted.loss, rel=0.05)
+    rankings = [ndcg(blend.blend(lists, LENGTH), targets).mean() for blend in (small, full)]
+    assert float(rankings[0]) == pytest.approx(float(rankings[1]), abs=0.01)
+
+
 def test_what_is_saved_is_what_is_loaded(tmp_path):
     lists, targets, lengths = two_worlds(200)
     config = LearnedBlendConfig(history_bounds=(5, 10), item_bounds=(0.5,), max_queries=100)
@@ -226,6 +237,13 @@ def test_a_damaged_file_is_refused(tmp_path, part, damage):
         path.write_bytes({"flip": content, "cut": content[:-9], "empty": b""}[damage])
     with pytest.raises(ValueError, match="refused the blend"):
         LearnedBlend.load(tmp_path)
+
+
+def test_another_blend_than_the_manifest_names_is_refused(tmp_path):
+    digest = weighing(("a",), presence=[1.0]).save(tmp_path)
+    weighing(("a",), presence=[2.0]).save(tmp_path)
+    with pytest.raises(ValueError, match=digest):
+        LearnedBlend.load(tmp_path, sha256=digest)
 
 
 def test_its_files_hold_json_and_tensors_alone(tmp_path):
