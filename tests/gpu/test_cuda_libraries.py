@@ -72,38 +72,3 @@ def test_torchrec_pools_on_cuda_as_torch_does(cuda: torch.device, weighted: bool
         torch.testing.assert_close(ours[name], value, **TOLERANCE)
     for name, gradient in their_gradients.items():
         torch.testing.assert_close(our_gradients[name], gradient, **TOLERANCE)
-
-
-def test_fbgemm_fused_tables_take_one_step_as_torch_does(cuda: torch.device):
-    """FBGEMM's fused lookup with SGD inside its backward against the same step by hand."""
-    pytest.importorskip("fbgemm_gpu", reason="needs the CUDA build of fbgemm-gpu")
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-        ComputeDevice,
-        SplitTableBatchedEmbeddingBagsCodegen,
-    )
-
-    fused = SplitTableBatchedEmbeddingBagsCodegen(
-        [(5_000, 32, EmbeddingLocation.DEVICE, ComputeDevice.CUDA)],
-        optimizer=EmbOptimType.EXACT_SGD,
-        learning_rate=0.5,
-        device=cuda,
-    )
-    (table,) = fused.split_embedding_weights()
-    torch.manual_seed(6)
-    table.data.normal_()
-    plain = torch.nn.EmbeddingBag.from_pretrained(
-        table.detach().clone(), freeze=False, mode="sum", include_last_offset=True
-    )
-    history = random_batch(weighted=False).to(cuda)["history"]
-    ours, theirs = fused(history.values, history.offsets), plain(history.values, history.offsets)
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-5)
-
-    direction = torch.randn_like(theirs)
-    ours.backward(direction)
-    theirs.backward(direction)
-    with torch.no_grad():
-        plain.weight -= 0.5 * plain.weight.grad
-    torch.cuda.synchronize()
-    torch.testing.assert_close(table.data, plain.weight.data, atol=1e-4, rtol=1e-5)

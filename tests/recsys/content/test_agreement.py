@@ -12,7 +12,7 @@ from recsys.content.attributes import Attribute, AttributeSource, Value
 from recsys.content.config import AttributeConfig, EnrichmentConfig
 from recsys.content.enrichment import enrich
 from recsys.content.enrichment_ledger import Enrichment
-from recsys.content.prompt import Prompt, Tokens
+from recsys.content.prompt import Prompt
 from tests.recsys.content.test_enrichment import Script
 
 MADE = AttributeSource("oracle", "own", "now")
@@ -68,19 +68,6 @@ def test_five_draws_are_right_as_often_as_the_binomial_says(tmp_path: Path) -> N
             assert wrong < 0.02 * num
             missing = result.attributes.index(None)
             assert result.reasons[missing] == "no value that 60% of 5 answers give"
-
-
-def test_draws_are_paid_once_and_a_short_budget_ends_with_whole_items(tmp_path: Path) -> None:
-    # A request may take 100 tokens and takes 15: 12 fit.
-    result, oracle = described(tmp_path, 5, 4, token_budget=270)
-    assert oracle.draws == [(f"item {at // 5}", at % 5) for at in range(len(oracle.draws))]
-    assert result.budget_reached
-    assert result.reasons[-1] == "not requested: the budget is spent"
-    once_more, more = described(tmp_path, 5, 4)
-    assert len(oracle.draws) + len(more.draws) == 20
-    assert once_more.spent == Tokens(200, 100)
-    # Another temperature is another answer.
-    assert len(described(tmp_path, 5, 4, sample_temperature=1.0)[1].draws) == 20
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from recsys.content.columns import (
     ColumnEncoder,
     EncodedColumn,
     Kind,
-    frequent,
     piecewise,
 )
 
@@ -52,20 +51,6 @@ def test_a_missing_value_is_a_value_of_its_own(kind: Kind, values: list[Any], em
     assert encoded[:, -1].tolist() == [0, 0, 0, 1, 1]
     assert not encoded[3:, :-1].any()
     assert np.isfinite(encoded).all()
-
-
-def test_dates_are_days_whatever_they_are_written_as() -> None:
-    column = EncodedColumn.fit("since", "date", ["2026-01-01", "2026-12-31"])
-    one, same = column.encode([date(2026, 5, 1), "2026-05-01T02:00:00+02:00"])
-    assert one.tolist() == same.tolist()
-
-
-def test_rare_and_new_values_share_a_column() -> None:
-    column = EncodedColumn.fit("brand", "category", ["b", "a", "a", "b", "b", "once"])
-    assert column.values == ("b", "a")
-    encoded = column.encode(["a", "once", "never seen"])
-    assert encoded.tolist() == [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0]]
-    assert frequent([["x", "x"], ["y"]]) == (), "twice in one item is one item"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
 import socket
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -48,11 +46,6 @@ def test_minilm_gives_the_published_similarities(minilm):
     assert np.allclose(vectors @ vectors.T, published, atol=1e-4)
 
 
-def test_a_text_has_its_vector_in_any_company(minilm):
-    alone = np.concatenate([minilm.encode([text]) for text in TEXTS])
-    assert np.allclose(alone, minilm.encode(TEXTS), atol=1e-5)
-
-
 def test_minilm_agrees_with_sentence_transformers_padded_and_not(minilm):
     folder = packaged_minilm()
     theirs = SentenceTransformerEncoder(folder, name="theirs", device="cpu")
@@ -62,19 +55,6 @@ def test_minilm_agrees_with_sentence_transformers_padded_and_not(minilm):
     padded[3] = 0  # an empty text
     assert np.allclose(minilm.encode(texts), padded, atol=1e-5)
     assert np.allclose(theirs.encode(texts), padded, atol=1e-5)
-
-
-def test_hashing_is_the_same_in_every_process():
-    code = (
-        "from recsys.content.encoder import HashEncoder;"
-        "print(HashEncoder(32).encode(['rose shampoo rose']).tobytes().hex())"
-    )
-    outputs = {
-        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
-        for _ in range(2)
-    }
-    expected = HashEncoder(32).encode(["rose shampoo rose"]).tobytes().hex()
-    assert outputs == {f"{expected}\n".encode()}
 
 
 def test_loading_and_encoding_open_no_connection(monkeypatch):

@@ -1,6 +1,5 @@
 import json
 import logging
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,7 +11,6 @@ from recsys.content.prompt import (
     Completion,
     EndpointError,
     EndpointRefusedError,
-    EndpointUnreachableError,
     Tokens,
 )
 from tests.recsys.content.openai_server import Reply, Request, chat_reply, openai_server
@@ -105,30 +103,6 @@ def test_retry_after_is_obeyed_and_waits_grow_otherwise():
     assert 3 <= waits[2] <= 5
 
 
-def test_a_server_that_never_answers_well_is_given_up_with_the_reason():
-    log, requests, _ = ask(lambda _: Reply({"error": {"message": "overloaded"}}, 503), ["soap"])
-    error = log.answers[0]
-    assert isinstance(error, EndpointUnreachableError)
-    assert "status 503" in str(error)
-    assert "overloaded" in str(error)
-    assert "after 3 attempts" in str(error)
-    assert not error.may_be_paid
-    assert len(requests) == 3
-
-
-def test_a_timeout_is_told_and_may_be_paid():
-    def slow(_request: Request) -> Reply:
-        time.sleep(0.4)
-        return chat_reply("{}")
-
-    log, _, _ = ask(slow, ["soap"], timeout_seconds=0.05, max_retries=1)
-    error = log.answers[0]
-    assert isinstance(error, EndpointUnreachableError)
-    assert "no reply within timeout_seconds = 0.05, after 2 attempts" in str(error)
-    assert error.may_be_paid
-    assert log.charged == [0, 0]
-
-
 def test_a_forbidden_charge_sends_nothing():
     log, requests, _ = ask(lambda _: chat_reply("{}"), ["a", "b", "c"], Log(1), concurrency=1)
     assert len(requests) == 1
@@ -180,14 +154,6 @@ def test_a_bad_configuration_is_refused_without_repeating_secrets(fields, messag
     with pytest.raises(ValueError, match=message) as caught:
         config_of(**{"base_url": "http://127.0.0.1:1/v1", **fields})
     assert "hidden" not in str(caught.value)
-
-
-def test_the_bound_holds_for_a_tokenizer_of_bytes():
-    endpoint = Endpoint(config_of("http://127.0.0.1:1/v1"))
-    prompt = prompt_for("\u6f22" * 50)
-    bound = endpoint.token_bound(prompt, SCHEMA, 40)
-    assert bound.completion_tokens == 40
-    assert bound.prompt_tokens > 150 + len(prompt.instructions.encode())
 
 
 @pytest.mark.parametrize(

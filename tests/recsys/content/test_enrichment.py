@@ -123,14 +123,6 @@ def test_a_second_run_asks_nothing_and_a_changed_text_is_the_only_one_asked(tmp_
     assert changed.attributes[0] == first.attributes[0]
 
 
-def test_equal_texts_are_asked_once_and_empty_ones_never(tmp_path):
-    script = Script()
-    result = enrich(["soap", "", "soap", " \n ", "\ud800"], script, tmp_path, PLENTY)
-    assert script.requested == ["soap"]
-    assert result.attributes[0] == result.attributes[2]
-    assert result.reasons == [None, "no text", None, "no text", "no text"]
-
-
 # ---- budget
 
 
@@ -145,17 +137,6 @@ def test_the_token_budget_is_never_exceeded_and_restarts_do_not_stretch_it(tmp_p
     # A request may take 100: with 15 a request, the seventh still fits, the eighth does not.
     assert len(script.requested) == 7
     assert sum(attributes is not None for attributes in result.attributes) == 7
-
-
-def test_the_cost_budget_prices_what_is_read_and_written(tmp_path):
-    config = EnrichmentConfig(
-        token_budget=10**9, cost_budget=0.0005, prompt_price=2.0, completion_price=4.0
-    )
-    script = Script()
-    result = enrich([f"item {i}" for i in range(50)], script, tmp_path, config)
-    # A request may cost 60 x 2 + 40 x 4 = 280 millionths and does cost 40.
-    assert len(script.requested) == 6
-    assert config.cost(*result.spent) == pytest.approx(0.00024)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from recsys.content.attribute_schema import split_entries
 from recsys.content.attributes import SCHEMA, prompt_for
 from recsys.content.language_model import LocalLanguageModel, model_digest
 from recsys.content.prompt import Completion
@@ -132,17 +131,3 @@ def test_random_weights_cannot_leave_the_schema(tiny):
         assert answer.tokens is not None
         assert answer.tokens.prompt_tokens <= bound.prompt_tokens
         assert 0 < answer.tokens.completion_tokens <= bound.completion_tokens
-
-
-def test_an_answer_is_the_same_in_any_company(tiny):
-    model = LocalLanguageModel(tiny, batch_size=4, device="cpu")
-    together, alone = Log(), Log()
-    prompts = [prompt_for(text) for text in TEXTS[:2]]
-    model.complete_json(prompts, SCHEMA, max_tokens=30, log=together)
-    model.complete_json(prompts[1:], SCHEMA, max_tokens=30, log=alone)
-    assert together.answers[1] == alone.answers[0]
-
-
-def test_entries_are_split_at_semicolons():
-    assert split_entries(" a b ;a  b; c,; ;d") == ["a b", "c", "d"]
-    assert split_entries(" ; ") == []

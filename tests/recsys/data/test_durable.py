@@ -1,4 +1,3 @@
-import errno
 import os
 import signal
 import subprocess
@@ -15,34 +14,7 @@ from recsys.data.durable import (
     digests_once,
     locked,
     new_directory,
-    replace_file,
-    shared,
-    write_durably,
 )
-
-
-def test_failed_replacement_keeps_the_old_file_and_leaves_nothing_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "state.json"
-    write_durably(path, "old")
-
-    def half(partial: Path) -> None:
-        partial.write_text("ne")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.raises(OSError, match="No space left"):
-        replace_file(path, half)
-
-    def fail(_descriptor: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", fail)
-        with pytest.raises(OSError, match="Input/output error"):
-            write_durably(path, "new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -127,13 +99,3 @@ def test_a_file_is_hashed_once_until_it_changes(
     replaced.write_bytes(b"third")
     replaced.replace(path)
     assert digests_once([path, path]) == [digest_of_file(path)] * 2
-
-
-def test_a_lock_is_shared_by_many_and_excludes_those_who_hold_it_alone(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with shared(path) as first, shared(path) as second, locked(path, wait=False) as alone:
-        assert (first, second, alone) == (True, True, False)
-    with locked(path) as alone, shared(path) as beside:
-        assert (alone, beside) == (True, False)
-    with locked(path, wait=0.05) as alone, locked(path, wait=0.05) as other:
-        assert (alone, other) == (True, False)

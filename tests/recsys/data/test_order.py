@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from recsys.data.windows import BatchOrder
 
@@ -25,14 +24,3 @@ def test_a_resumed_order_continues_as_if_it_had_never_stopped() -> None:
     seen = [straight.indices(step).tolist() for step in range(20)]
     resumed = BatchOrder(num_samples=10, batch_size=3, seed=5)
     assert [resumed.indices(step).tolist() for step in range(11, 20)] == seen[11:]
-
-
-def test_a_data_set_smaller_than_a_batch_is_one_whole_batch() -> None:
-    order = BatchOrder(num_samples=3, batch_size=100, seed=0)
-    assert order.steps_per_epoch == 1
-    assert sorted(order.indices(7)) == [0, 1, 2]
-
-
-def test_nothing_to_train_on_is_an_error() -> None:
-    with pytest.raises(ValueError, match="num_samples must be >= 1, got 0"):
-        BatchOrder(num_samples=0, batch_size=4, seed=0)

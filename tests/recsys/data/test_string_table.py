@@ -23,11 +23,6 @@ def test_a_lone_surrogate_is_refused_with_its_row(tmp_path: Path) -> None:
         write_string_table(tmp_path, "titles", ["fine", "\ud800"])
 
 
-def test_offsets_of_another_table_are_refused() -> None:
-    with pytest.raises(ValueError, match="do not fit its 3 bytes"):
-        StringTable(np.frombuffer(b"abc", np.uint8), np.array([0, 2, 9]))
-
-
 def test_a_text_that_ends_inside_a_character_is_refused() -> None:
     whole = "aé".encode()
     table = StringTable(np.frombuffer(whole, np.uint8), np.array([0, 2, 3]))

@@ -23,14 +23,6 @@ def test_every_event_but_the_first_is_a_label_once(max_length: int) -> None:
     assert (windows.ends - windows.starts).min() >= 2
 
 
-def test_a_batch_carries_items_and_their_times() -> None:
-    sequences = walks([3, 2])
-    batch = window_batch(sequences, np.array([3, 0]), np.array([5, 2]))
-    assert batch["history"].values.tolist() == [4, 5, 1, 2]
-    assert batch["history"].offsets.tolist() == [0, 2, 4]
-    assert batch["history.times"].values.tolist() == [240, 300, 60, 120]
-
-
 def test_the_last_event_and_empty_sequences_have_no_label() -> None:
     labels, has_label = next_events(Jagged.from_lists([[], [1, 2, 3], [], [4], []]))
     assert labels.tolist() == [2, 3, 0, 0]

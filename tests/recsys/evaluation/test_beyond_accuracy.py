@@ -1,6 +1,5 @@
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,28 +9,16 @@ from torch import Tensor
 from recsys.data.batch import Jagged
 from recsys.data.top_k import ItemMask
 from recsys.evaluation.beyond_accuracy import (
-    average_popularity,
-    catalogue_coverage,
     category_diversity,
     exposure,
     gini_of_exposure,
     intra_list_diversity,
     novelty,
-    popularity_lift,
 )
 
 pytestmark = pytest.mark.numerics
 
 SHORT = torch.tensor([[1, 2, 3], [1, 2, -1], [-1, -1, -1]])
-
-
-def test_coverage_is_the_share_of_eligible_items():
-    assert catalogue_coverage(SHORT, 3, ItemMask.all(7)) == pytest.approx(3 / 6)
-    assert catalogue_coverage(SHORT, 3, ItemMask(np.isin(np.arange(7), [3, 4]))) == pytest.approx(
-        1 / 2
-    )
-    with pytest.raises(ValueError, match="no item is eligible"):
-        catalogue_coverage(SHORT, 3, ItemMask(np.zeros(7, np.bool_)))
 
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=8).filter(any))
@@ -47,15 +34,6 @@ def test_novelty_is_the_information_in_bits():
     bits = novelty(SHORT, 3, popularity, num_users=8)
     assert bits[:2].tolist() == [pytest.approx((0 + 1 + 3) / 3), pytest.approx(0.5)]
     assert math.isnan(bits[2])
-
-
-def test_average_popularity_and_lift():
-    popularity = torch.tensor([0, 6, 4, 2])
-    average = average_popularity(SHORT, 3, popularity)
-    assert average[:2].tolist() == [4, 5]
-    histories = Jagged.from_lists([[3], [2, 3], [1]])  # means 2, 3; the third list is empty
-    lift = popularity_lift(SHORT, 3, histories, popularity)
-    assert lift == {"lists": 4.5, "histories": 2.5, "lift": pytest.approx(0.8), "num_users": 2}
 
 
 def slow_diversity(rows: list[int], vectors: Tensor) -> float:

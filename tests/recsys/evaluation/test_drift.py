@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -66,15 +64,6 @@ def test_a_band_is_passed_about_as_often_as_it_is_meant_to_be():
     assert tail_bound(heavy, 0.001, "both") > tail_bound(
         np.abs(rng.normal(size=300)), 0.001, "both"
     )
-
-
-def test_a_day_of_few_counts_has_a_wider_band():
-    rng = np.random.default_rng(2)
-    past = past_of(rng.normal(size=60), residuals=rng.normal(size=60))
-    past = replace(past, noise=np.ones(60))
-    usual, small, tiny = (usual_band(past, 4, noise, "both", 0.01) for noise in (1.0, 2.0, 50.0))
-    assert small.high - small.low > 1.8 * (usual.high - usual.low)
-    assert tiny == small
 
 
 def test_days_of_alarm_do_not_count_until_they_are_accepted():

@@ -75,15 +75,6 @@ def test_few_users_and_outcomes_without_spread_give_no_claim():
     assert np.isinf(differences(same, same).high).all()
 
 
-def test_shares_that_hold_are_doubted_in_at_most_5_of_100_whoever_looks_always():
-    random = np.random.default_rng(6)
-    shares = [0.5, 0.3, 0.2]
-    doubted = [
-        sample_ratio(random.choice(3, 3_000, p=shares), shares)[0][-1] <= 0.05 for _ in range(500)
-    ]
-    assert np.mean(doubted) <= 0.05
-
-
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="error must lie between 0 and 1, got 1"):
         SequentialConfig(error=1)

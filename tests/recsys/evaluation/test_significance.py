@@ -106,12 +106,6 @@ def test_runs_on_other_data_users_or_targets_are_refused_with_both_digests():
     assert other.targets_digest in str(refused.value)
 
 
-def test_holm_by_hand():
-    adjusted = holm(np.array([0.01, 0.04, 0.03, 0.005]))
-    assert adjusted == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm(np.array([0.6, 0.7])).tolist() == [1, 1]
-
-
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
 def test_benjamini_hochberg_agrees_with_scipy_and_is_milder_than_holm(p_values: list[float]):
     values = np.array(p_values)

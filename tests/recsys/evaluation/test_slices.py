@@ -6,7 +6,6 @@ from recsys.evaluation.ranking import ndcg_at_k
 from recsys.evaluation.slices import (
     Slice,
     category_slices,
-    history_length_slices,
     item_popularity_slices,
     slice_metrics,
     user_activity_slices,
@@ -36,17 +35,6 @@ def test_users_are_new_medium_or_heavy_by_their_events():
         "new": [True, True, False, False, False, False, False],
         "medium": [False, False, True, True, True, True, False],
         "heavy": [False] * 6 + [True],
-    }
-
-
-def test_history_lengths_fall_into_named_buckets():
-    targets = Jagged.from_lists([[1], [], [1, 2], [3]])
-    found = history_length_slices(targets, torch.tensor([0, 3, 5, 600]))
-    filled = {name: values for name, values in members(found).items() if any(values)}
-    assert filled == {
-        "0": [True, False, False, False],
-        "1-5": [False, True, True, False],
-        ">100": [False, False, False, True],
     }
 
 

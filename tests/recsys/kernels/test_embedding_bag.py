@@ -133,23 +133,6 @@ def test_agrees_with_float64(
             truth[-3].copy_(found[-3])
 
 
-@pytest.mark.parametrize("layout", [UNIFORM, MIXED], ids=["uniform", "mixed"])
-@KERNELS
-def test_long_runs_agree_and_repeat_their_bits(layout: TableLayout) -> None:
-    # Row 0 of the first table occurs in runs of several chunks; row 3 ends in the middle of one.
-    ids, offsets, samples = batch_of(layout, batch=16, longest=12)
-    ids = torch.where(torch.arange(len(ids), device=DEVICE) % 3 == 0, 3 % 7, ids * 0)
-    bits = []
-    for _ in range(2 if DEVICE == "cpu" else 20):
-        bags = hash_texts(layout, OptimizerConfig(), torch.float32)
-        found, truth = run_both(bags, [ids, offsets, samples], False)
-        assert error(found[-3], truth[-3]) < 2e-6
-        assert error(found[-1], truth[-1]) < 1e-5
-        bits.append((bags.weights, bags.second))
-    assert all(torch.equal(one[0], bits[0][0]) for one in bits)
-    assert all(torch.equal(one[1], bits[0][1]) for one in bits)
-
-
 @KERNELS
 def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
     ids = torch.cat([torch.zeros(200, dtype=torch.int64), torch.arange(40) // 2 * 2 % 39])

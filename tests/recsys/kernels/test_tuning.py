@@ -2,7 +2,6 @@
 
 import json
 import logging
-import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -53,11 +52,6 @@ def ask(default: dict[str, int] = DEFAULT) -> dict[str, int]:
     return config_for("topk_search.group_maxima", SHAPES, torch.bfloat16, default)
 
 
-def test_near_shapes_share_a_class() -> None:
-    assert shape_class(dim=48, length=19.5) == shape_class(dim=64, length=20) == "dim64-length32"
-    assert shape_class(dim=65, length=0) == "dim128-length1"
-
-
 def test_what_was_stored_is_what_a_launch_gets(gpu: None, folder: Path) -> None:
     assert ask() == DEFAULT
     path = store([measured()], DEVICE)
@@ -73,17 +67,6 @@ def test_entries_of_other_sources_do_not_count(gpu: None, monkeypatch: pytest.Mo
     store([measured()], DEVICE)
     monkeypatch.setattr(choice, "source_digest", lambda kernel: "changed")
     assert ask() == DEFAULT
-
-
-def test_the_users_own_measurements_go_before_the_shipped_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choice, "SHIPPED", tmp_path / "shipped")
-    shipped = Tuned(question=question(), config=DEFAULT, ms=1, default_ms=1)
-    store([shipped], DEVICE, tmp_path / "shipped")
-    assert lookup(question(), DEVICE) == DEFAULT
-    store([measured()], DEVICE)
-    assert lookup(question(), DEVICE) == TUNED
 
 
 @pytest.mark.parametrize(
@@ -113,24 +96,6 @@ def test_a_file_that_cannot_be_used_is_named_once_and_replaced(
     assert "measured again or removed" in caplog.text
     store([measured()], DEVICE)
     assert ask() == TUNED
-
-
-def write_many(number: int) -> None:
-    for place in range(5):
-        store([measured(f"writer{number}-{place}")], DEVICE)
-
-
-def test_processes_that_write_at_once_lose_nothing(folder: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=write_many, args=(number,)) for number in range(4)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-        assert writer.exitcode == 0
-    document = json.loads((folder / file_name(DEVICE)).read_text())
-    assert len(document["entries"]) == 20
-    assert {path.suffix for path in folder.iterdir()} == {".json", ".lock"}
 
 
 def test_launches_can_be_asked_and_told() -> None:

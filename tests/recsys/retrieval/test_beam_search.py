@@ -179,24 +179,6 @@ def test_the_context_is_encoded_once_and_the_model_called_once_a_level() -> None
     assert calls == [None, (2, 3), (2, 6)]
 
 
-@pytest.mark.parametrize("beam_width", [1, 50])
-def test_a_catalogue_of_none_and_of_one_item(beam_width: int) -> None:
-    sizes = (4, 5, 6)
-    tables = draw_tables(sizes, 2, 3, False)
-    for ids in ({}, {7: (3, 0, 5)}):
-        search = BeamSearch(
-            decode_table, trie_of(ids, sizes), beam_width=beam_width, semantic_ids_version=None
-        )
-        found = search.search(tables, 3)
-        assert found.item_rows.tolist() == [[*ids, *[-1] * (3 - len(ids))]] * 2
-        filtered = search.search(
-            tables, 3, [ItemMask(np.zeros(NUM_ROWS, np.bool_)), ItemMask.all(NUM_ROWS)]
-        )
-        assert filtered.item_rows[0].tolist() == [-1, -1, -1]
-        assert filtered.scores[0].tolist() == [-torch.inf] * 3
-        assert torch.equal(filtered.item_rows[1], found.item_rows[1])
-
-
 def test_another_version_of_the_semantic_ids_is_refused_with_both_named() -> None:
     trie = trie_of({1: (0, 0)}, (2, 2), version="ids-of-monday")
     with pytest.raises(ValueError, match=r"generates semantic IDs ids-of-sunday.*ids-of-monday"):

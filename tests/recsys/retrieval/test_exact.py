@@ -31,13 +31,6 @@ def test_agrees_with_ranking_the_whole_product(seed, num_items, k, share, max_sc
     assert torch.equal(found.scores, truth.scores)
 
 
-def test_half_precision_vectors_score_in_float32():
-    queries, items = integer_vectors(0, 2, 6), integer_vectors(1, 30, 6)
-    found = exact_top_k(queries.half(), items.half(), 5)
-    assert found.scores.dtype == torch.float32
-    assert torch.equal(found.item_rows, exact_top_k(queries, items, 5).item_rows)
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_query_that_is_not_finite_is_refused(bad):
     queries = torch.zeros(3, 4)

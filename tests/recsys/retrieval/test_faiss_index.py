@@ -1,5 +1,3 @@
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
@@ -81,19 +79,6 @@ def test_only_allowed_items_are_returned_and_most_of_the_best(kind, exact_below,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("exact_below", [0, 10])
-def test_lists_longer_than_what_is_allowed_are_padded(kind, exact_below):
-    index = index_of(kind, masked_exact_max_rows=exact_below)
-    found = index.search(QUERIES[:2], 5, ItemMask(np.isin(np.arange(NUM_ROWS), [7, 9])))
-    assert [sorted(rows) for rows in found.item_rows[:, :2].tolist()] == [[7, 9]] * 2
-    assert (found.item_rows[:, 2:] == -1).all()
-    assert (found.scores[:, 2:] == -torch.inf).all()
-    assert (
-        index.search(QUERIES[:2], 5, ItemMask(np.zeros(NUM_ROWS, np.bool_))).item_rows == -1
-    ).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_added_items_are_found_under_the_next_rows(kind):
     index = build_index(ITEMS[:5000], FaissIndexConfig(kind=kind))
     index.add(ITEMS[5000:])
@@ -132,15 +117,6 @@ def test_a_loaded_index_answers_like_the_saved_one(kind, tmp_path):
         assert torch.equal(ours.item_rows, theirs.item_rows)
         assert torch.equal(ours.scores, theirs.scores)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["items.faiss", "items.faiss.json"]
-
-
-def test_threads_that_search_at_once_get_their_own_lists():
-    index = index_of("ivf_sq8", effort=64, masked_exact_max_rows=0)
-    masks = [ItemMask(np.arange(NUM_ROWS) % 8 == place) for place in range(8)]
-    alone = [index.search(QUERIES, 20, mask).item_rows for mask in masks]
-    with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda mask: index.search(QUERIES, 20, mask), masks * 5))
-    assert all(torch.equal(ours.item_rows, alone[i % 8]) for i, ours in enumerate(found))
 
 
 def test_bad_settings_are_refused():

@@ -46,16 +46,6 @@ def test_a_new_item_gets_the_first_code_of_items_with_content_like_its_own() -> 
         assert grown.codes[rows[group], 0] == expected
 
 
-def test_items_without_content_get_no_id_and_codes_of_nobody_are_not_given() -> None:
-    _, behaviour, content = two_views()
-    content[7] = 0
-    config = ResidualKMeansConfig(level_sizes=(8, 4, 4))
-    ids, quantizer = behaviour_ids(behaviour, content, config)
-    assert ids.codes[7].tolist() == [-1, -1, -1]
-    used = set(ids.codes[ids.item_rows, 0].tolist())
-    assert set(quantizer.encode(torch.randn(200, 6) * 10)[:, 0].tolist()) <= used
-
-
 @pytest.mark.parametrize("balanced", [False, True])
 def test_a_refit_starts_from_published_codes_whatever_axes_behaviour_has(balanced: bool) -> None:
     generator = torch.Generator().manual_seed(0)

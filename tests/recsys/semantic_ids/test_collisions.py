@@ -71,15 +71,6 @@ def test_exactly_as_many_items_as_ids_fit_and_one_more_is_refused(equal: bool) -
         resolve_collisions(quantizer, vectors, codes)
 
 
-def test_items_keep_their_prefix_while_there_is_room_behind_it() -> None:
-    quantizer = random_quantizer((4, 8))
-    vectors = quantizer.decode(torch.tensor([[2, 5]])).expand(8, 4)
-    codes = quantizer.encode(vectors)
-    unique = resolve_collisions(quantizer, vectors, codes).codes
-    assert unique[:, 0].tolist() == codes[:, 0].tolist()
-    assert sorted(unique[:, 1].tolist()) == list(range(8))
-
-
 def test_the_nearest_item_keeps_its_code_and_the_next_gets_the_nearest_free() -> None:
     book = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
     quantizer = ResidualKMeans([Centres(book, torch.zeros(4))])

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -56,16 +54,6 @@ def test_encoding_is_the_nearest_code_level_by_level() -> None:
     assert torch.equal(quantizer.encode(vectors).long(), torch.stack(expected, dim=1))
 
 
-def test_the_chosen_code_has_the_least_level_distance_also_when_balanced() -> None:
-    vectors = clustered(300)
-    config = ResidualKMeansConfig(level_sizes=(8, 8), kmeans=KMeansConfig(balanced=True))
-    quantizer = ResidualKMeans.fit(vectors, config)
-    codes = quantizer.encode(vectors)
-    for level in range(2):
-        distances = quantizer.level_distances(vectors, codes[:, :level])
-        assert torch.equal(distances.argmin(1).int(), codes[:, level])
-
-
 def test_balanced_codes_are_used_more_evenly() -> None:
     generator = torch.Generator().manual_seed(1)
     # Nine tenths of the rows lie in one of ten clusters.
@@ -100,15 +88,6 @@ def test_a_warm_start_keeps_most_full_ids_and_a_cold_one_does_not() -> None:
     kept = [float((q.encode(vectors) == before).all(1).float().mean()) for q in (warm, cold)]
     assert kept[0] > 0.8
     assert kept[1] < 0.2
-
-
-def test_a_saved_quantizer_encodes_alike(tmp_path: Path) -> None:
-    vectors = clustered(300)
-    quantizer = ResidualKMeans.fit(vectors, SMALL)
-    quantizer.save(tmp_path)
-    loaded = ResidualKMeans.load(tmp_path)
-    assert loaded.digest == quantizer.digest
-    assert torch.equal(loaded.encode(vectors), quantizer.encode(vectors))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

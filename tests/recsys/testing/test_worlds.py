@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from tests.recsys.testing.auc import auc
 from tests.recsys.testing.world_truth import TASKS
 from tests.recsys.testing.worlds import FROZEN, KnownWorld, frozen_world
 
@@ -26,14 +25,3 @@ def test_rate_over_relevance_is_the_examination_curve(domains_world, task):
         expected = relevance[here].sum() * examined
         # Four standard errors of a sum of so many rare events.
         assert abs(happened[here].sum() - expected) < 4 * np.sqrt(expected)
-
-
-def test_no_other_score_beats_the_truth(domains_world):
-    shown, truth = domains_world.impressions, domains_world.truth
-    clicks = shown.labels[:, 1]
-    best = auc(shown.probabilities(truth, "click"), clicks)
-    wrong_domain = truth.probability(
-        "click", shown.users, shown.items, shown.domains ^ 1, days=shown.days, slots=shown.slots
-    )
-    slots_alone = (truth.examination / 1_000)[shown.slots]
-    assert auc(wrong_domain, clicks) < auc(slots_alone, clicks) < best - 0.1

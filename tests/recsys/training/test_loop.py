@@ -72,17 +72,6 @@ def test_training_finds_the_known_line():
     assert not model.training
 
 
-def test_numbers_are_logged_every_n_steps_and_at_the_last():
-    model, lists = Line(), Lists()
-    config = config_of(25)
-    run(model, config, tracker=lists, progress=lists)
-    assert list(lists.values("loss")) == [10, 20, 25]
-    assert lists.values("learning_rate")[10] == pytest.approx(config.schedule.learning_rate)
-    assert [(step, num_steps) for step, num_steps, _ in lists.shown] == [
-        (10, 25), (20, 25), (25, 25)
-    ]  # fmt: skip
-
-
 def test_early_stopping_keeps_the_best_weights():
     # Validation by script: the third of these is the best, two worse ones follow.
     scores = iter([0.1, 0.2, 0.5, math.nan, 0.4])
@@ -207,16 +196,3 @@ def test_checkpoint_of_another_run_is_refused(tmp_path):
     other = nn.Linear(2, 1)
     with pytest.raises(CheckpointError, match="belongs to another model"):
         run(other, config_of(20), loss_at=lambda _: other.weight.sum(), checkpoint_dir=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_steps": 0}, "num_steps must be > 0, got 0"),
-        ({"num_steps": 1, "patience": 0}, "patience must be > 0, got 0"),
-        ({"num_steps": 1, "precision": "half"}, "precision is 'auto', 'float32' or 'bfloat16'"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        LoopConfig(**settings)

@@ -15,7 +15,6 @@ from recsys.training.optim import (
     LoopConfig,
     ScheduleConfig,
     adamw,
-    row_tables,
 )
 from recsys.training.progress import SilentTracker
 
@@ -105,15 +104,3 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path):
     run(resumed, 17, folder=tmp_path / "stopped")
     for name, value in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
-
-
-def test_what_does_not_go_together_is_refused():
-    with pytest.raises(ValueError, match=r"tables is one of \('auto', 'dense'"):
-        AdamWConfig(tables="lazy")
-    model = Tower()
-    model.bags.weight("item").requires_grad_(False)
-    with pytest.raises(ValueError, match=r"tables \['item'\] are frozen"):
-        adamw(model, AdamWConfig(tables="adam"))
-    model.bags.requires_grad_(False)
-    adamw(model, AdamWConfig(tables="adam"))
-    assert row_tables(model) == []

@@ -57,22 +57,6 @@ def test_estimators_with_a_reward_model():
     assert normalized.value == pytest.approx(0.5 + (1 - 0.125 + 0.25) / 3.5)
 
 
-def test_a_policy_that_logged_itself_earns_the_mean_reward():
-    random = np.random.default_rng(0)
-    chances = random.uniform(0.1, 1, (50, 3))
-    rewards = random.random((50, 3))
-    log = LoggedLists(
-        rewards=rewards, propensities=chances, evaluated=chances, lengths=np.full(50, 3)
-    )
-    mean = rewards.sum(1).mean()
-    nothing = np.zeros((50, 3))
-    for weights in (whole_list(log), cascade(log), independent(log)):
-        assert ips(rewards, weights).value == pytest.approx(mean, rel=1e-12)
-        assert snips(rewards, weights).value == pytest.approx(mean, rel=1e-12)
-    found = cascade_doubly_robust(rewards, log.slot_weights, nothing, nothing)
-    assert found.value == pytest.approx(mean, rel=1e-12)
-
-
 @pytest.mark.parametrize("name", ["ips", "snips", "dr", "sndr", "switch", "cascade"])
 def test_the_influence_of_a_list_is_what_one_more_of_it_would_change(name):
     random = np.random.default_rng(1)

@@ -97,14 +97,3 @@ def test_id_outside_its_table_names_feature_value_and_range(backend, bad):
         bags(JaggedBatch(features))
     with pytest.raises(ValueError, match=rf"'item' has id {bad}"):
         bags.lookup("item", torch.tensor([bad]))
-
-
-def test_tables_that_clash_are_refused():
-    item = TableConfig(name="item", num_rows=4, embedding_dim=2, features=("item",))
-    brand = TableConfig(name="brand", num_rows=4, embedding_dim=2, features=("item",))
-    with pytest.raises(ValueError, match=r"each feature must be there once.*twice: \['item'\]"):
-        EmbeddingBags([item, brand], "torch")
-    with pytest.raises(ValueError, match=r"each table must be there once"):
-        EmbeddingBags([item, item], "torch")
-    with pytest.raises(ValueError, match="num_rows >= 1"):
-        TableConfig(name="item", num_rows=0, embedding_dim=2, features=("item",))

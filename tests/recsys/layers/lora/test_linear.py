@@ -9,8 +9,6 @@ from torch import nn
 from recsys.layers.lora.file import CONFIG, WEIGHTS, load_adapter, read_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
 from recsys.models.adapted import LoraBank
-from recsys.training.loop import train
-from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
 from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
@@ -71,33 +69,6 @@ def test_each_chosen_adapter_corrects_as_alone_and_the_base_keeps_its_bits():
     bank.remove()
     with bank.choose("books"):
         assert torch.equal(model(inputs), alone)
-
-
-def test_training_finds_a_planted_correction_and_leaves_the_base_alone():
-    model = base()
-    planted = filled(model, 3, LoraConfig(targets=("*",), rank=1, max_share=1.0))
-    torch.manual_seed(4)
-    inputs = torch.randn(512, 12)
-    with torch.no_grad():
-        planted.attach()
-        wanted = model(inputs)
-        planted.detach()
-    adapter, digest = LoraAdapter(model, ANY).attach(), digest_of_weights(model)
-
-    def loss_at(step: int) -> torch.Tensor:
-        return (model(inputs) - wanted).square().mean()
-
-    before = loss_at(0).item()
-    schedule = ScheduleConfig(learning_rate=0.02)
-    train(
-        adapter,
-        loss_at,
-        adamw(adapter, AdamWConfig(weight_decay=0.0)),
-        LoopConfig(num_steps=400, schedule=schedule),
-    )
-    assert loss_at(0).item() < 0.01 * before
-    assert digest_of_weights(model) == digest
-    assert {name.split(".")[0] for name in adapter.state_dict()} == {"corrections"}
 
 
 @torch.no_grad()

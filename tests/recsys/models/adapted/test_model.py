@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.layers.lora.file import load_adapter, save_adapter
-from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
+from recsys.layers.lora.linear import LoraAdapter, LoraConfig
 from recsys.models.adapted import (
     ITEM_TABLE,
     AdaptedRetriever,
@@ -91,20 +90,6 @@ def test_each_query_of_a_mixed_batch_is_read_through_its_domains_adapter(kind):
     assert bool((scores[:, 0] == -torch.inf).all())
     with pytest.raises(ValueError, match="1 domains for 6 queries"):
         retriever.query_vectors(queries(), ["books"])
-
-
-@pytest.mark.parametrize("kind", ["two_tower", "attention"])
-def test_an_adapter_fits_the_saved_model_that_it_was_trained_on(kind, tmp_path):
-    model = built(kind)
-    adapter = adapter_of(model, 1)
-    model.save(tmp_path / "model")
-    save_adapter(adapter, tmp_path / "adapter", domain="books")
-    loaded = type(model).load(tmp_path / "model", ItemCatalogue.empty(NUM_ITEM_ROWS + 5))
-    assert digest_of_weights(loaded) == adapter.base_digest
-    again = load_adapter(tmp_path / "adapter", loaded)
-    expected = AdaptedRetriever(model, {"books": adapter}).query_vectors(queries(), ["books"] * 6)
-    found = AdaptedRetriever(loaded, {"books": again}).query_vectors(queries(), ["books"] * 6)
-    torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE)
 
 
 def with_content(kind: str):
@@ -211,22 +196,3 @@ def test_adapters_of_a_twin_do_not_reach_the_model(kind):
     assert not torch.allclose(retriever.score(queries(), ["books"] * 6), alone, atol=1e-3)
     assert model.all_item_inputs() is encoded
     assert torch.equal(model.score(queries()), alone)
-
-
-def test_training_an_adapter_moves_nothing_of_its_base_whatever_times_it_meets():
-    torch.manual_seed(0)
-    known, counts = ItemCatalogue.empty(NUM_ITEM_ROWS), torch.ones(NUM_ITEM_ROWS).long()
-    model = SequenceModel(replace(SEQUENCE, calendar_days=30.0), INPUTS, known, counts)
-
-    def batch(day: int) -> JaggedBatch:
-        history = Jagged.from_lists([[3, 4, 5], [9, 8]])
-        times = history._replace(values=86_400 * (day + torch.arange(5)))
-        return JaggedBatch({"history": history, "history.times": times})
-
-    model.train().loss(batch(10_000))
-    digest = digest_of_weights(model)
-    adapter = LoraAdapter(model, LoraConfig(targets=("encoder.*",), rank=2, max_share=1.0))
-    adapter.attach().train()
-    for day in (0, 20_000):
-        model.loss(batch(day)).backward()
-    assert digest_of_weights(model) == digest

@@ -23,7 +23,6 @@ from recsys.models.item_tower import ItemCatalogue
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.semantic_ids.trie import Trie
 from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
-from tests.recsys.testing import synthetic
 from tests.recsys.testing.tensors import top_k_of_scores
 
 NUM_ITEM_ROWS = 41
@@ -247,21 +246,6 @@ def test_training_scores_each_prefix_as_generating_behind_it_does(name: str) -> 
     assert model.loss(histories(lists)).item() == pytest.approx(total / weights, rel=1e-4)
 
 
-def test_the_last_item_decides_where_order_is_everything() -> None:
-    """All items lie on one hidden cycle: the successor of the last item is the one right answer."""
-    world = synthetic.markov_world(num_users=120, num_items=20, events_per_user=10)
-    sequences = synthetic.sequences(world)
-    torch.manual_seed(2)
-    config = replace(VARIANTS["two blocks"], dense_weight=0.0, items="codes")
-    model, _ = trained(sequences, built(config, draw_codes(21)), 2, 300, 3e-3)
-    search = BeamSearch(
-        model.decode_step, trie_of(model.codes), beam_width=8, semantic_ids_version="ids-of-monday"
-    )
-    found = search.search(model.context(queries(sequences)), 1).item_rows[:, 0]
-    labels = sequences.labels(sequences.label_positions("test"))
-    assert (found == labels).float().mean() > 0.8
-
-
 def test_a_catalogue_of_one_item_and_of_none() -> None:
     for num_items in (0, 1):
         codes = torch.full((3, 3), -1)
@@ -291,19 +275,6 @@ def test_an_appended_item_is_generated_and_one_without_an_id_is_not(
     found = generate(grown, [[3, NUM_ITEM_ROWS, NUM_ITEM_ROWS + 1]], 45)
     assert NUM_ITEM_ROWS in found.item_rows[0]
     assert NUM_ITEM_ROWS + 1 not in found.item_rows[0]
-
-
-def test_a_vector_tells_items_of_one_id_apart_and_others_than_its_sizes_are_refused() -> None:
-    config = VARIANTS["vectors and places"]
-    model = drawn(config)
-    model.codes[5] = model.codes[3]
-    first, other = (model.context(histories([[row]])).carried for row in (3, 5))
-    assert not torch.allclose(first, other)
-    model.vectors[5] = model.vectors[3]
-    torch.testing.assert_close(model.context(histories([[5]])).carried, first)
-    inputs = replace(model.inputs, vector_dim=7)
-    with pytest.raises(ValueError, match=r"item vectors \(41, 6\) must be one row for each of 41"):
-        GenerativeModel(config, inputs, draw_codes(), catalogue(), vectors=torch.zeros(41, 6))
 
 
 def test_semantic_ids_of_another_version_are_refused_with_both_named(tmp_path: Path) -> None:

@@ -65,16 +65,6 @@ def hits(model: Ranker, found: RankingExamples) -> float:
     return float(found.labels[:, :, 0].gather(1, first).mean())
 
 
-@pytest.mark.parametrize("trunk", ["dense", "sparse", "shared_bottom"])
-def test_untrained_it_is_the_score_it_was_given(trunk: str) -> None:
-    found, model = examples(), ranker(trunk).eval()
-    logits = model.logits(found.whole_batch(torch.arange(NUM_QUERIES)))
-    assert torch.equal(logits[:, 0], found.candidates.features[:, :, 1].flatten())
-    with torch.no_grad():
-        at_once = model(found.whole_batch(torch.arange(NUM_QUERIES))).logits
-    assert torch.equal(at_once, logits)
-
-
 def test_it_learns_what_the_other_numbers_add() -> None:
     found, unseen, model = examples(), examples(seed=1), ranker()
     config = RankerFitConfig(num_candidates=LENGTH, num_hard=5, num_random=10, batch_size=20)

@@ -263,19 +263,6 @@ def test_histories_of_any_kind_are_trained_and_scored(name: str, lists: list[lis
     assert torch.isfinite(model.eval().score(batch)[:, 1:]).all()
 
 
-def test_times_change_what_is_read(tastes: Sequences) -> None:
-    for block in ("attention", "hstu"):
-        config = replace(SMALL, block=block, time_buckets=16)
-        model = fit(tastes, seed=1, config=config, steps=3)
-        torch.nn.init.normal_(model.encoder.members[0].blocks[0].bias.times, std=3.0)
-        history = Jagged.from_lists([[1, 3, 2]])
-        results = []
-        for times in ([0, 10, 20], [0, 900_000, 900_010]):
-            features = {"history": history, "history.times": Jagged.from_lists([times])}
-            results.append(model.score(JaggedBatch(features))[:, 1:])
-        assert not torch.allclose(*results)
-
-
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [

@@ -79,20 +79,6 @@ def test_numbers_are_the_same_when_read_again(tmp_path: Path) -> None:
         assert torch.equal(loaded.features(*asked), made.features(*asked))
 
 
-def test_a_batch_is_numbered_as_each_query_alone() -> None:
-    numbers, counts = HistoryFeatures(catalogue(), linear()), torch.arange(7)
-    history = Jagged.from_lists([[1, 2, 1], [], [3]])
-    candidates = torch.tensor([[2, 3], [4, 1], [6, -1]])
-    together = numbers.features(history, candidates, counts)
-    for query in range(3):
-        alone = numbers.features(
-            history.take(torch.tensor([query])), candidates[query : query + 1], counts
-        )
-        assert torch.equal(alone[0], together[query])
-    assert bool(together.isfinite().all())
-    assert together[2, 1].eq(0).all()
-
-
 def test_a_candidates_numbers_are_what_each_source_says_of_it() -> None:
     blend = weighted({"a": 1.0, "b": 0.5})
     lists = {

@@ -25,13 +25,6 @@ def penalised_slowly(choices: Choices, prior: Tensor, precision: Tensor, weights
     return apart @ precision @ apart / 2 - (choices.chosen.double() * log_shares).sum()
 
 
-def test_recovers_the_weights_that_users_follow():
-    planted = torch.tensor([1.5, 0.7, 0.0])
-    fitted = fit_weights(chosen_by(planted, 4000), torch.zeros(3), torch.eye(3))
-    torch.testing.assert_close(fitted.weights, planted, atol=0.08, rtol=0)
-    assert fitted.num_steps < 12
-
-
 def test_value_and_derivatives_agree_with_autograd():
     choices = chosen_by(torch.tensor([1.0, -1.0]), 300)
     choices = choices._replace(offsets=torch.rand(300, 12).where(torch.rand(300, 12) < 0.9, 0.5))
@@ -75,11 +68,3 @@ def test_perfectly_predicted_choices_keep_weights_finite():
     )
     assert 0 < float(fitted.weights) < 1
     assert fitted.loss < 1e-3
-
-
-def test_kinds_weigh_apart_and_unknown_ones_by_what_is_given():
-    features = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]])
-    choices = Choices(features, torch.zeros(1, 3), torch.tensor([[1.0, 0, 0]]))
-    apart = choices.by_kind(torch.tensor([[1, 0, -1]]), 2, torch.tensor([10.0, 1.0]))
-    assert apart.features[0].tolist() == [[0, 0, 1, 2], [3, 4, 0, 0], [0, 0, 0, 0]]
-    assert apart.offsets.tolist() == [[0, 0, 56]]

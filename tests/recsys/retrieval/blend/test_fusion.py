@@ -47,20 +47,3 @@ def test_agrees_with_exact_fractions(lists, k, weights):
         assert blended.source_ranks[query].tolist() == ranks
         scores = [float(score) for _, score, _ in truth] + [-torch.inf] * padding
         assert blended.scores[query].tolist() == pytest.approx(scores, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("lists", "weights", "constant", "message"),
-    [
-        ({}, {}, 60, "no source to blend"),
-        ({"a": torch.zeros(2, 3), "b": torch.zeros(1, 3)}, {}, 60, "for the same queries"),
-        ({"a": torch.zeros(3)}, {}, 60, "for the same queries"),
-        ({"a": torch.zeros(1, 3)}, {"b": 1.0}, 60, r"weights name \['b'\]"),
-        ({"a": torch.zeros(1, 3)}, {"a": -1.0}, 60, "finite and >= 0"),
-        ({"a": torch.zeros(1, 3)}, {"a": torch.nan}, 60, "finite and >= 0"),
-        ({"a": torch.zeros(1, 3)}, {}, 0, "constant must be finite and > 0"),
-    ],
-)
-def test_what_cannot_be_blended_is_refused(lists, weights, constant, message):
-    with pytest.raises(ValueError, match=message):
-        reciprocal_rank_fusion(lists, 3, weights, constant=constant)

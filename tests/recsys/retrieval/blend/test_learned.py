@@ -1,5 +1,3 @@
-import json
-
 import pytest
 import torch
 from torch import Tensor
@@ -83,28 +81,6 @@ def test_each_kind_of_user_trusts_the_source_that_is_right_for_it():
     nobody = blend.blend(lists, 5, history_lengths=torch.full((2000,), -1))
     assert torch.equal(nobody.item_rows, alike.blend(lists, 5).item_rows)
     assert torch.equal(nobody.item_rows, blend.blend(lists, 5).item_rows)
-
-
-def test_each_kind_of_item_trusts_the_source_that_knows_it():
-    """Source "fresh" ranks new items well and sees old ones at random, "seasoned" the reverse."""
-    generator = torch.Generator().manual_seed(0)
-    targets = torch.randint(1, NUM_ITEMS, (3000,), generator=generator)
-    ages = torch.arange(NUM_ITEMS).float()  # days
-    is_new = targets < 200
-    lists = {
-        "fresh": source(targets, torch.where(is_new, 0.9, 0.0), generator),
-        "seasoned": source(targets, torch.where(is_new, 0.0, 0.9), generator),
-    }
-    held = {name: TopK(*(part[2000:] for part in top)) for name, top in lists.items()}
-    lists = {name: TopK(*(part[:2000] for part in top)) for name, top in lists.items()}
-    config = LearnedBlendConfig(item_bounds=(200.0,), shrinkage_queries=30)
-    blend = LearnedBlend.fit(lists, one_each(targets[:2000]), config, item_values=ages)
-    truth = one_each(targets[2000:])
-    by_kind = ndcg(blend.blend(held, LENGTH, item_values=ages), truth).mean()
-    assert by_kind > ndcg(blend.blend(held, LENGTH), truth).mean() + 0.06
-    # Rows beyond the table, appended later, and rows without an age are of no known kind.
-    unknown = blend.blend(held, LENGTH, item_values=torch.full((5,), torch.nan))
-    assert torch.equal(unknown.item_rows, blend.blend(held, LENGTH).item_rows)
 
 
 def test_log_odds_move_an_item_as_much_as_they_say_and_sources_share_them():
@@ -244,17 +220,6 @@ def test_another_blend_than_the_manifest_names_is_refused(tmp_path):
     weighing(("a",), presence=[2.0]).save(tmp_path)
     with pytest.raises(ValueError, match=digest):
         LearnedBlend.load(tmp_path, sha256=digest)
-
-
-def test_its_files_hold_json_and_tensors_alone(tmp_path):
-    weighing(("a", "b"), presence=[1.0, 2.0]).save(tmp_path)
-    document = json.loads((tmp_path / "learned_blend.json").read_text())
-    assert document["sources"] == ["a", "b"]
-    assert document["features"] == list(FEATURES)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "learned_blend.json",
-        "learned_blend.safetensors",
-    ]
 
 
 def test_bad_input_is_refused():

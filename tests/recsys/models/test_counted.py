@@ -1,0 +1,388 @@
+"""Models that count: popularity, neighbours, regressions, content."""
+
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.dataset import Sequences
+from recsys.models import content_similarity, item_to_item
+from recsys.models.configs import ContentSimilarityConfig, ItemToItemConfig, PopularityConfig
+from recsys.models.content_similarity import ContentSimilarity, Whitening
+from recsys.models.item_to_item import ItemToItem
+from recsys.models.item_weights.ease import Ease
+from recsys.models.item_weights.model import ItemWeights
+from recsys.models.popularity import Popularity
+from tests.recsys.models.contracts import (
+    assert_queries_are_independent,
+    assert_scores_every_item,
+    assert_unknown_input_is_scored,
+)
+
+pytestmark = pytest.mark.numerics
+
+DAY = 86_400
+QUERIES = JaggedBatch({"history": Jagged.from_lists([[1], [], [99]])})
+
+
+def test_an_event_counts_half_after_the_half_life() -> None:
+    rows, times = np.array([1, 2, 2, 3]), np.array([10 * DAY, 0, 10 * DAY, 5 * DAY])
+    model = Popularity.fit(rows, times, 5, PopularityConfig(half_life_days=5.0))
+    assert model.score(QUERIES)[0].tolist() == [-torch.inf, 1.0, 1.25, 0.5, 0.0]
+
+
+def test_events_in_parts_age_from_the_newest_of_all_parts() -> None:
+    rows, times = np.array([1, 2, 2, 3]), np.array([0, 2, 10, 30]) * DAY
+    config = PopularityConfig(half_life_days=5.0)
+    whole = Popularity.fit(rows, times, 5, config)
+    old, new = (rows[:3], times[:3]), (rows[3:], times[3:])
+    for parts in ([old, new], [new, old]):
+        counted = Popularity.fit_parts(lambda parts=parts: iter(parts), 5, config)
+        assert torch.equal(counted.item_scores, whole.item_scores)
+    assert whole.item_scores[2] == 2 ** -(28 / 5) + 2 ** -(20 / 5)
+
+
+def test_every_query_gets_the_same_full_list_even_with_an_unknown_history() -> None:
+    scores = Popularity.fit(np.array([2]), None, 4, PopularityConfig()).score(QUERIES)
+    assert scores.shape == (3, 4)
+    assert torch.isfinite(scores[:, 1:]).all()
+    assert (scores == scores[0]).all()
+
+
+def test_saved_and_loaded_scores_are_equal(tmp_path: Path) -> None:
+    times = np.array([3, 1, 2]) * DAY
+    model = Popularity.fit(np.array([1, 2, 2]), times, 4, PopularityConfig(half_life_days=2.0))
+    model.save(tmp_path / "popularity")
+    loaded = Popularity.load(tmp_path / "popularity")
+    assert loaded.config == model.config
+    assert torch.equal(loaded.score(QUERIES), model.score(QUERIES))
+
+
+@pytest.mark.parametrize("half_life", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_half_life_that_means_nothing_is_refused(half_life: float) -> None:
+    with pytest.raises(ValueError, match="half_life_days must be > 0"):
+        PopularityConfig(half_life_days=half_life)
+
+
+def test_a_row_outside_the_catalogue_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"item row 9 is not in \[0, 4\)"):
+        Popularity.fit(np.array([9]), None, 4, PopularityConfig())
+
+
+def test_a_log_of_years_ago_keeps_its_order_below_what_happens_today() -> None:
+    """Ratings of 28 years ago, one item viewed today: the others still have an order."""
+    rows = np.array([1, 2, 2, 2, 3, 3, 4])
+    times = np.array([0, 0, 0, 0, 0, 0, 28 * 365]) * DAY
+    model = Popularity.fit(rows, times, 6, PopularityConfig(half_life_days=30.0))
+    order = torch.sort(model.item_scores, descending=True, stable=True).indices
+    assert order.tolist() == [4, 2, 3, 1, 5, 0]
+    assert bool((model.item_scores[1:5] > 0).all())
+
+
+PLAIN = ItemToItemConfig(
+    window=2,
+    distance_power=1.0,
+    reverse_weight=0.5,
+    source_power=0.0,
+    target_power=0.0,
+    history_power=1.0,
+)
+
+
+def fit(sequences: list[list[int]], config: ItemToItemConfig, num_item_rows: int) -> ItemToItem:
+    offsets = np.concatenate([[0], np.cumsum([len(rows) for rows in sequences])]).astype(np.int64)
+    rows = np.array([row for rows in sequences for row in rows], np.int64)
+    return ItemToItem.fit(rows, offsets[:-1], offsets[1:], num_item_rows, config)
+
+
+def histories(*lists: list[int]) -> JaggedBatch:
+    return JaggedBatch({"history": Jagged.from_lists(lists)})
+
+
+def slow_scores(
+    sequences: list[list[int]], history: list[int], config: ItemToItemConfig, num_item_rows: int
+) -> list[float]:
+    """The definition, pair by pair."""
+    weight: dict[tuple[int, int], float] = defaultdict(float)
+    count = [0] * num_item_rows
+    for rows in sequences:
+        for place, row in enumerate(rows):
+            count[row] += 1
+            for other_place, other in enumerate(rows):
+                distance = other_place - place
+                if row == other or 0 in (row, other) or not 1 <= abs(distance) <= config.window:
+                    continue
+                direction = 1.0 if distance > 0 else config.reverse_weight
+                weight[row, other] += direction * abs(distance) ** -config.distance_power
+    scores = [0.0] * num_item_rows
+    for recency, row in enumerate(reversed(history), start=1):
+        for (source, target), value in weight.items():
+            if source == row and recency <= config.max_history:
+                scale = count[source] ** config.source_power * count[target] ** config.target_power
+                scores[target] += value / scale * recency**-config.history_power
+    return scores
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    sequences=st.lists(st.lists(st.integers(0, 7), max_size=9), min_size=1, max_size=6),
+    history=st.lists(st.integers(0, 7), max_size=6),
+    pairs_per_block=st.sampled_from([1, 30, 1 << 24]),
+)
+def test_agrees_with_the_definition_pair_by_pair(
+    sequences: list[list[int]], history: list[int], pairs_per_block: int
+) -> None:
+    config = replace(ItemToItemConfig(), window=3, max_history=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(item_to_item, "PAIRS_PER_BLOCK", pairs_per_block)
+        scores = fit(sequences, config, 8).score(histories(history))[0]
+    expected = torch.tensor(slow_scores(sequences, history, config, 8))
+    torch.testing.assert_close(scores.nan_to_num(neginf=0.0), expected)
+
+
+def test_only_the_visible_part_of_a_sequence_counts() -> None:
+    rows = np.array([1, 2, 3, 1, 4], np.int64)
+    model = ItemToItem.fit(rows, np.array([0, 3]), np.array([2, 4]), 5, PLAIN)
+    assert model.score(histories([1]))[0].nan_to_num(neginf=0).tolist() == [0, 0, 1, 0, 0]
+
+
+def test_the_strongest_neighbours_are_kept_and_ties_go_to_the_lower_row() -> None:
+    sequences = [[1, 5], [1, 5], [1, 4], [1, 3], [1, 2]]
+    model = fit(sequences, replace(PLAIN, num_neighbours=3), 6)
+    offsets, rows, weights = model.table
+    assert rows[offsets[1] : offsets[2]].tolist() == [5, 2, 3]
+    assert weights[offsets[1] : offsets[2]].tolist() == [2.0, 1.0, 1.0]
+
+
+def test_unknown_items_and_empty_histories_give_no_evidence() -> None:
+    model = fit([[0, 1, 2]], PLAIN, 4)
+    scores = model.score(histories([], [0], [99], [1, 0]))
+    assert (scores[:3] == -torch.inf).all()
+    assert scores[3, 2] == 0.5
+    assert (scores[:, 0] == -torch.inf).all()
+
+
+def test_saved_and_loaded_scores_are_equal_pairs(tmp_path: Path, tastes: Sequences) -> None:
+    model = ItemToItem.fit(
+        tastes.item_rows, tastes.offsets[:-1], tastes.train_end, 41, ItemToItemConfig(window=5)
+    )
+    model.save(tmp_path / "item_to_item")
+    loaded = ItemWeights.load(tmp_path / "item_to_item")
+    queries = tastes.queries(tastes.label_positions("test"), max_history=50)
+    assert loaded.settings == model.settings
+    assert torch.equal(loaded.score(queries), model.score(queries))
+
+
+def test_a_row_outside_the_catalogue_is_refused_pairs() -> None:
+    with pytest.raises(ValueError, match=r"item rows must be in \[0, 4\), got 1 to 9"):
+        fit([[1, 9]], PLAIN, 4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    lists=st.lists(st.lists(st.integers(0, 14), max_size=9), min_size=2, max_size=8),
+    limit=st.integers(1, 9),
+)
+@example(lists=[[0] * 7, [0] * 7, [0] * 7 + [1, 2], [0, 0, 0, 0, 1, 0, 0, 0, 0]], limit=9)
+def test_one_query_has_the_scores_of_a_batch_to_the_last_bit(
+    lists: list[list[int]], limit: int
+) -> None:
+    model = fit(lists, replace(ItemToItemConfig(), max_history=limit), 12 + 3)
+    together = model.score(histories(*lists))
+    for place, rows in enumerate(lists):
+        assert torch.equal(model.score(histories(rows))[0], together[place])
+
+
+NUM_ITEMS = 9
+
+
+def events(num_users: int = 1500) -> tuple[np.ndarray, np.ndarray]:
+    """More users than a block, each with a few items of 1 to 8, some twice."""
+    rng = np.random.default_rng(0)
+    users = np.repeat(np.arange(num_users), 4)
+    return users, rng.integers(1, NUM_ITEMS, len(users)) * (rng.random(len(users)) < 0.9)
+
+
+def test_weights_are_the_ridge_regression_of_each_item_on_the_others() -> None:
+    users, items = events()
+    model = Ease.fit(users, items, NUM_ITEMS, l2=3.0)
+    taken = np.zeros((users.max() + 1, NUM_ITEMS))
+    taken[users, items] = 1
+    taken = taken[:, 1:]
+    for item in range(NUM_ITEMS - 1):
+        others = np.delete(np.arange(NUM_ITEMS - 1), item)
+        x, y = taken[:, others], taken[:, item]
+        wanted = np.linalg.solve(x.T @ x + 3.0 * np.eye(len(others)), x.T @ y)
+        np.testing.assert_allclose(model.weights[others, item].numpy(), wanted, atol=1e-5)
+        assert float(model.weights[item, item]) == 0
+
+
+def test_a_score_is_the_sum_over_the_history() -> None:
+    weights = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    model = Ease(torch.tensor([2, 5]), weights, 7)
+    history = Jagged.from_lists([[2, 5, 2, 6, 99], []])
+    found = model.score(history, torch.tensor([[5, 2, 1, -1, 50], [2, 5, 0, 0, 0]]))
+    assert found.tolist() == [[4, 3, 0, 0, 0], [0, 0, 0, 0, 0]]
+
+
+def test_only_the_items_with_the_most_events_have_weights(tmp_path: Path) -> None:
+    users, items = events()
+    model = Ease.fit(users, items, NUM_ITEMS, max_items=3)
+    counts = np.bincount(items, minlength=NUM_ITEMS)[1:]
+    assert set(model.item_rows.tolist()) == set(
+        (np.argsort(-counts, kind="stable")[:3] + 1).tolist()
+    )
+    model.save(tmp_path)
+    loaded = Ease.load(tmp_path)
+    assert torch.equal(loaded.weights, model.weights)
+    assert torch.equal(loaded.places, model.places)
+
+
+CONTENT_PLAIN = ContentSimilarityConfig()
+AS_IT_IS = Whitening(torch.zeros(2), torch.eye(2))
+
+
+def queries(*histories: list[int]) -> JaggedBatch:
+    return JaggedBatch({"history": Jagged.from_lists(histories)})
+
+
+def content(num_rows: int = 9, dim: int = 4) -> torch.Tensor:
+    vectors = torch.randn(num_rows, dim, generator=torch.Generator().manual_seed(0))
+    vectors[0] = 0
+    return vectors
+
+
+def test_the_score_is_the_cosine_to_the_recency_weighted_mean() -> None:
+    vectors = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 3.0], [1.0, 1.0]])
+    model = ContentSimilarity(CONTENT_PLAIN, vectors, whitening=AS_IT_IS)
+    scores = model.score(queries([1, 2]))[0]
+    # Item 2 is the latest and counts 1, item 1 counts 1/2.
+    length = 1.25**0.5
+    expected = torch.tensor([-torch.inf, 0.5 / length, 1 / length, 1.5 / (length * 2**0.5)])
+    torch.testing.assert_close(scores, expected)
+
+
+def test_whitening_makes_every_direction_count_alike() -> None:
+    """The first axis is ten times as long as the second; whitened, both are of one length."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(4001, 2, generator=generator) * torch.tensor([10.0, 1.0])
+    vectors[0] = 0
+    whitened = Whitening.fit(vectors)
+    apart = (vectors[1:] - whitened.mean) @ whitened.directions
+    covariance = apart.T @ apart / len(apart)
+    torch.testing.assert_close(covariance, torch.eye(2), atol=5e-2, rtol=0)
+
+
+def test_a_catalogue_of_one_text_tells_nothing() -> None:
+    vectors = torch.full((5, 3), 0.3)
+    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1, 2]))
+    assert torch.equal(scores, torch.full((1, 5), -torch.inf))
+
+
+def few_words(num_texts: int, *, width: int = 384, seed: int = 0) -> torch.Tensor:
+    """Unit vectors with most columns zero, as hashed words give, [num_texts, width]."""
+    generator = torch.Generator().manual_seed(seed)
+    present = torch.rand(num_texts, width, generator=generator) < 0.05
+    words = torch.randn(num_texts, width, generator=generator) * present
+    return functional.normalize(words, dim=1)
+
+
+def assert_whitened(vectors: torch.Tensor, fitted: Whitening) -> None:
+    """Directions must be the inverse root of the covariance plus its ridge, in double."""
+    known = vectors[1:].double()
+    apart = known - known.mean(0)
+    covariance = apart.T @ apart / len(known)
+    ridge = covariance.trace() / len(known) * torch.eye(covariance.shape[0]).double()
+    directions = fitted.directions.double()
+    # Directions are rounded to float32: by half its eps, times the ratio of the longest to the
+    # shortest, which the ridge bounds by sqrt(N + 1).
+    bound = 4 * torch.finfo(torch.float32).eps * (len(known) + 1) ** 0.5
+    found = directions @ (covariance + ridge) @ directions
+    torch.testing.assert_close(found, torch.eye(len(found)).double(), atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("num_items", [2, 24, 500])
+def test_texts_that_span_one_direction_are_whitened(num_items: int) -> None:
+    """LAPACK does not converge on these: with AVX-512 on some, with AVX2 on others."""
+    for seed in (0, 8, 14, 24, 27, 44, 62, 74, 94, 97, 141, 143):
+        texts = few_words(2, seed=seed)
+        vectors = torch.cat([torch.zeros(1, 384), texts[torch.arange(num_items) % 2]])
+        assert_whitened(vectors, Whitening.fit(vectors))
+
+
+def test_one_item_is_compared_as_it_is() -> None:
+    vectors = torch.cat([torch.zeros(1, 384), few_words(1)])
+    assert torch.equal(Whitening.fit(vectors).directions, torch.eye(384))
+    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1]))
+    assert scores[0, 0] == -torch.inf
+
+
+def test_only_the_columns_asked_for_are_compared() -> None:
+    wide = torch.cat([content(), 5 * torch.randn(9, 3)], dim=1)
+    model = ContentSimilarity(ContentSimilarityConfig(columns=4), wide)
+    other = ContentSimilarity(ContentSimilarityConfig(), content())
+    torch.testing.assert_close(model.score(queries([1, 2])), other.score(queries([1, 2])))
+
+
+def test_items_without_content_and_histories_without_any_have_no_evidence() -> None:
+    vectors = content()
+    vectors[3] = 0
+    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(
+        queries([1, 3], [3], [], [99, -5])
+    )
+    assert scores[0, 3] == -torch.inf
+    assert torch.isfinite(scores[0, [1, 2, 4, 5]]).all()
+    assert (scores[1:] == -torch.inf).all()
+
+
+def test_events_beyond_the_window_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content_similarity, "MAX_HISTORY", 2)
+    model = ContentSimilarity(ContentSimilarityConfig(), content())
+    scores = model.score(queries([8, 7, 1, 2], [1, 2]))
+    torch.testing.assert_close(scores[0], scores[1])
+
+
+def test_it_scores_like_any_retriever() -> None:
+    model, asked = ContentSimilarity(CONTENT_PLAIN, content()), queries([1, 2], [3], [4, 5, 6])
+    assert_scores_every_item(model, asked, 9)
+    assert_unknown_input_is_scored(model, asked, 9)
+    assert_queries_are_independent(model, asked)
+
+
+def test_saved_and_loaded_scores_are_equal_content(tmp_path: Path) -> None:
+    model = ContentSimilarity(ContentSimilarityConfig(history_power=0.5), content())
+    model.save(tmp_path / "content")
+    loaded = ContentSimilarity.load(tmp_path / "content")
+    assert loaded.config == model.config
+    assert torch.equal(loaded.score(queries([1, 2])), model.score(queries([1, 2])))
+
+
+def test_a_grown_catalogue_leaves_the_old_scores_as_they_were(tmp_path: Path) -> None:
+    old, grown = content(9), torch.cat([content(9), torch.ones(2, 4)])
+    model = ContentSimilarity(ContentSimilarityConfig(), old)
+    model.save(tmp_path)
+    scores = ContentSimilarity.load(tmp_path, grown).score(queries([1, 2]))
+    assert scores.shape == (1, 11)
+    torch.testing.assert_close(scores[:, :9], model.score(queries([1, 2])))
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(ValueError, match="history_power must be >= 0"):
+        ContentSimilarityConfig(history_power=-1.0)
+    with pytest.raises(ValueError, match=r"content must be \[N, F\]"):
+        ContentSimilarity(CONTENT_PLAIN, torch.zeros(3))
+    broken = content()
+    broken[4, 1] = torch.nan
+    with pytest.raises(ValueError, match="content of item row 4 is not finite"):
+        ContentSimilarity(CONTENT_PLAIN, broken)
+    with pytest.raises(ValueError, match="columns must be >= 1"):
+        ContentSimilarityConfig(columns=0)
+    with pytest.raises(ValueError, match="embeddings of width 2, the content's is 4"):
+        ContentSimilarity(CONTENT_PLAIN, content(), whitening=AS_IT_IS)

@@ -1,0 +1,342 @@
+"""Item-to-item weights: each model against its definition."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.models.configs import EaseWeightsConfig, ItemKnnConfig, NextBasketConfig, RepeatsConfig
+from recsys.models.item_weights import co_occurrence, ease, item_knn, next_basket
+from recsys.models.item_weights.co_occurrence import CoOccurrence, UserItems
+from recsys.models.item_weights.ease import (
+    check_memory,
+    ease_model,
+    invert_in_place,
+    most_frequent,
+    shared_users,
+)
+from recsys.models.item_weights.item_knn import item_knn_model
+from recsys.models.item_weights.model import HistoryWeights, ItemWeights, WeightTable
+from recsys.models.item_weights.next_basket import Baskets, next_basket_model, repeats_model
+
+pytestmark = pytest.mark.numerics
+
+NUM_ROWS = 6
+NOTHING = -torch.inf
+
+
+def table_of(weights: dict[tuple[int, int], float]) -> WeightTable:
+    pairs = sorted(weights, key=lambda pair: (pair[0], -abs(weights[pair])))
+    lengths = np.bincount([source for source, _ in pairs], minlength=NUM_ROWS)
+    return WeightTable(
+        torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])),
+        torch.tensor([target for _, target in pairs], dtype=torch.int32),
+        torch.tensor([weights[pair] for pair in pairs]),
+    )
+
+
+def queries(*histories: list[int]) -> JaggedBatch:
+    return JaggedBatch({"history": Jagged.from_lists(histories)})
+
+
+WEIGHTS = {(1, 2): 1.0, (1, 3): -0.5, (2, 3): 4.0, (4, 5): 2.0}
+
+
+def test_a_score_is_the_sum_of_weights_by_recency_and_nothing_is_minus_infinity() -> None:
+    model = ItemWeights(table_of(WEIGHTS), HistoryWeights(power=1.0))
+    scores = model.score(queries([1, 2], [2, 1], [5], [99, 1]))
+    assert scores[0].tolist() == [NOTHING, NOTHING, 0.5, 3.75, NOTHING, NOTHING]
+    assert scores[1].tolist() == [NOTHING, NOTHING, 1.0, 1.5, NOTHING, NOTHING]
+    assert scores[2].tolist() == [NOTHING] * NUM_ROWS
+    assert scores[3].tolist() == [NOTHING, NOTHING, 1.0, -0.5, NOTHING, NOTHING]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    histories=st.lists(st.lists(st.integers(0, 7), max_size=8), min_size=2, max_size=4),
+    power=st.sampled_from([0.0, 0.6]),
+    max_events=st.integers(1, 9),
+    distinct=st.booleans(),
+)
+def test_a_batch_and_one_query_agree_with_the_definition(
+    histories: list[list[int]], power: float, max_events: int, distinct: bool
+) -> None:
+    history = HistoryWeights(power=power, max_events=max_events, distinct=distinct)
+    model = ItemWeights(table_of(WEIGHTS), history)
+    batch = model.score(queries(*histories))
+    for own, found in zip(histories, batch, strict=True):
+        wanted, counted = [0.0] * NUM_ROWS, set()
+        for recency, row in enumerate(reversed(own), start=1):
+            if recency > max_events or (distinct and row in counted):
+                continue
+            counted.add(row)
+            for (source, target), weight in WEIGHTS.items():
+                if source == row:
+                    wanted[target] += weight * recency**-power
+        # Sums of float32 that cancel may be a rounding away from 0, which is no evidence.
+        near = torch.tensor(wanted)
+        assert torch.allclose(found.nan_to_num(neginf=0.0), near, atol=1e-6)
+        alone = model.score(queries(own))[0]
+        assert torch.allclose(alone.nan_to_num(neginf=0.0), near, atol=1e-6)
+
+
+def test_the_event_that_adds_most_is_named() -> None:
+    model = ItemWeights(table_of(WEIGHTS), HistoryWeights(power=1.0))
+    seeds = model.strongest_seeds(np.array([3, 2, 5, 1]), np.array([4, 2, 1, 99]))
+    assert seeds.tolist() == [2, 1, 4, 0]
+
+
+def test_saved_and_loaded_and_grown_it_scores_the_same(tmp_path: Path) -> None:
+    model = ItemWeights(table_of(WEIGHTS), HistoryWeights(power=0.5), {"l2": (3.0,)})
+    model.save(tmp_path)
+    loaded = ItemWeights.load(tmp_path)
+    assert loaded.history == model.history
+    assert loaded.settings == {"l2": (3.0,)}
+    asked = queries([1, 2, 4])
+    assert torch.equal(loaded.score(asked), model.score(asked))
+    grown = ItemWeights(loaded.table.grown(9), loaded.history)
+    assert torch.equal(grown.score(asked)[:, :NUM_ROWS], model.score(asked))
+    assert grown.score(queries([8, 1]))[0, NUM_ROWS:].tolist() == [NOTHING] * 3
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ({"offsets": torch.tensor([0, 2, 1, 4, 4, 4, 4])}, "offsets do not cut"),
+        ({"rows": torch.tensor([2, 3, 3, 6], dtype=torch.int32)}, "item rows 2 to 6 of 6"),
+        ({"weights": torch.tensor([1.0, 2.0, torch.nan, 1.0])}, "not finite"),
+    ],
+)
+def test_a_broken_table_is_refused(broken: dict[str, torch.Tensor], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        table_of(WEIGHTS)._replace(**broken).check()
+
+
+SHARED_NUM_ROWS = 8
+
+
+def items_of(histories: list[list[int]], max_events: int = 99, times: bool = False) -> UserItems:
+    offsets = np.concatenate([[0], np.cumsum([len(one) for one in histories])])
+    rows = np.array([row for one in histories for row in one], np.int64)
+    clock = np.arange(len(rows)) * 10 if times else None
+    return UserItems.of(rows, offsets[:-1], offsets[1:], clock, SHARED_NUM_ROWS, max_events)
+
+
+@pytest.mark.parametrize("cells", [1, 20, 1 << 22])
+def test_rows_are_those_of_the_weighted_product(
+    cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(co_occurrence, "MAX_CELLS", cells)
+    rng = np.random.default_rng(3)
+    histories = [rng.integers(0, SHARED_NUM_ROWS, size).tolist() for size in (5, 0, 1, 9, 4)]
+    items = items_of(histories)
+    values = rng.random(len(items.rows)).astype(np.float32)
+    weights = rng.random(len(histories)).astype(np.float32)
+    taken = np.zeros((len(histories), SHARED_NUM_ROWS))
+    users = np.repeat(np.arange(len(histories)), items.lengths())
+    taken[users, items.rows] = values
+    wanted = (taken * weights[:, None]).T @ taken
+    pairs = CoOccurrence(items, values, weights)
+    found = np.zeros((SHARED_NUM_ROWS, SHARED_NUM_ROWS))
+    for rows, block in pairs.blocks(np.arange(SHARED_NUM_ROWS)):
+        found[rows] = block
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    counted = np.zeros((SHARED_NUM_ROWS, SHARED_NUM_ROWS))
+    for one in pairs.pair_blocks(np.arange(SHARED_NUM_ROWS)):
+        assert (counted[one.rows, one.others] == 0).all()
+        assert (np.diff(one.rows * SHARED_NUM_ROWS + one.others) > 0).all()
+        counted[one.rows, one.others] = one.counts
+    np.testing.assert_allclose(counted, wanted, rtol=1e-5)
+    np.testing.assert_allclose(pairs.diagonal(), (taken**2).sum(0), rtol=1e-5)
+
+
+EASE_NUM_ROWS = 9
+
+
+def pairs_of(num_users: int = 300) -> tuple[CoOccurrence, np.ndarray]:
+    """Items 1 to 8 of users with a few each, the lower ones more often."""
+    rng = np.random.default_rng(0)
+    rows = np.minimum(rng.integers(0, 9, 4 * num_users), rng.integers(1, 10, 4 * num_users))
+    starts = np.arange(num_users) * 4
+    items = UserItems.of(rows, starts, starts + 4, None, EASE_NUM_ROWS, 99)
+    taken = np.zeros((num_users, EASE_NUM_ROWS))
+    taken[np.repeat(np.arange(num_users), 4), rows] = 1
+    return CoOccurrence(items), taken
+
+
+def dense(model: ItemWeights) -> np.ndarray:
+    found = np.zeros((EASE_NUM_ROWS, EASE_NUM_ROWS))
+    offsets, rows, weights = (part.numpy() for part in model.table)
+    found[np.repeat(np.arange(EASE_NUM_ROWS), np.diff(offsets)), rows] = weights
+    return found
+
+
+def fitted(pairs: CoOccurrence, config: EaseWeightsConfig) -> ItemWeights:
+    exact = most_frequent(pairs, config.exact_items)
+    return ease_model(pairs, exact, shared_users(pairs, exact), config)
+
+
+def test_weights_are_the_ridge_regression_of_each_item_on_the_others() -> None:
+    pairs, taken = pairs_of()
+    found = dense(fitted(pairs, EaseWeightsConfig(l2=(3.0,))))
+    assert not found[0].any()
+    assert not found[:, 0].any()
+    for item in range(1, EASE_NUM_ROWS):
+        others = np.setdiff1d(np.arange(1, EASE_NUM_ROWS), [item])
+        x, y = taken[:, others], taken[:, item]
+        wanted = np.linalg.solve(x.T @ x + 3.0 * np.eye(len(others)), x.T @ y)
+        np.testing.assert_allclose(found[others, item], wanted, atol=1e-5)
+        assert found[item, item] == 0
+
+
+def ridge(taken: np.ndarray, items: list[int], l2: float) -> np.ndarray:
+    """EASE among a few items, as rows of all."""
+    x = taken[:, items]
+    inverse = np.linalg.inv(x.T @ x + l2 * np.eye(len(items)))
+    found = np.zeros((EASE_NUM_ROWS, EASE_NUM_ROWS))
+    found[np.ix_(items, items)] = -inverse / np.diag(inverse)
+    return found
+
+
+@pytest.mark.parametrize("cells", [1, 1 << 22])
+def test_rarer_items_extend_the_exact_regression_one_at_a_time(
+    cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ease, "MAX_CELLS", cells)
+    pairs, taken = pairs_of()
+    exact = most_frequent(pairs, 3).tolist()
+    found = dense(fitted(pairs, EaseWeightsConfig(l2=(5.0,), exact_items=3)))
+    for source in range(1, EASE_NUM_ROWS):
+        for target in range(1, EASE_NUM_ROWS):
+            if source != target:
+                among = sorted({*exact, source, target})
+                wanted = ridge(taken, among, 5.0)[source, target]
+                assert found[source, target] == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"l2": ()}, {"l2": (0.0,)}, {"history_power": (-1.0,)}, {"exact_items": 0}]
+)
+def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        EaseWeightsConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_catalogue_beyond_the_memory_is_refused_with_a_size_that_fits() -> None:
+    check_memory(1_000)
+    with pytest.raises(ValueError, match=r"set ease.exact_items to at most \d+"):
+        check_memory(10_000_000)
+
+
+@pytest.mark.parametrize("block", [1, 3, 7, 64])
+def test_inverse_is_that_of_the_lower_triangle(block: int) -> None:
+    torch.manual_seed(0)
+    points = torch.randn(20, 7, dtype=torch.float64)
+    matrix = points.T @ points + torch.eye(7)
+    wanted = torch.linalg.inv(matrix)
+    given = matrix.tril()
+    assert invert_in_place(given, block) is given
+    torch.testing.assert_close(given, wanted)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan")])
+def test_what_is_not_positive_definite_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="not positive definite"):
+        invert_in_place(torch.diag(torch.tensor([1.0, 1.0, value])), 2)
+
+
+KNN_NUM_ROWS = 7
+DAY = 86_400
+
+
+def test_a_weight_is_bm25_times_the_cosine_with_decayed_events() -> None:
+    rng = np.random.default_rng(1)
+    histories = [
+        rng.choice(np.arange(1, KNN_NUM_ROWS), size, replace=False) for size in (2, 5, 3, 4)
+    ]
+    rows, offsets = np.concatenate(histories), np.cumsum([0, 2, 5, 3, 4])
+    days = rng.integers(0, 30, len(rows))
+    items = UserItems.of(rows, offsets[:-1], offsets[1:], days * DAY, KNN_NUM_ROWS, 99)
+    config = ItemKnnConfig(length_weight=(0.7,), half_life_days=(10.0,))
+    model = item_knn_model(items, config)
+
+    taken = np.zeros((4, KNN_NUM_ROWS))
+    for user, (begin, end) in enumerate(pairwise(offsets)):
+        taken[user, rows[begin:end]] = 2.0 ** (-(days.max() - days[begin:end]) / 10 / 2)
+    lengths = (taken > 0).sum(1)
+    count = (taken > 0).sum(0)
+    idf = np.log((4 - count + 0.5) / (count + 0.5) + 1)
+    per_user = 1 / (1 + 0.7 * lengths / lengths.mean())
+    root = np.sqrt((taken**2).sum(0))
+    found, offsets_ = model.table, model.table.offsets
+    for source in range(1, KNN_NUM_ROWS):
+        own = slice(int(offsets_[source]), int(offsets_[source + 1]))
+        for target, weight in zip(found.rows[own].tolist(), found.weights[own], strict=True):
+            shared = (taken[:, source] * taken[:, target] * per_user).sum()
+            wanted = idf[source] * shared / root[source] / root[target]
+            assert float(weight) == pytest.approx(wanted, rel=1e-5)
+            assert source != target != 0
+
+
+def test_a_large_catalogue_has_the_weights_of_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    num_rows, num_users = 300, 400
+    rows = rng.integers(0, num_rows, (num_users, 9)).reshape(-1)
+    offsets = np.arange(num_users + 1) * 9
+    times = rng.integers(0, 90, len(rows)) * DAY
+    items = UserItems.of(rows, offsets[:-1], offsets[1:], times, num_rows, 99)
+    config = ItemKnnConfig(num_neighbours=20)
+    by_rows = item_knn_model(items, config).table
+    monkeypatch.setattr(item_knn, "PAIRS_FROM", 10)
+    by_pairs = item_knn_model(items, config).table
+    assert by_pairs.offsets.tolist() == by_rows.offsets.tolist()
+    np.testing.assert_allclose(by_pairs.weights, by_rows.weights, rtol=1e-5)
+
+
+def test_own_items_score_by_how_often_and_how_lately() -> None:
+    model = repeats_model(NUM_ROWS, RepeatsConfig(history_power=(1.0,)))
+    scores = model.score(queries([3, 1, 3], [2], []))
+    assert scores[0].tolist() == [NOTHING, 0.5, NOTHING, pytest.approx(1 + 1 / 3), NOTHING, NOTHING]
+    assert scores[1].tolist() == [NOTHING, NOTHING, 1.0, NOTHING, NOTHING, NOTHING]
+    assert scores[2].tolist() == [NOTHING] * NUM_ROWS
+
+
+def model_of(baskets: list[list[list[int]]], **settings: float) -> np.ndarray:
+    """Weights from the baskets of each user, [N, N]."""
+    rows = [item for user in baskets for basket in user for item in basket]
+    times = [7 + at for user in baskets for at, basket in enumerate(user) for _ in basket]
+    lengths = [sum(map(len, user)) for user in baskets]
+    ends = np.cumsum(lengths)
+    config = NextBasketConfig(**{"source_power": 0.0, "target_power": 0.0, **settings})  # type: ignore[arg-type]
+    cut = Baskets.of(np.array(rows), np.array(times), ends - lengths, ends)
+    table = next_basket_model(cut, NUM_ROWS, config).table
+    found = np.zeros((NUM_ROWS, NUM_ROWS))
+    source = np.repeat(np.arange(NUM_ROWS), table.offsets.diff().numpy())
+    found[source, table.rows.numpy()] = table.weights.numpy()
+    return found
+
+
+def test_items_of_a_basket_lead_to_those_behind_it_and_to_themselves() -> None:
+    found = model_of([[[1, 2], [3, 1], [4]], [[5], [4]]], window=2)
+    wanted = np.zeros((NUM_ROWS, NUM_ROWS))
+    wanted[1, 3] = wanted[1, 1] = wanted[2, 3] = wanted[2, 1] = 1
+    wanted[1, 4] = 1 + 0.5
+    wanted[3, 4] = 1
+    wanted[2, 4] = 0.5
+    wanted[5, 4] = 1
+    np.testing.assert_allclose(found, wanted)
+
+
+def test_baskets_of_two_users_are_apart_and_long_ones_are_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not model_of([[[1, 2, 3]], [[4, 5]]]).any()
+    monkeypatch.setattr(next_basket, "MAX_BASKET", 2)
+    found = model_of([[[1, 2, 3], [4]]])
+    assert found[1, 4] == found[2, 4] == 1
+    assert not found[3].any()
