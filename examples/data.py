@@ -46,7 +46,7 @@ def shop() -> Files:
         "title": catalogue.titles,
         "categories": ["|".join(one) for one in catalogue.categories],
         "price": catalogue.prices,
-        "domain": [names[domain] for domain in made.truth.domain_of_item.tolist()],
+        "domain": [names[domain] for domain in made.domain_of_item.tolist()],
     }
     # Nobody takes a book twice: the first click counts.
     first = taken.filter(pl.col("event_type") == "click").unique(

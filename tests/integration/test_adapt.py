@@ -110,7 +110,7 @@ def write_world(folder: Path) -> Path:
         {
             "item_id": made.catalogue.item_ids,
             "title": made.catalogue.titles,
-            "domain": names[made.truth.domain_of_item],
+            "domain": names[made.domain_of_item],
         }
     ).write_csv(folder / "items.csv")
     (folder / "shop.toml").write_text(SETTINGS)

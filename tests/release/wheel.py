@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.recsys.testing.tables import write_tables
+from tests.recsys.testing.tables import write_tiny_tables
 
 ROOT = Path(__file__).parents[2]
 MAX_WHEEL_BYTES = 5_000_000
@@ -181,7 +181,7 @@ def check(python: str, folder: Path, *, with_demo: bool) -> list[str]:
     if with_demo:
         run([recsys, "demo", "--quiet", "--workspace", "demo"], folder)
     else:
-        write_tables("synthetic-tiny", folder)
+        write_tiny_tables(folder)
         (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
         run([recsys, "run", "--config", "tiny.toml", "--quiet"], folder)
     name = "demo" if with_demo else "tiny"

@@ -26,7 +26,7 @@ from tests.benchmarks.reproduction.summary import (
     published_rows,
     summary_of,
 )
-from tests.recsys.testing.tables import find_tables as tables_of_world
+from tests.recsys.testing.tables import tiny_tables
 
 ROOT = Path(__file__).parents[3]
 
@@ -144,7 +144,7 @@ def write_card(path, digest, mean):
 def tiny_digest(tmp_path_factory):
     mirror = tmp_path_factory.mktemp("mirror")
     (mirror / "synthetic-tiny").mkdir()
-    world = FileLayout(name="world", files={}, parse=lambda _: tables_of_world("synthetic-tiny"))
+    world = FileLayout(name="world", files={}, parse=lambda _: tiny_tables())
     made = Dataset(name="synthetic-tiny", description="", terms="", preset="shop", mirror=world)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(DATASETS, "synthetic-tiny", made)

@@ -11,7 +11,7 @@ from tests.benchmarks.strangers import sets
 from tests.benchmarks.strangers.benchmark_strangers import judged
 from tests.benchmarks.strangers.peers import SETTINGS, Fitted, Matrix, measure
 from tests.benchmarks.strangers.sets import SETS, Log, StrangersSet, cut, parted
-from tests.recsys.testing.tables import write_tables
+from tests.recsys.testing.tables import write_tiny_tables
 
 TWO_TASTES = {
     f"u{user}": [f"i{item}" for item in range(12) if item % 2 == user % 2 and item != user % 12]
@@ -48,7 +48,7 @@ def test_the_setting_and_the_history_are_chosen_on_the_last_training_event():
 
 
 def test_cuts_share_no_user_and_leave_out_the_last_event(monkeypatch, tmp_path: Path):
-    write_tables("synthetic-tiny", tmp_path)
+    write_tiny_tables(tmp_path)
     monkeypatch.setattr(sets, "find_dataset", lambda name: name)
     monkeypatch.setattr(sets, "fetch", lambda _: Fetched(directory=tmp_path, source="a test"))
     few = cut("synthetic-tiny", part=(0, 500), keep=("time",), texts=True)

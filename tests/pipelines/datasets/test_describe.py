@@ -5,7 +5,6 @@ import polars as pl
 
 from features.schema import SourceConfig
 from pipelines.datasets.describe import describe, share_that_fits, typed_events
-from tests.recsys.testing.world_defects import Defects
 from tests.recsys.testing.worlds import WorldConfig, world
 
 MONDAY = datetime(2024, 1, 1, tzinfo=UTC)
@@ -63,11 +62,14 @@ def test_users_of_one_event_and_a_dominant_item_are_noticed() -> None:
 
 
 def test_planted_defects_are_read_as_the_run_reads_them(tmp_path: Path) -> None:
-    made = world(WorldConfig(seed=5, defects=Defects(duplicates=7, future_times=4, early_times=3)))
+    made = world(WorldConfig(seed=5))
     table = pl.DataFrame({
         "user_id": made.events.user_ids, "item_id": made.events.item_ids,
         "when": made.events.times,
     })  # fmt: skip
+    future, early = pl.lit(4_857_667_200), pl.lit(3)
+    planted = [table.head(7), table.head(4).with_columns(when=future)]
+    table = pl.concat([table, *planted, table.head(3).with_columns(when=early)])
     table.write_csv(tmp_path / "events.csv")
     source = SourceConfig(paths=(tmp_path / "events.csv",), columns={"event_time": "when"})
     warnings = describe(typed_events(source)).warnings

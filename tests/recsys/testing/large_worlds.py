@@ -17,9 +17,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.recsys.testing.world_defects import START
-from tests.recsys.testing.world_text import DOMAINS, TOPICS, Catalogue, catalogue_of
-from tests.recsys.testing.world_truth import MILLION
+from tests.recsys.testing.world_text import DOMAINS, MILLION, START, TOPICS, Catalogue, catalogue_of
 
 DAY = 86_400
 NUM_TOPICS = len(TOPICS)
@@ -52,18 +50,6 @@ class LargeWorldConfig:
     """Share of the items that come after the first day."""
     crawler_events: int = 0
     """Further events of one user, ``user-0``, spread over the days."""
-
-    def __post_init__(self) -> None:
-        least = {"num_events": 1, "num_users": 1, "num_items": 64, "num_days": 1, "num_segments": 1}
-        for name, low in {**least, "seed": 0, "crawler_events": 0}.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} must be >= {low}, got {getattr(self, name)}")
-        for name, most in (("num_users", 1 << 31), ("num_items", 1 << 31), ("num_days", 10_000)):
-            if getattr(self, name) > most:
-                raise ValueError(f"{name} must be <= {most}, got {getattr(self, name)}")
-        for name in ("drift", "new_users", "new_items"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
 
     @property
     def num_buckets(self) -> int:

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.dataset import Sequences
-from tests.recsys.testing.world_defects import HOUR, START
-from tests.recsys.testing.world_text import Catalogue
+from tests.recsys.testing.world_text import START, Catalogue
 
+HOUR = 3600
 CATEGORY_SEPARATOR = "|"
 # Two vocabularies without a word in common, so that content alone tells the tastes apart.
 THEMES = {
@@ -75,18 +75,10 @@ def two_tastes(
     Each user meets ``events_per_user`` different items of the own taste (by default all but a
     quarter of them, at least one left out); the answer is what is left. Items of one taste share a
     category and the words of their titles and descriptions.
-
-    Raises:
-        ValueError: If a taste has fewer than two items, or the events leave no answer.
     """
     taste_size = num_items // 2
     if events_per_user is None:
         events_per_user = taste_size - max(1, taste_size // 4)
-    if num_users < 1 or not 1 <= events_per_user < taste_size:
-        raise ValueError(
-            f"two_tastes needs num_users >= 1 and 1 <= events_per_user < num_items // 2, got "
-            f"{num_users} users, {events_per_user} events a user, {num_items} items"
-        )
     rng = np.random.default_rng(seed)
     walks = [
         rng.permutation(np.arange(user % 2, 2 * taste_size, 2))[:events_per_user]
@@ -104,15 +96,7 @@ def markov_world(
 
     Users enter the cycle anywhere and follow it. The answer is the one successor of a user's last
     item, so popularity is worth nothing and order is worth everything. Categories say nothing.
-
-    Raises:
-        ValueError: If there is no user, no event or fewer than two items.
     """
-    if num_users < 1 or events_per_user < 1 or num_items < 2:
-        raise ValueError(
-            "markov_world needs num_users >= 1, events_per_user >= 1 and num_items >= 2, got "
-            f"{num_users}, {events_per_user} and {num_items}"
-        )
     rng = np.random.default_rng(seed)
     cycle = rng.permutation(num_items)
     starts = rng.integers(num_items, size=num_users)

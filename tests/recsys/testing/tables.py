@@ -1,63 +1,56 @@
-"""Generated worlds with a known truth, to tables."""
+"""A small generated world with a known truth, as raw tables."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 import polars as pl
 
 from pipelines.datasets.parsers import RawTables, unix_seconds
-from tests.recsys.testing.world_text import DOMAINS
-from tests.recsys.testing.worlds import frozen_world
+from tests.recsys.testing.world_text import DOMAINS, START
+from tests.recsys.testing.worlds import WorldConfig, world
+
+TINY = WorldConfig(seed=11, num_users=60, num_items=96, num_requests=400, num_domains=2)
 
 
-def find_tables(name: str) -> RawTables:
-    """Generate a frozen world as raw tables.
+def tiny_tables() -> RawTables:
+    """Generate 60 users and 96 items of two domains.
 
     The segment of each user, which is all that decides the taste, is a column of the users.
     """
-    world = frozen_world(name)
-    events, catalogue, truth = world.events, world.catalogue, world.truth
+    made = world(TINY)
+    irregular = {"times": "event_time", "propensities": "propensity"}
     columns = {
-        "user_id": events.user_ids,
-        "item_id": events.item_ids,
-        "event_time": events.times,
-        "event_type": events.event_types,
-        "value": events.values,
-        "domain": events.domains,
-        "session_id": events.session_ids,
-        "request_id": events.request_ids,
-        "slot": events.slots,
-        "propensity": events.propensities,
+        irregular.get(name, name.removesuffix("s")): column
+        for name, column in asdict(made.events).items()
     }
-    if len(events.hints):
-        columns["hint"] = events.hints
-    domains = list(DOMAINS)
-    items = {
-        "item_id": catalogue.item_ids,
-        "title": catalogue.titles,
-        "description": catalogue.descriptions,
-        "categories": catalogue.categories,
-        "price": catalogue.prices,
-        "domain": [domains[domain] for domain in truth.domain_of_item.tolist()],
-        "available_from": [
-            datetime.fromtimestamp(second, UTC) for second in world.available_from.tolist()
-        ],
-    }
-    segments = truth.segment_of_user.tolist()
-    users = {
-        "user_id": [f"user-{number}" for number in range(len(segments))],
-        "segment": [f"segment-{segment}" for segment in segments],
-    }
+    catalogue, domains = made.catalogue, list(DOMAINS)
+    segments = made.segment_of_user.tolist()
     return RawTables(
         events=pl.DataFrame(columns).with_columns(unix_seconds("event_time")),
-        items=pl.DataFrame(items),
-        users=pl.DataFrame(users),
+        items=pl.DataFrame(
+            {
+                "item_id": catalogue.item_ids,
+                "title": catalogue.titles,
+                "description": catalogue.descriptions,
+                "categories": catalogue.categories,
+                "price": catalogue.prices,
+                "domain": [domains[domain] for domain in made.domain_of_item.tolist()],
+                "available_from": [datetime.fromtimestamp(START, UTC)] * len(catalogue.item_ids),
+            }
+        ),
+        users=pl.DataFrame(
+            {
+                "user_id": [f"user-{number}" for number in range(len(segments))],
+                "segment": [f"segment-{segment}" for segment in segments],
+            }
+        ),
     )
 
 
-def write_tables(name: str, folder: Path) -> None:
-    """Write a frozen world as events.parquet, items.parquet and users.parquet."""
+def write_tiny_tables(folder: Path) -> None:
+    """Write the world as events.parquet, items.parquet and users.parquet."""
     folder.mkdir(parents=True, exist_ok=True)
-    find_tables(name).write(folder)
+    tiny_tables().write(folder)

@@ -12,6 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+START = 1_704_067_200
+"""Unix seconds of the first event, 2024-01-01 UTC."""
+MILLION = 1_000_000
+
+
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
     """What is known of each item, all of length N, in the order of ``item_ids``."""

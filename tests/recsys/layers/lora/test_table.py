@@ -13,7 +13,7 @@ pytestmark = pytest.mark.numerics
 
 OWN = torch.tensor([9, 3, 4, 3])
 # Up to 4 rows a bag, each of rank 2, through 5 columns; corrected values are about 10.
-CLOSE = rounding(4 + 2 + 5, size=10.0)
+TABLE_CLOSE = rounding(4 + 2 + 5, size=10.0)
 CONFIG = LoraConfig(targets=("read",), tables=("item",), rank=2, alpha=6.0, max_share=1.0)
 
 
@@ -48,7 +48,7 @@ def batch() -> JaggedBatch:
     )
 
 
-def filled(model: nn.Module) -> LoraAdapter:
+def table_filled(model: nn.Module) -> LoraAdapter:
     torch.manual_seed(1)
     adapter = LoraAdapter(model, CONFIG, rows={"item": OWN})
     with torch.no_grad():
@@ -60,7 +60,7 @@ def filled(model: nn.Module) -> LoraAdapter:
 @torch.no_grad()
 def test_own_rows_move_by_the_formula_and_others_by_no_bit():
     model = Shop()
-    adapter, digest, alone = filled(model), digest_of_weights(model), model(batch())
+    adapter, digest, alone = table_filled(model), digest_of_weights(model), model(batch())
     one, weight = adapter.table_correction("item"), model.tables.weight("item")
     assert one.rows.tolist() == [3, 4, 9]
     expected = weight.double().clone()
@@ -74,7 +74,7 @@ def test_own_rows_move_by_the_formula_and_others_by_no_bit():
     weight.copy_(expected.float())
     for name, layer in adapter.layers.items():
         layer.weight += 3.0 * adapter.correction(name).b @ adapter.correction(name).a
-    torch.testing.assert_close(model(batch()), corrected, rtol=0, atol=CLOSE)
+    torch.testing.assert_close(model(batch()), corrected, rtol=0, atol=TABLE_CLOSE)
 
 
 def test_rows_learn_while_the_table_stays_and_cost_what_was_counted():
@@ -95,7 +95,7 @@ def test_rows_learn_while_the_table_stays_and_cost_what_was_counted():
 @torch.no_grad()
 def test_what_is_saved_is_loaded_again_and_merged_by_peft(tmp_path):
     model = Shop()
-    adapter = filled(model)
+    adapter = table_filled(model)
     save_adapter(adapter, tmp_path, domain="books")
     again = load_adapter(tmp_path, model)
     assert again.num_parameters == adapter.num_parameters
@@ -103,10 +103,10 @@ def test_what_is_saved_is_loaded_again_and_merged_by_peft(tmp_path):
         assert torch.equal(again.state_dict()[name], matrix), name
     theirs = peft.PeftModel.from_pretrained(Shop(), str(tmp_path)).merge_and_unload()
     adapter.attach()
-    torch.testing.assert_close(theirs(batch()), model(batch()), rtol=0, atol=CLOSE)
+    torch.testing.assert_close(theirs(batch()), model(batch()), rtol=0, atol=TABLE_CLOSE)
 
 
-def test_what_does_not_fit_is_refused():
+def test_what_does_not_fit_is_refused_table():
     model = Shop()
     with pytest.raises(ValueError, match=r"needs rows of the domain in \[1, 12\), got 0"):
         LoraAdapter(model, CONFIG)

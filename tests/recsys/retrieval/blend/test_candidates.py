@@ -1,4 +1,4 @@
-"""What a number of a candidate says: of the sources' lists, and of the history."""
+"""Numbers of candidates, of a batch and of one query."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from recsys.data.batch import Jagged
-from recsys.data.top_k import TopK
+from recsys.data.top_k import OneList, TopK
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.item_weights.ease import Ease
 from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
+from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
 from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.blend.history_features import HISTORY_FEATURES, HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
@@ -105,3 +107,55 @@ def test_a_candidates_numbers_are_what_each_source_says_of_it() -> None:
     of_b = [name.startswith("b.") for name in feature_names(blend.sources)]
     assert alone.features.shape[2] == len(feature_names(blend.sources))
     assert alone.features[0, :, of_b].eq(0).all()
+
+
+NUM_ITEM_ROWS = 120
+SOURCES = ("one", "two", "three")
+
+
+def made(seed: int, num_counts: int):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    config = LearnedBlendConfig(item_bounds=(2.0, 5.0), history_bounds=(3.0,), new_item_odds=2.0)
+    weights = normal(3, 4, len(SOURCES), len(FEATURES)).abs()
+    blend = LearnedBlend(config, SOURCES, weights, torch.tensor([1.0, 0.5, 2.0]))
+    content = normal(NUM_ITEM_ROWS, 8)
+    content[0] = 0
+    categories = Jagged.from_lists([[], *([row % 5] for row in range(1, NUM_ITEM_ROWS))])
+    kept = torch.arange(3, 90)
+    linear = Ease(kept, normal(len(kept), len(kept)), NUM_ITEM_ROWS - 10)
+    counts = torch.randint(0, 9, (num_counts,), generator=generator)
+    lists = {}
+    for name in SOURCES:
+        rows = torch.randperm(NUM_ITEM_ROWS - 1, generator=generator)[:40][None] + 1
+        lists[name] = TopK(normal(1, 40).sort(descending=True).values, rows)
+    lists["two"].item_rows[0, 30:] = -1
+    # One item was appended behind the vectors.
+    vectors = functional.normalize(torch.randn(len(content) - 1, 5), dim=1)
+    return (
+        blend,
+        lists,
+        counts,
+        HistoryFeatures(ItemCatalogue(content, categories), linear, vectors),
+    )
+
+
+@pytest.mark.parametrize("num_counts", [NUM_ITEM_ROWS, NUM_ITEM_ROWS - 20])
+@pytest.mark.parametrize("events", [0, 1, 4, 15, 70])
+@pytest.mark.parametrize("given", [SOURCES, ("three", "one")])
+def test_one_query_has_the_candidates_and_numbers_of_a_batch(events, given, num_counts):
+    blend, lists, counts, history_features = made(events, num_counts)
+    lists = {name: lists[name] for name in given}
+    history = torch.randint(0, NUM_ITEM_ROWS + 5, (events,))
+    builder = CandidateBuilder(blend=blend, history_features=history_features, num_candidates=60)
+    batched = builder.candidates(lists, Jagged(history, torch.tensor([0, events])), counts)
+    found = OneQueryFeatures(blend, counts, history_features).candidates(
+        {name: OneList.of(top) for name, top in lists.items()}, history, 60
+    )
+    there = batched.item_rows[0] > 0
+    assert found.merged.item_rows.tolist() == batched.item_rows[0, there].tolist()
+    assert found.features.shape == (int(there.sum()), len(feature_names(SOURCES)))
+    torch.testing.assert_close(found.features, batched.features[0, there], rtol=1e-5, atol=1e-5)

@@ -1,9 +1,103 @@
+"""Sparse mixtures of experts: routing, and experts against a loop."""
+
 import pytest
 import torch
 
 from recsys.layers.moe.experts import Experts, blocked_slots, grouped_slots
 from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
+from recsys.layers.moe.routing import (
+    BiasedRouter,
+    entropies,
+    expert_use,
+    load_by_group,
+)
 from tests.recsys.testing.experts import loop_over_experts
+
+
+def skewed_rows(num_rows: int, dim: int) -> torch.Tensor:
+    """Rows around one direction, so that scores alone send nearly all to the same experts."""
+    return torch.randn(num_rows, dim) * 0.5 + torch.linspace(-1, 1, dim) * 2
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("scores", ["sigmoid", "softmax"])
+def test_biases_balance_rows_that_all_want_the_same_experts(seed, scores):
+    torch.manual_seed(seed)
+    router = BiasedRouter(16, 8, 2, scores=scores)
+    before = expert_use(router.eval()(skewed_rows(4096, 16)).experts, 8)
+    router.train()
+    for _ in range(400):
+        router(skewed_rows(4096, 16))
+    after = expert_use(router.eval()(skewed_rows(16_384, 16)).experts, 8)
+    assert before.max_violation > 0.5
+    assert after.max_violation <= 0.1
+    assert after.dead_experts == 0
+
+
+def test_the_bias_chooses_but_does_not_weigh():
+    router = BiasedRouter(4, 3, 2).eval()
+    rows = torch.randn(6, 4)
+    plain = router(rows)
+    router.bias.copy_(torch.tensor([5.0, 5.0, -5.0]))
+    routing = router(rows)
+    assert bool((routing.experts < 2).all())
+    scores = torch.sigmoid(router.scores(rows)).gather(1, routing.experts)
+    torch.testing.assert_close(routing.weights, scores / scores.sum(1, keepdim=True))
+    assert not torch.equal(plain.experts, routing.experts)
+
+
+@pytest.mark.parametrize("scores", ["sigmoid", "softmax"])
+def test_settled_biases_balance_rows_as_often_as_they_are_counted(scores):
+    torch.manual_seed(0)
+    router, rows = BiasedRouter(16, 8, 2, scores=scores), skewed_rows(500, 16)
+    counts = (1000 / torch.arange(1, 501)).long().clamp(max=100)
+    router.settle(rows, counts)
+    served = rows.repeat_interleave(counts, dim=0)
+    assert expert_use(router.eval()(served).experts, 8).max_violation <= 0.05
+    before = router.bias.clone()
+    router.settle(rows, counts)
+    torch.testing.assert_close(router.bias, before, atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("scores", ["sigmoid", "softmax"])
+def test_certainty_sends_rows_that_cluster_to_one_expert(scores):
+    """Four clusters, and a direction in which each spreads as far as they lie apart."""
+    torch.manual_seed(3)
+    clusters = torch.arange(400) % 4
+    rows = 3 * torch.eye(4)[clusters]
+    rows = torch.cat([rows + 0.3 * torch.randn(400, 4), 2 * torch.randn(400, 1)], dim=1)
+    torch.manual_seed(0)
+    router = BiasedRouter(5, 4, 1, scores=scores)
+    router.certainty_weight = router.evenness_weight = 1.0
+    optimizer = torch.optim.Adam(router.parameters(), lr=0.02)
+    for _ in range(200):
+        optimizer.zero_grad()
+        router(rows).loss.backward()
+        optimizer.step()
+    experts = router.eval()(rows).experts[:, 0]
+    counts = torch.bincount(4 * clusters + experts, minlength=16).view(4, 4)
+    assert bool((counts.amax(1) > 97).all())
+    assert len(counts.argmax(1).unique()) == 4
+
+
+def test_entropies_of_plain_and_of_equal_chances():
+    of_rows, of_all = entropies(torch.eye(4).repeat(5, 1))
+    torch.testing.assert_close(of_rows, torch.tensor(0.0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(of_all, torch.tensor(4.0).log())
+    of_rows, of_all = entropies(torch.tensor([[0.1, 0.7, 0.2]]).repeat(6, 1))
+    torch.testing.assert_close(of_rows, of_all)
+
+
+def test_load_by_group_is_each_groups_share():
+    experts = torch.tensor([[0, 1], [0, 2], [1, 2]])
+    table = load_by_group(experts, torch.tensor([0, 0, 2]), 3, 3)
+    assert table.tolist() == [[0.5, 0.25, 0.25], [0, 0, 0], [0, 0.5, 0.5]]
+
+
+def test_too_many_chosen_experts_are_refused():
+    with pytest.raises(ValueError, match="top_k must be in"):
+        BiasedRouter(4, 3, 4)
+
 
 CASES = {
     "uneven": (513, 16, 3),

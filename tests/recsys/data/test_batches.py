@@ -1,0 +1,207 @@
+"""Batches, sequences, masks and windows of events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys.data.batch import Jagged, JaggedBatch, all_finite
+from recsys.data.dataset import Sequences
+from recsys.data.top_k import ItemMask
+from recsys.data.windows import (
+    domain_positions,
+    domain_window_batch,
+    domain_windows,
+    next_events,
+    training_windows,
+    window_batch,
+)
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.model import SequenceModel
+
+
+def test_segments_name_the_owner_of_each_value_and_skip_empty_examples() -> None:
+    feature = Jagged.from_lists([[7, 3, 9], [], [4, 4]])
+    assert feature.segments().tolist() == [0, 0, 0, 2, 2]
+    assert feature.lengths().tolist() == [3, 0, 2]
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 99), max_size=7), min_size=1, max_size=6), st.integers(1, 5)
+)
+def test_padding_keeps_the_latest_values_on_the_right(lists: list[list[int]], length: int) -> None:
+    padded = Jagged.from_lists(lists).padded(length)
+    expected = [[0] * max(0, length - len(row)) + row[-length:] for row in lists]
+    assert padded.tolist() == expected
+
+
+def test_a_missing_feature_is_named_beside_those_there_are() -> None:
+    batch = JaggedBatch({"history": Jagged.one_each(torch.tensor([3, 4]))})
+    with pytest.raises(KeyError, match=r"no feature 'user'.*history"):
+        batch["user"]
+
+
+def test_take_picks_examples_in_any_order_and_repeatedly() -> None:
+    jagged = Jagged.from_lists([[1, 2], [], [3]])._replace(weights=torch.tensor([0.1, 0.2, 0.3]))
+    taken = jagged.take(torch.tensor([2, 1, 0, 2]))
+    assert taken.values.tolist() == [3, 1, 2, 3]
+    assert taken.offsets.tolist() == [0, 1, 1, 3, 4]
+    torch.testing.assert_close(taken.weights, torch.tensor([0.3, 0.1, 0.2, 0.3]))
+    assert jagged.take(torch.empty(0, dtype=torch.int64)).batch_size == 0
+
+
+def three_users() -> Sequences:
+    """User 1: items 1 2 3 4 (last two held out), user 2: nothing, user 3: items 5 6 in train."""
+    return Sequences(
+        item_rows=np.array([1, 2, 3, 4, 5, 6]),
+        offsets=np.array([0, 0, 4, 4, 6]),
+        train_end=np.array([0, 2, 4, 6]),
+        validation_end=np.array([0, 3, 4, 6]),
+        times=np.array([10, 20, 30, 40, 50, 60]),
+        context={"hour": np.array([0, 1, 2, 3, 4, 5])},
+    )
+
+
+def test_labels_of_each_split() -> None:
+    sequences = three_users()
+    expected = {"train": [1, 5], "validation": [2], "test": [3], "all": [1, 2, 3, 5]}
+    for split, positions in expected.items():
+        assert sequences.label_positions(split).tolist() == positions  # type: ignore[arg-type]
+    assert sequences.labels(np.array([2, 3])).tolist() == [3, 4]
+
+
+def test_a_query_holds_only_what_came_before_its_label() -> None:
+    queries = three_users().queries(
+        np.array([3, 0, 5]), max_history=2, user_features={"age": np.array([0, 7, 8, 9])}
+    )
+    assert queries["history"].values.tolist() == [2, 3, 5]
+    assert queries["history"].lengths().tolist() == [2, 0, 1]
+    assert queries["user"].values.tolist() == [1, 1, 3]
+    assert queries["user.age"].values.tolist() == [7, 7, 9]
+    assert queries["context.hour"].values.tolist() == [3, 0, 5]
+
+
+def test_sequences_come_back_from_disk(tmp_path: Path) -> None:
+    sequences = three_users()
+    for name in ("item_rows", "offsets", "train_end", "validation_end"):
+        np.save(tmp_path / f"{name}.npy", getattr(sequences, name))
+    loaded = Sequences.load(tmp_path)
+    assert loaded.times is None
+    assert loaded.context == {}
+    assert loaded.label_positions("all").tolist() == [1, 2, 3, 5]
+
+
+def test_split_ends_outside_a_users_events_are_refused() -> None:
+    with pytest.raises(ValueError, match="user row 1 has split ends outside"):
+        Sequences(
+            item_rows=np.array([1, 2]),
+            offsets=np.array([0, 0, 2]),
+            train_end=np.array([0, 3]),
+            validation_end=np.array([0, 3]),
+        )
+
+
+def walks(lengths: list[int]) -> Sequences:
+    """Users whose events are numbered through, all of them in train."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    rows = np.arange(1, offsets[-1] + 1)
+    return Sequences(rows, offsets, offsets[1:], offsets[1:], times=rows * 60)
+
+
+@pytest.mark.parametrize("max_length", [1, 2, 3, 50])
+def test_every_event_but_the_first_is_a_label_once(max_length: int) -> None:
+    sequences = walks([0, 1, 2, 7, 4])
+    windows = training_windows(sequences, "train", max_length)
+    labels, has_label = next_events(window_batch(sequences, *windows)["history"])
+    assert sorted(labels[has_label].tolist()) == [3, 5, 6, 7, 8, 9, 10, 12, 13, 14]
+    assert (windows.ends - windows.starts).max() <= max_length + 1
+    assert (windows.ends - windows.starts).min() >= 2
+
+
+def test_the_last_event_and_empty_sequences_have_no_label() -> None:
+    labels, has_label = next_events(Jagged.from_lists([[], [1, 2, 3], [], [4], []]))
+    assert labels.tolist() == [2, 3, 0, 0]
+    assert has_label.tolist() == [True, True, False, False]
+    labels, has_label = next_events(Jagged.from_lists([[], []]))
+    assert len(labels) == len(has_label) == 0
+
+
+ROWS = st.sets(st.integers(0, 19))
+
+
+@given(ROWS, ROWS)
+def test_masks_combine_like_sets_and_never_hold_row_zero(left: set[int], right: set[int]) -> None:
+    a, b = (ItemMask(np.isin(np.arange(20), sorted(rows))) for rows in (left, right))
+    assert (a & b).rows().tolist() == sorted((left & right) - {0})
+    assert a.rows().tolist() == sorted(left - {0})
+    assert a.count() == len(left - {0})
+
+
+# Items 1..4 are of the domain, 5..9 are not; user 3 never is in it but at the first event.
+EVENTS = [[1, 5, 2, 6, 7], [5, 6, 7, 3], [4, 5, 6]]
+OWN = np.arange(10) < 5
+
+
+def sequences() -> Sequences:
+    offsets = np.cumsum([0, 0, *map(len, EVENTS)])
+    return Sequences(
+        item_rows=np.concatenate(EVENTS),
+        offsets=offsets,
+        train_end=offsets[1:],
+        validation_end=offsets[1:],
+    )
+
+
+def test_positions_are_the_labels_that_are_items_of_the_domain():
+    found = domain_positions(sequences(), "train", OWN)
+    assert sequences().item_rows[found].tolist() == [2, 3]
+    assert domain_positions(sequences(), "train", ~OWN).tolist() == [1, 3, 4, 6, 7, 10, 11]
+
+
+def test_windows_without_a_label_of_the_domain_are_left_out():
+    windows = training_windows(sequences(), "train", 8)
+    kept = domain_windows(sequences(), windows, OWN)
+    assert kept.starts.tolist() == [0, 5]
+    short = domain_windows(sequences(), training_windows(sequences(), "train", 2), OWN)
+    # Neighbours share an event: 5 ends one window and begins the next, where it is no label.
+    assert list(zip(short.starts, short.ends, strict=True)) == [(0, 3), (6, 9)]
+
+
+def test_the_loss_counts_labels_of_the_domain_alone():
+    torch.manual_seed(0)
+    config = SequenceConfig(
+        embedding_dim=8, hidden_dim=8, max_length=8, dropout=0.0, id_dropout=0.0, backend="torch",
+        label_smoothing=0.0, leave_out_history=False,
+    )  # fmt: skip
+    model = SequenceModel(
+        config, FeatureSizes(num_item_rows=10), ItemCatalogue.empty(10), torch.ones(10).long()
+    )
+    windows = training_windows(sequences(), "train", 8)
+    counted = domain_window_batch(sequences(), windows.starts, windows.ends, OWN)
+    assert counted["history.counted"].values.tolist() == [1, 0, 1, 0, 0, 0, 0, 0, 1, 1, 0, 0]
+    # Each label alone, as the last event of its own sequence.
+    alone = [
+        model.score(window_batch(sequences(), np.array([start]), np.array([label])))[0]
+        for start, label in ((0, 2), (5, 8))
+    ]
+    logits = torch.stack(alone)[:, 1:] / config.temperature
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor([2, 3]) - 1)
+    torch.testing.assert_close(model.loss(counted), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_one_bad_value_anywhere_is_found(bad: float) -> None:
+    values = torch.randn(3, 101)
+    assert all_finite(values)
+    for place in (0, 150, 302):
+        spoilt = values.clone()
+        spoilt.view(-1)[place] = bad
+        assert not all_finite(spoilt)
+    assert all_finite(torch.empty(0, 4))
+    assert not all_finite(torch.full((1,), bad))

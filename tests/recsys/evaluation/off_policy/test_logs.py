@@ -1,0 +1,288 @@
+"""Estimators, intervals and overlap of logs."""
+
+import json
+import math
+import os
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from recsys.evaluation.bootstrap import student_quantile
+from recsys.evaluation.off_policy.estimators import (
+    RateModel,
+    cascade_doubly_robust,
+    direct_method,
+    doubly_robust,
+    fitted_folds,
+    fold_of,
+    ips,
+    mean_of,
+    snips,
+)
+from recsys.evaluation.off_policy.intervals import (
+    betting_sequence,
+    interval_of,
+)
+from recsys.evaluation.off_policy.logs import (
+    LoggedLists,
+    cascade,
+    effective_size,
+    independent,
+    overlap,
+    whole_list,
+)
+from tests.recsys.evaluation.off_policy.obp_inputs import (
+    CAMPAIGNS,
+    POLICIES,
+    open_bandit_actions,
+    synthetic_actions,
+    synthetic_slates,
+    values_of_actions,
+    values_of_slates,
+)
+from tests.recsys.evaluation.off_policy.worlds import (
+    draw_log,
+    logged_actions,
+    make_world,
+    true_value,
+    wrong_model,
+)
+
+# Weights 2, 0.5, 0 and 1.
+ACTIONS = logged_actions(
+    np.array([1.0, 0.0, 1.0, 1.0]), np.array([0.25, 0.8, 0.5, 0.5]), np.array([0.5, 0.4, 0.0, 0.5])
+)
+PREDICTED = np.array([[0.5], [0.25], [0.5], [0.75]])
+EXPECTED = np.array([[0.4], [0.2], [0.6], [0.8]])
+# Slot weights (2, 0.5), (0.5, 4) and (1), which has one slot.
+LISTS = LoggedLists(
+    rewards=np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 7.0]]),
+    propensities=np.array([[0.25, 0.5], [0.5, 0.25], [0.5, 0.0]]),
+    evaluated=np.array([[0.5, 0.25], [0.25, 1.0], [0.5, 9.0]]),
+    lengths=np.array([2, 2, 1]),
+)
+
+
+def test_lists_by_each_assumption():
+    earned = LISTS.earned
+    assert earned.tolist() == [[1, 0], [0, 1], [1, 0]]
+    assert ips(earned, whole_list(LISTS)).value == pytest.approx((1 + 2 + 1) / 3)
+    assert ips(earned, cascade(LISTS)).value == pytest.approx((2 + 2 + 1) / 3)
+    assert ips(earned, independent(LISTS)).value == pytest.approx((2 + 4 + 1) / 3)
+    # By slot: (2 + 1) / (2 + 0.5 + 1), and 4 / (0.5 + 4) for two lists of three.
+    found = snips(earned, independent(LISTS), LISTS.present).value
+    assert found == pytest.approx(3 / 3.5 + 2 / 3 * 4 / 4.5, rel=1e-12)
+
+
+def test_estimators_with_a_reward_model():
+    earned, weights = ACTIONS.earned, independent(ACTIONS)
+    assert direct_method(EXPECTED[:, 0]).value == pytest.approx(0.5)
+    # Weighted errors: 2 * 0.5, 0.5 * -0.25, 0 and 0.25.
+    assert doubly_robust(earned, weights, PREDICTED, EXPECTED).value == pytest.approx(
+        0.5 + (1 - 0.125 + 0.25) / 4
+    )
+    switched = doubly_robust(earned, weights, PREDICTED, EXPECTED, switch_at=1.0)
+    assert switched.value == pytest.approx(0.5 + (-0.125 + 0.25) / 4)
+    normalized = doubly_robust(earned, weights, PREDICTED, EXPECTED, self_normalized=True)
+    assert normalized.value == pytest.approx(0.5 + (1 - 0.125 + 0.25) / 3.5)
+
+
+@pytest.mark.parametrize("name", ["ips", "snips", "dr", "sndr", "switch", "cascade"])
+def test_the_influence_of_a_list_is_what_one_more_of_it_would_change(name):
+    random = np.random.default_rng(1)
+    number = 4_000
+    rewards, weights = random.random((number, 2)), random.exponential(size=(number, 2))
+    predicted, expected = random.random((2, number, 2))
+    values = {
+        "ips": lambda *all_: ips(*all_[:2]),
+        "snips": lambda *all_: snips(*all_[:2]),
+        "dr": doubly_robust,
+        "sndr": lambda *all_: doubly_robust(*all_, self_normalized=True),
+        "switch": lambda *all_: doubly_robust(*all_, switch_at=1.5),
+        "cascade": cascade_doubly_robust,
+    }
+    parts = (rewards, weights, predicted, expected)
+    found = values[name](*parts)
+    assert found.influence.mean() == pytest.approx(0, abs=1e-12)
+    for at in (0, 17):
+        more = values[name](*(np.vstack([part, part[at]]) for part in parts))
+        change = (number + 1) * (more.value - found.value)
+        assert change == pytest.approx(found.influence[at], rel=2e-2, abs=2e-3)
+
+
+ONE = np.ones((2, 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rewards": np.array([[1, np.nan], [0, 0]])}, "rewards of list 0, slot 1 is nan"),
+        ({"propensities": np.array([[1, 1], [0, 1.0]])}, r"propensities of list 1, slot 0 is 0.0"),
+        ({"propensities": 1.5 * ONE}, r"is 1.5 \(4 such\); they must be in \(0, 1\]"),
+        ({"propensities": np.nan * ONE}, "slot 0 is nan"),
+        ({"evaluated": -ONE}, r"evaluated of list 0, slot 0 is -1.0 .* in \[0, 1\]"),
+        ({"evaluated": np.ones((2, 3))}, r"shape of rewards, \(2, 2\), got \(2, 3\)"),
+        ({"rewards": np.ones(2)}, "single actions are lists of one slot"),
+        ({"rewards": np.ones((0, 2))}, "at least one of each"),
+        ({"lengths": np.array([2, 3])}, "list 1 has length 3; lengths must be 1 to 2"),
+        ({"lengths": np.array([2])}, r"lengths must have shape \(2,\)"),
+    ],
+)
+def test_bad_logs_are_refused_with_what_is_allowed(changes, says):
+    fields = {"rewards": ONE, "propensities": ONE, "evaluated": ONE, "lengths": np.array([2, 2])}
+    with pytest.raises(ValueError, match=says):
+        LoggedLists(**{**fields, **changes})
+
+
+def test_without_skew_the_interval_is_students():
+    found = interval_of(mean_of(np.array([0.0, 1.0] * 50)))
+    error = math.sqrt(0.25 * 100 / 99) / 10
+    assert found.standard_error == pytest.approx(error)
+    # Student's 0.975 quantile with 99 degrees of freedom.
+    assert found.high - 0.5 == pytest.approx(1.98422 * error, rel=1e-4)
+    assert 0.5 - found.low == pytest.approx(found.high - 0.5)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"), [(3, 3.18245), (5, 2.57058), (10, 2.22814), (30, 2.04227)]
+)
+def test_quantiles_of_students_distribution(degrees, quantile):
+    assert student_quantile(0.975, degrees) == pytest.approx(quantile, rel=3e-3)
+    assert student_quantile(0.975, 1e9) == pytest.approx(NormalDist().inv_cdf(0.975))
+
+
+def test_lists_of_one_user_count_as_one():
+    terms = np.random.default_rng(0).normal(size=50)
+    repeated, users = np.repeat(terms, 20), np.repeat(np.arange(50), 20)
+    alone = interval_of(mean_of(terms))
+    together = interval_of(mean_of(repeated), users=users)
+    assert together.standard_error == pytest.approx(alone.standard_error, rel=1e-12)
+    assert interval_of(mean_of(repeated)).standard_error < 0.3 * alone.standard_error
+
+
+def test_what_cannot_be_bounded_is_refused():
+    with pytest.raises(ValueError, match="at least 2 independent lists or users, got 1"):
+        interval_of(mean_of(np.ones(3)), users=np.zeros(3, np.int64))
+    with pytest.raises(ValueError, match="confidence must lie between 0 and 1, got 95"):
+        interval_of(mean_of(np.ones(3)), confidence=95)
+    log = logged_actions(np.array([2.0]), np.ones(1), np.ones(1))
+    with pytest.raises(ValueError, match=r"between 0 and 1, got 2\.0 to 2\.0"):
+        betting_sequence(log, cascade(log))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [1, 3])
+def test_intervals_and_sequences_cover_the_true_value(slots):
+    number, repetitions = 2_000, 200
+    world = make_world(3, slots=slots, spread=0.5, rate=0.1, fatigue=0.3)
+    value = true_value(world)
+    inside = dict.fromkeys(("ips", "snips", "cascade dr", "sequence"), 0)
+    for seed in range(repetitions):
+        drawn = draw_log(world, number, seed)
+        log, weights = drawn.log, cascade(drawn.log)
+        predicted, expected = wrong_model(world, drawn)
+        found = {
+            "ips": ips(log.earned, weights),
+            "snips": snips(log.earned, weights),
+            "cascade dr": cascade_doubly_robust(log.earned, log.slot_weights, predicted, expected),
+        }
+        for name, estimate in found.items():
+            low, high, _ = interval_of(estimate)
+            inside[name] += low <= value <= high
+        bounds = betting_sequence(log, weights)
+        inside["sequence"] += bool(((bounds.low <= value) & (value <= bounds.high)).all())
+    # 95% less four standard deviations of 200 repetitions.
+    least = repetitions * (0.95 - 4 * math.sqrt(0.95 * 0.05 / repetitions))
+    assert all(count >= least for count in inside.values()), inside
+
+
+def test_effective_size_counts_equal_weights():
+    assert effective_size(np.full(7, 3.0)) == pytest.approx(7)
+    assert effective_size(np.array([0, 0, 5.0])) == pytest.approx(1)
+    assert effective_size(np.array([1.0, 1, 2])) == pytest.approx(16 / 6)
+    assert effective_size(np.zeros(4)) == 0
+    assert effective_size(np.array([1e300, 1e300])) == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("weights", "grade"),
+    [
+        (np.ones(1_000), "good"),
+        (np.ones(100), "doubtful"),
+        (np.ones(40), "none"),
+        # Half of what the policy shows is not in the log.
+        (np.where(np.arange(4_000) % 2, 1.0, 0.0), "none"),
+        (np.full(1_000, 0.9), "doubtful"),
+        # One list in ten has all of the weight: 500 effective ones, and the mean is right.
+        (np.where(np.arange(5_000) % 10, 0.0, 10.0), "good"),
+        (np.r_[np.full(999, 0.7), 300.0], "none"),
+        (np.r_[np.full(9_999, 0.94), 600.0], "doubtful"),
+        (np.zeros(1_000), "none"),
+    ],
+)
+def test_estimates_are_graded_by_what_they_stand_on(weights, grade):
+    assert overlap(weights).grade == grade
+
+
+@pytest.mark.parametrize("weights", [np.ones((2, 2)), np.zeros(0), np.array([np.nan])])
+def test_what_are_no_weights_is_refused(weights):
+    with pytest.raises(ValueError, match="must be finite numbers"):
+        overlap(weights)
+
+
+ITEMS = np.array([[1, 2], [2, 1], [1, 2], [1, 0]])
+REWARDS = np.array([[1.0, 0], [0, 1], [1, 0], [1, 9]])
+PRESENT = np.array([[True, True], [True, True], [True, True], [True, False]])
+
+
+def test_rates_are_of_the_slot_times_the_items_own():
+    found = RateModel.fit(ITEMS, REWARDS, PRESENT, 4, strength=1.0)
+    assert found.slots.tolist() == [3 / 4, 1 / 3]
+    # Item 1: four rewards where three first slots and one second expect 2.25 + 1 / 3.
+    assert found.items[1] == pytest.approx(5 / (2.25 + 1 / 3 + 1))
+    assert found.items[3] == 1
+    assert found.rates(np.array([1, 3])).tolist() == [found.items[1] * 0.75, 1 / 3]
+    assert found.below.tolist() == pytest.approx([1 / 3, 0])
+
+
+def test_lists_are_predicted_by_models_that_did_not_see_their_users():
+    users = np.array([5, 9, 5, 7])
+    folds = fold_of(users, 2)
+    assert folds[0] == folds[2]
+    models = fitted_folds(ITEMS, REWARDS, PRESENT, 4, folds)
+    for fold, model in enumerate(models):
+        others = folds != fold
+        alone = RateModel.fit(ITEMS[others], REWARDS[others], PRESENT[others], 4)
+        assert model.items.tolist() == alone.items.tolist()
+
+
+MIRROR = os.environ.get("RECSYS_DATA_MIRROR")
+NUMBERS = json.loads(Path(__file__).with_name("obp_numbers.json").read_text())
+
+
+def agrees(found, name):
+    assert found.keys() == NUMBERS[name].keys()
+    for estimator, value in NUMBERS[name].items():
+        assert found[estimator] == pytest.approx(value, abs=1e-9, rel=0), (name, estimator)
+
+
+def test_single_actions_agree_on_a_synthetic_log():
+    agrees(values_of_actions(synthetic_actions()), "synthetic actions")
+
+
+def test_slates_agree_on_a_synthetic_log():
+    agrees(values_of_slates(synthetic_slates()), "synthetic slates")
+
+
+@pytest.mark.mirror
+@pytest.mark.skipif(
+    MIRROR is None, reason="needs real data sets: RECSYS_DATA_MIRROR=FOLDER make test"
+)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("campaign", CAMPAIGNS)
+def test_single_actions_agree_on_open_bandit(policy, campaign):
+    folder = Path(str(MIRROR)) / "open-bandit"
+    found = values_of_actions(open_bandit_actions(folder, policy, campaign))
+    agrees(found, f"open-bandit {policy} {campaign}")

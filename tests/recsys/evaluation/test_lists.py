@@ -1,0 +1,242 @@
+"""Metrics beyond accuracy, by hand and against slow counts."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from recsys.data.batch import Jagged
+from recsys.data.top_k import ItemMask
+from recsys.evaluation.beyond_accuracy import (
+    category_diversity,
+    exposure,
+    gini_of_exposure,
+    intra_list_diversity,
+    novelty,
+)
+from recsys.evaluation.calibration import (
+    area_under_curve,
+    category_shares,
+    expected_calibration_error,
+    list_miscalibration,
+    reliability_curve,
+)
+from recsys.evaluation.ranking import ndcg_at_k
+from recsys.evaluation.slices import (
+    Slice,
+    category_slices,
+    item_popularity_slices,
+    slice_metrics,
+    user_activity_slices,
+    user_slices,
+)
+
+pytestmark = pytest.mark.numerics
+
+SHORT = torch.tensor([[1, 2, 3], [1, 2, -1], [-1, -1, -1]])
+
+
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=8).filter(any))
+def test_gini_is_half_the_mean_absolute_difference_over_the_mean(counts: list[int]):
+    lists = torch.tensor([[row] for row, times in enumerate(counts, 1) for _ in range(times)])
+    n = len(counts)
+    slow = sum(abs(a - b) for a in counts for b in counts) / (2 * n * sum(counts))
+    assert gini_of_exposure(lists, 1, ItemMask.all(n + 1)) == pytest.approx(slow)
+
+
+def test_novelty_is_the_information_in_bits():
+    popularity = torch.tensor([0, 8, 4, 0])  # of 8 users
+    bits = novelty(SHORT, 3, popularity, num_users=8)
+    assert bits[:2].tolist() == [pytest.approx((0 + 1 + 3) / 3), pytest.approx(0.5)]
+    assert math.isnan(bits[2])
+
+
+def slow_diversity(rows: list[int], vectors: Tensor) -> float:
+    distances = [
+        1 - float(torch.cosine_similarity(vectors[a], vectors[b], dim=0, eps=1e-30))
+        for place, a in enumerate(rows)
+        for b in rows[:place]
+    ]
+    return sum(distances) / len(distances)
+
+
+def test_diversity_agrees_with_all_pairs():
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(30, 5, generator=generator)
+    vectors[7] = 0  # at distance 1 from all
+    lists = torch.stack([torch.randperm(29, generator=generator)[:8] + 1 for _ in range(20)])
+    lists[3, 4:] = -1
+    lists[4, :] = torch.tensor([7, 1, 2, 3, 4, 5, 6, 8])
+    measured = intra_list_diversity(lists, 8, vectors)
+    slow = [slow_diversity([row for row in one if row > 0], vectors) for one in lists.tolist()]
+    assert measured.tolist() == pytest.approx(slow, abs=1e-6)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sets(st.integers(0, 4)), min_size=3, max_size=6))
+def test_category_diversity_is_that_of_the_sets_as_vectors(sets: list[set[int]]):
+    categories = Jagged.from_lists([[], *map(sorted, sets)])
+    vectors = torch.zeros(len(sets) + 1, 5)
+    for row, members in enumerate(sets, 1):
+        vectors[row, list(members)] = 1
+    lists = torch.arange(1, len(sets) + 1)[None, :]
+    measured = category_diversity(lists, len(sets), categories, 5)
+    assert measured.tolist() == pytest.approx(
+        intra_list_diversity(lists, len(sets), vectors).tolist(), abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_k_beyond_the_lists_is_refused(k: int):
+    with pytest.raises(ValueError, match="rank with a longer k"):
+        exposure(SHORT, k, 5)
+
+
+# Items 1 drama, 2 comedy, 3 both, 4 without a category.
+CATEGORIES = Jagged.from_lists([[], [1], [2], [1, 2], []])
+
+
+def test_calibration_error_of_four_predictions_by_hand():
+    probabilities = torch.tensor([0.1, 0.2, 0.9, 0.8])
+    labels = torch.tensor([0, 1, 1, 1])
+    curve = reliability_curve(probabilities, labels, num_bins=2)
+    assert curve.predicted.tolist() == pytest.approx([0.15, 0.85])
+    assert curve.observed.tolist() == [0.5, 1]
+    assert curve.counts.tolist() == [2, 2]
+    assert expected_calibration_error(curve) == pytest.approx((0.35 + 0.15) / 2)
+
+
+def test_true_probabilities_are_calibrated_and_squeezed_ones_are_not():
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.rand(200_000, generator=generator)
+    labels = torch.bernoulli(truth, generator=generator)
+    fair = reliability_curve(truth, labels)
+    assert expected_calibration_error(fair) < 0.005
+    squeezed = reliability_curve(0.5 + (truth - 0.5) / 2, labels)
+    # |x - 1/2| / 2 on average over [0, 1]
+    assert expected_calibration_error(squeezed) == pytest.approx(0.125, abs=0.005)
+
+
+def test_equal_counts_keep_equal_predictions_together():
+    probabilities = torch.tensor([0.01] * 7 + [0.02, 0.03, 0.5])
+    curve = reliability_curve(probabilities, torch.ones(10), num_bins=5)
+    assert curve.counts.tolist() == [7, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "labels", "message"),
+    [
+        ([0.5, 1.2], [0, 1], "sigmoid"),
+        ([0.5, math.nan], [0, 1], "sigmoid"),
+        ([0.5], [2], "must be 0 or 1"),
+        ([], [], "P >= 1"),
+    ],
+)
+def test_what_is_no_probability_or_label_is_refused(probabilities, labels, message):
+    with pytest.raises(ValueError, match=message):
+        reliability_curve(torch.tensor(probabilities), torch.tensor(labels))
+
+
+def test_an_item_splits_its_weight_over_its_categories():
+    items = Jagged.from_lists([[1, 1, 3], [4], []])
+    shares = category_shares(items, CATEGORIES, 3)
+    assert shares.tolist() == [
+        [0, pytest.approx(2.5 / 3), pytest.approx(0.5 / 3)],
+        [0, 0, 0],
+        [0, 0, 0],
+    ]
+
+
+def test_miscalibration_follows_the_definition():
+    lists, histories = torch.tensor([[1, 1, 2]]), Jagged.from_lists([[1, 2]])
+    p, q = (0.5, 0.5), (2 / 3, 1 / 3)
+    expected = sum(a * math.log(a / (0.99 * b + 0.01 * a)) for a, b in zip(p, q, strict=True))
+    found = list_miscalibration(lists, 3, histories, CATEGORIES, 3)
+    assert found.tolist() == pytest.approx([expected])
+
+
+def by_pairs(scores: torch.Tensor, labels: torch.Tensor) -> float:
+    positive, negative = scores[labels == 1], scores[labels == 0]
+    above = (positive[:, None] > negative).float() + (positive[:, None] == negative).float() / 2
+    return float(above.mean())
+
+
+@pytest.mark.parametrize("distinct", [3, 1000])
+def test_it_counts_the_pairs_in_order_and_halves_equals(distinct: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randint(distinct, (200,), generator=generator).float()
+    labels = torch.randint(2, (200,), generator=generator).float()
+    assert area_under_curve(scores, labels) == pytest.approx(by_pairs(scores, labels), abs=1e-6)
+
+
+def test_known_answers_and_edges() -> None:
+    labels = torch.tensor([0.0, 0, 1, 1])
+    assert area_under_curve(torch.tensor([1.0, 2, 3, 4]), labels) == 1
+    assert area_under_curve(torch.tensor([4.0, 3, 2, 1]), labels) == 0
+    assert area_under_curve(torch.zeros(4), labels) == 0.5
+    assert math.isnan(area_under_curve(torch.zeros(3), torch.ones(3)))
+    with pytest.raises(ValueError, match="NaN"):
+        area_under_curve(torch.tensor([torch.nan, 1.0]), torch.tensor([0.0, 1.0]))
+
+
+def members(slices: list[Slice]) -> dict[str, list[bool]]:
+    return {part.name: part.targets.tolist() for part in slices}
+
+
+def test_head_holds_half_the_events_and_cold_items_have_none():
+    popularity = torch.tensor([99, 50, 20, 20, 9, 1, 0])  # row 0 does not count
+    targets = Jagged.from_lists([[1, 2, 3], [4, 5], [6, 77]])
+    assert members(item_popularity_slices(targets, popularity)) == {
+        "head": [True] + [False] * 6,
+        "torso": [False, True, True, False, False, False, False],
+        "tail": [False, False, False, True, True, False, False],
+        "cold": [False] * 5 + [True, True],
+    }
+
+
+def test_users_are_new_medium_or_heavy_by_their_events():
+    targets = Jagged.from_lists([[1]] * 7)
+    events = torch.tensor([0, 4, 5, 6, 7, 8, 90])
+    assert members(user_activity_slices(targets, events)) == {
+        "new": [True, True, False, False, False, False, False],
+        "medium": [False, False, True, True, True, True, False],
+        "heavy": [False] * 6 + [True],
+    }
+
+
+def test_an_item_may_be_in_several_categories_or_none():
+    categories = Jagged.from_lists([[1], [1, 2], [2], []])
+    targets = Jagged.from_lists([[1, 2], [3, 9, 0]])
+    assert members(category_slices(targets, "category", categories, ["", "drama", "comedy"])) == {
+        "drama": [True, False, False, False, False],
+        "comedy": [True, True, False, False, False],
+    }
+
+
+def test_metrics_of_a_slice_see_its_targets_alone():
+    ranks = Jagged.from_lists([[1, 20], [3], []])
+    cuts = [
+        Slice("items", "first", torch.tensor([True, False, False])),
+        Slice("items", "others", torch.tensor([False, True, True])),
+    ]
+    first, others = slice_metrics(ranks, cuts, ["recall@10", "ndcg@10"])
+    assert (first.num_users, first.num_targets) == (1, 1)
+    assert first.metrics["ndcg@10"].mean == 1
+    assert (others.num_users, others.num_targets) == (2, 2)
+    assert others.metrics["recall@10"].mean == 0.5
+    assert others.metrics["ndcg@10"].mean == pytest.approx(0.25)
+    assert others.metrics["ndcg@10"].num_users == 2
+
+
+def test_user_slices_that_cover_all_users_average_to_the_whole():
+    generator = torch.Generator().manual_seed(1)
+    ranks = Jagged.one_each(torch.randint(1, 40, (200,), generator=generator))
+    odd = torch.arange(200) % 2 == 1
+    parts = slice_metrics(
+        ranks, user_slices(ranks, "parity", {"odd": odd, "even": ~odd}), ["ndcg@10"]
+    )
+    total = sum(part.num_users * part.metrics["ndcg@10"].mean for part in parts)
+    assert total / 200 == pytest.approx(float(ndcg_at_k(ranks, 10).mean()))

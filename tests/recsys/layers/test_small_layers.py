@@ -1,0 +1,261 @@
+"""Layers against their definitions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from recsys.data.batch import Jagged
+from recsys.evaluation.calibration import expected_calibration_error, reliability_curve
+from recsys.layers.attention.softmax import by_pair
+from recsys.layers.attention.target import TargetAttention
+from recsys.layers.calibrator import Calibrator, Examination
+from recsys.layers.codes.decoder import (
+    CodeBlock,
+    CodeBlockConfig,
+    DistanceBias,
+    SharedContext,
+    joint_attention,
+    merged_shares,
+    side_by_side,
+)
+from recsys.layers.wide_linear import HAS_ONEDNN, CrossNetwork, WideLinear
+from recsys.models.sequence.encoder import SECONDS_PER_DAY, Calendar
+
+pytestmark = pytest.mark.numerics
+
+
+def seen(*days: float) -> Calendar:
+    """A calendar of ten days a step that was trained on some days."""
+    calendar = Calendar(4, 10.0, scale=1.0)
+    calendar(at(*days))
+    return calendar.eval()
+
+
+def at(*days: float) -> torch.Tensor:
+    return torch.tensor([int(day * SECONDS_PER_DAY) for day in days])
+
+
+def test_a_time_between_two_vectors_takes_the_nearer_one_more() -> None:
+    calendar = seen(0, 1000)
+    learned = calendar.vectors.weight
+    expected = torch.stack([learned[5], 0.75 * learned[5] + 0.25 * learned[6], learned[6]])
+    torch.testing.assert_close(calendar(at(50, 52.5, 60)), expected)
+
+
+def test_times_outside_training_count_as_its_ends() -> None:
+    calendar = seen(100, 200)
+    torch.testing.assert_close(calendar(at(5, 900)), calendar(at(100, 200)))
+    assert torch.isfinite(calendar(at(-30, 200_000))).all()
+
+
+def test_steps_of_less_than_a_day_are_refused() -> None:
+    with pytest.raises(ValueError, match="days must be in"):
+        Calendar(4, 0.5)
+
+
+def drawn(num_rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits that are twice too sure and shifted, labels, and the true chances."""
+    generator = torch.Generator().manual_seed(seed)
+    true = torch.randn(num_rows, 1, generator=generator) * 1.5 - 1
+    labels = (torch.rand(num_rows, 1, generator=generator) < true.sigmoid()).float()
+    return 2 * true + 1, labels, true.sigmoid()
+
+
+def test_distorted_logits_become_frequencies():
+    calibrator = Calibrator(1)
+    logits, labels, _ = drawn(20_000, 0)
+    fresh, fresh_labels, chances = drawn(20_000, 1)
+    before = reliability_curve(calibrator(fresh)[:, 0], fresh_labels[:, 0])
+    calibrator.fit(logits, labels)
+    found = calibrator(fresh)
+    after = reliability_curve(found[:, 0], fresh_labels[:, 0])
+    assert expected_calibration_error(before) > 0.1
+    assert expected_calibration_error(after) < 0.02
+    typical = (chances > 0.05) & (chances < 0.9)
+    assert float((found - chances)[typical].abs().max()) < 0.02
+
+
+def test_unobserved_labels_are_left_out_and_one_class_is_refused():
+    logits, labels, _ = drawn(2_000, 4)
+    one, other = Calibrator(1), Calibrator(1)
+    one.fit(logits[:1000], labels[:1000])
+    labels[1000:] = torch.nan
+    other.fit(logits, labels)
+    torch.testing.assert_close(one.values, other.values)
+    with pytest.raises(ValueError, match="0 positive of 2000"):
+        other.fit(logits, torch.zeros_like(labels))
+    with pytest.raises(ValueError, match="wrong way round"):
+        other.fit(-logits[:1000], labels[:1000])
+
+
+def test_a_loaded_line_replaces_the_one_before_and_a_curve_is_refused():
+    logits, labels, _ = drawn(2_000, 5)
+    fitted, loaded = Calibrator(1), Calibrator(1)
+    fitted.fit(logits, labels)
+    loaded(logits)
+    state = fitted.state_dict()
+    loaded.load_state_dict(state)
+    assert torch.equal(loaded(logits), fitted(logits))
+    state["values"] = state["values"] ** 3
+    loaded.load_state_dict(state)
+    with pytest.raises(ValueError, match="off its line"):
+        loaded(logits)
+
+
+def test_cross_layers_follow_the_papers_formula():
+    torch.manual_seed(0)
+    network, fields = CrossNetwork(5, 2), torch.randn(4, 5)
+    first = fields * (fields @ network.layers[0].weight.T + network.layers[0].bias) + fields
+    second = fields * (first @ network.layers[1].weight.T + network.layers[1].bias) + first
+    torch.testing.assert_close(network(fields), second)
+
+
+def test_a_candidate_reads_the_events_of_its_own_user():
+    torch.manual_seed(2)
+    attention = TargetAttention(4, 3, max_history=3)
+    torch.nn.init.normal_(attention.nothing)
+    history = Jagged.from_lists([[1, 2], [], [3, 4, 5]])
+    inputs, candidates = torch.randn(5, 4), torch.randn(3, 2, 4)
+    read = attention(candidates, attention.prepare(history, inputs))
+    for user, events in enumerate([inputs[:2], inputs[:0], inputs[2:]]):
+        steps = torch.arange(len(events) - 1, -1, -1)
+        values = torch.cat([attention.nothing[None], events + attention.recency(steps)])
+        for place in range(2):
+            query = attention.query(candidates[user, place])
+            weights = (attention.key(values) @ query / math.sqrt(3)).softmax(0)
+            torch.testing.assert_close(read[user, place], weights @ values)
+
+
+def test_likelihood_in_a_slot_is_of_examined_times_relevant():
+    torch.manual_seed(3)
+    layer = Examination(4)
+    torch.nn.init.normal_(layer.odds)
+    logits, slots = torch.randn(50, 2).double(), torch.randint(6, (50,))
+    labels = torch.randint(0, 2, (50, 2)).double()
+    chance = layer.curve()[slots.clamp(max=3), None].double() * logits.sigmoid()
+    expected = -(labels * chance.log() + (1 - labels) * (1 - chance).log())
+    torch.testing.assert_close(layer(logits, slots, labels), expected, rtol=1e-5, atol=1e-6)
+    assert layer.curve()[0].item() == 1
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 40])
+def test_pairs_and_gradients_are_those_of_an_indexed_lookup(length: int) -> None:
+    torch.manual_seed(length)
+    by_distance = torch.randn(2, length, dtype=torch.float64, requires_grad=True)
+    place = torch.arange(length)
+    distance = place[:, None] - place  # [T, T]
+    expected = by_distance[:, distance.clamp_min(0)] * (distance >= 0)
+    found = by_pair(by_distance)
+    assert torch.equal(found, expected)
+    weights = torch.randn(2, length, length, dtype=torch.float64)
+    gradients = [
+        torch.autograd.grad((one * weights).sum(), by_distance)[0] for one in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(384, 128, 128), (1, 5, 3), (0, 4, 4), (33, 96, 160)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_serving_and_training_multiply_alike(shape, bias):
+    num_rows, inputs, outputs = shape
+    torch.manual_seed(0)
+    layer, rows = WideLinear(inputs, outputs, bias=bias), torch.randn(num_rows, inputs)
+    expected = functional.linear(rows.double(), layer.weight.double(), None)
+    if bias:
+        expected = expected + layer.bias.double()
+    with torch.no_grad():
+        served = layer(rows)
+    torch.testing.assert_close(served.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(layer(rows), served, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not HAS_ONEDNN, reason="this torch has no oneDNN")
+def test_a_rows_bits_do_not_depend_on_its_place_in_a_tile():
+    torch.manual_seed(1)
+    layer, rows = WideLinear(128, 128), torch.randn(384, 128)
+    with torch.no_grad():
+        together, order = layer(rows), torch.randperm(384)
+        assert torch.equal(layer(rows[order]), together[order])
+
+
+def test_gradients_and_hooks_are_those_of_a_linear_layer():
+    layer, rows = WideLinear(4, 3), torch.randn(6, 4, requires_grad=True)
+    layer(rows).sum().backward()
+    torch.testing.assert_close(rows.grad, layer.weight.detach().sum(0).expand(6, -1))
+    layer.register_forward_hook(lambda _, __, output: output + 1)
+    with torch.no_grad():
+        hooked = layer(rows)
+        plain = functional.linear(rows, layer.weight, layer.bias)
+    torch.testing.assert_close(hooked, plain + 1)
+
+
+BATCH, WIDTH, TOKENS, PLACES, DIM, HEADS = 2, 3, 4, 6, 8, 2
+
+
+def small_block() -> CodeBlock:
+    torch.manual_seed(0)
+    config = CodeBlockConfig(dim=DIM, num_heads=HEADS, hidden_dim=16, dropout=0.0)
+    return CodeBlock(config).eval()
+
+
+def context_of(width: int) -> SharedContext:
+    bias = torch.randn(BATCH, HEADS, width, PLACES)
+    bias[..., 4:] = -torch.inf
+    keys, values = torch.randn(2, BATCH, HEADS, PLACES, DIM // HEADS)
+    return SharedContext(keys, values, bias)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("width", [1, WIDTH])
+def test_tokens_decoded_one_by_one_are_those_decoded_at_once(width: int) -> None:
+    block, context = small_block(), context_of(width)
+    tokens = torch.randn(BATCH, WIDTH, TOKENS, DIM)
+    at_once, _ = block.decode(tokens, context, None)
+    past = None
+    for place in range(TOKENS):
+        one, past = block.decode(tokens[:, :, place : place + 1], context, past)
+        torch.testing.assert_close(one[:, :, 0], at_once[:, :, place])
+
+
+@torch.no_grad()
+def test_what_is_masked_in_the_context_is_never_read() -> None:
+    block, context = small_block(), context_of(1)
+    tokens = torch.randn(BATCH, WIDTH, 1, DIM)
+    before, _ = block.decode(tokens, context, None)
+    context.values[:, :, 4:] = 1e6
+    after, _ = block.decode(tokens, context, None)
+    assert torch.equal(before, after)
+
+
+@torch.no_grad()
+def test_two_softmaxes_merged_are_one() -> None:
+    """What a fused kernel leaves to do, held to the scores written out."""
+    context, dim = context_of(1), DIM // HEADS
+    query = torch.randn(BATCH, WIDTH, TOKENS, HEADS, dim)
+    values = torch.randn(BATCH, WIDTH, 5, HEADS, dim)
+    scores = 20 * torch.randn(BATCH, WIDTH, TOKENS, HEADS, 5)
+    scores[..., 4] = -torch.inf
+    expected = joint_attention(query, scores, values, context)
+    shared = side_by_side(query) @ context.keys.mT * dim**-0.5 + context.bias
+    single = scores.flatten(1, 2).transpose(1, 2)
+    read, weights = merged_shares(shared.softmax(-1) @ context.values, shared.logsumexp(-1), single)
+    own = weights.transpose(1, 2).reshape(scores.shape)  # [B, W, S, H, all S]
+    found = read.transpose(1, 2).reshape(query.shape)
+    found = found + torch.einsum("bwsha,bwahd->bwshd", own, values)
+    torch.testing.assert_close(found.flatten(3), expected)
+
+
+@torch.no_grad()
+def test_pairs_of_places_are_looked_up_by_their_distance() -> None:
+    bias = DistanceBias(HEADS, 4, 9)
+    bias.weights.normal_()
+    place = torch.arange(7)
+    distance = place[:, None] - place[None, :]
+    expected = bias(distance).transpose(0, 1).masked_fill(distance < 0, -torch.inf)
+    pairs = bias.pairs(7)
+    assert torch.equal(pairs, expected)
+    assert pairs.is_contiguous()  # as attention wants it

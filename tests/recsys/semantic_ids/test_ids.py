@@ -1,0 +1,273 @@
+"""Semantic IDs: codes, collisions, purity and quality."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from recsys.semantic_ids import collisions
+from recsys.semantic_ids.codes import SemanticIds
+from recsys.semantic_ids.collisions import (
+    assign_semantic_ids,
+    resolve_collisions,
+)
+from recsys.semantic_ids.kmeans import Centres
+from recsys.semantic_ids.quality import (
+    code_counts,
+    prefix_counts,
+    purity,
+    purity_by_chance,
+    quality_report,
+)
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans
+from recsys.semantic_ids.trie import Trie
+
+pytestmark = pytest.mark.numerics
+
+SIZES = (4, 3, 5)
+
+
+def all_ids(num_items: int = 20, seed: int = 0) -> SemanticIds:
+    generator = torch.Generator().manual_seed(seed)
+    keys = torch.randperm(60, generator=generator)[:num_items]
+    codes = torch.stack([keys // 15, keys // 5 % 3, keys % 5], dim=1)
+    return SemanticIds.of_items(codes, level_sizes=SIZES, quantizer_digest="q")
+
+
+def test_codes_and_item_rows_are_inverse() -> None:
+    ids = all_ids()
+    rows = torch.arange(1, 21)
+    assert torch.equal(ids.find_item_rows(ids.codes[rows]), rows)
+    assert torch.equal(ids.item_rows, rows)
+    assert ids.num_levels == 3
+    assert ids.num_item_rows == 21
+
+
+def test_two_items_with_one_id_are_refused_by_row() -> None:
+    codes = torch.tensor([[1, 2, 3], [0, 0, 0], [1, 2, 3]])
+    with pytest.raises(ValueError, match="rows 1 and 3 share the semantic ID 1-2-3"):
+        SemanticIds.of_items(codes, level_sizes=SIZES, quantizer_digest="q")
+
+
+@pytest.mark.parametrize("codes", [[4, 0, 0], [0, 0, -1], [-1, 0, 0], [0, 3, 0]])
+def test_codes_out_of_range_are_refused(codes: list[int]) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"item row 1 has codes {codes}")):
+        SemanticIds.of_items(torch.tensor([codes]), level_sizes=SIZES, quantizer_digest="q")
+
+
+@pytest.mark.parametrize("rows", [[0, 1], [1, 1], [1]])
+def test_item_rows_must_be_one_per_item_and_not_the_padding(rows: list[int]) -> None:
+    with pytest.raises(ValueError, match="row"):
+        SemanticIds.of_items(
+            torch.tensor([[0, 0, 0], [1, 0, 0]]),
+            level_sizes=SIZES,
+            quantizer_digest="q",
+            item_rows=torch.tensor(rows),
+        )
+
+
+def test_version_depends_on_codes_quantizer_and_parent() -> None:
+    ids = all_ids()
+    others = [
+        all_ids(seed=1),
+        SemanticIds(codes=ids.codes, level_sizes=SIZES, quantizer_digest="r"),
+        SemanticIds(codes=ids.codes, level_sizes=SIZES, quantizer_digest="q", parent="p"),
+        SemanticIds(codes=ids.codes, level_sizes=(4, 3, 6), quantizer_digest="q"),
+    ]
+    assert len({ids.version, *(other.version for other in others)}) == 5
+    assert all_ids().version == ids.version
+
+
+def test_another_version_is_refused_with_both_named(tmp_path: Path) -> None:
+    ids, other = all_ids(), all_ids(seed=1)
+    ids.save(tmp_path)
+    with pytest.raises(ValueError, match=f"{ids.version}, expected {other.version}"):
+        SemanticIds.load(tmp_path, expected_version=other.version)
+
+
+@pytest.mark.parametrize("part", ["semantic_ids.safetensors", "semantic_ids.json"])
+def test_damaged_or_missing_files_are_refused(tmp_path: Path, part: str) -> None:
+    all_ids().save(tmp_path)
+    path = tmp_path / part
+    content = bytearray(path.read_bytes())
+    content[-30] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"refused|version"):
+        SemanticIds.load(tmp_path)
+    path.unlink()
+    with pytest.raises(ValueError, match="missing"):
+        SemanticIds.load(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["semantic_ids.safetensors", "semantic_ids.json"])
+def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path, part: str) -> None:
+    """A trie is built from the IDs, so what it lists is what was published (FAULTS 6)."""
+    ids = all_ids()
+    ids.save(tmp_path)
+    path = tmp_path / part
+    content, refused = path.read_bytes(), 0
+    bits = range(0, 8 * len(content), 5)
+    for bit in bits:
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        try:
+            trie = Trie.of_items(SemanticIds.load(tmp_path, ids.version))
+        except ValueError:
+            refused += 1
+        else:
+            # White space, or a number that is only described.
+            assert part == "semantic_ids.json"
+            assert trie.item_rows(trie.walk(ids.codes[ids.item_rows])).equal(ids.item_rows)
+    assert refused > 0.9 * len(bits)
+
+
+def test_an_unknown_format_is_refused_with_both_formats(tmp_path: Path) -> None:
+    all_ids().save(tmp_path)
+    path = tmp_path / "semantic_ids.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 9'))
+    with pytest.raises(ValueError, match="format is 9, this version of the package reads 1"):
+        SemanticIds.load(tmp_path)
+
+
+def random_quantizer(sizes: tuple[int, ...], dim: int = 4, seed: int = 0) -> ResidualKMeans:
+    generator = torch.Generator().manual_seed(seed)
+    return ResidualKMeans(
+        [
+            Centres(torch.randn(size, dim, generator=generator) / 2**level, torch.zeros(size))
+            for level, size in enumerate(sizes)
+        ]
+    )
+
+
+def num_distinct(codes: Tensor) -> int:
+    return len(torch.unique(codes, dim=0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple),
+    fill=st.floats(0, 1),
+    kind=st.sampled_from(["equal", "random", "two points", "zero"]),
+    published=st.floats(0, 1),
+    cells=st.sampled_from([1, 7, 2**26]),
+)
+def test_ids_are_unique_up_to_the_last_free_one(
+    sizes: tuple[int, ...], fill: float, kind: str, published: float, cells: int
+) -> None:
+    capacity = int(torch.tensor(sizes).prod())
+    generator = torch.Generator().manual_seed(0)
+    num_taken = int(published * capacity)
+    everything = torch.cartesian_prod(*[torch.arange(size) for size in sizes]).view(capacity, -1)
+    taken = everything[torch.randperm(capacity, generator=generator)[:num_taken]].int()
+    count = round(fill * (capacity - num_taken))
+    vectors = {
+        "equal": torch.ones(count, 4),
+        "zero": torch.zeros(count, 4),
+        "random": torch.randn(count, 4, generator=generator),
+        "two points": (torch.arange(count) % 2)[:, None].float().expand(-1, 4),
+    }[kind]
+    quantizer = random_quantizer(sizes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collisions, "CHUNK_CELLS", cells)
+        codes = quantizer.encode(vectors)
+        unique = resolve_collisions(quantizer, vectors, codes, taken=taken)
+    assert unique.level_sizes == sizes
+    assert num_distinct(torch.cat([unique.codes, taken])) == count + num_taken
+    assert bool(((unique.codes >= 0) & (unique.codes < torch.tensor(sizes))).all())
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_exactly_as_many_items_as_ids_fit_and_one_more_is_refused(equal: bool) -> None:
+    quantizer = random_quantizer((16, 16))
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.ones(257, 4) if equal else torch.randn(257, 4, generator=generator)
+    codes = quantizer.encode(vectors)
+    full = resolve_collisions(quantizer, vectors[:256], codes[:256])
+    assert num_distinct(full.codes) == 256
+    with pytest.raises(ValueError, match="257 items and 0 published IDs do not fit the 256 IDs"):
+        resolve_collisions(quantizer, vectors, codes)
+
+
+def test_the_nearest_item_keeps_its_code_and_the_next_gets_the_nearest_free() -> None:
+    book = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
+    quantizer = ResidualKMeans([Centres(book, torch.zeros(4))])
+    vectors = torch.tensor([[0.3], [0.1], [0.2]])
+    codes = quantizer.encode(vectors)
+    unique = resolve_collisions(quantizer, vectors, codes).codes
+    # 0.1 keeps code 0; 0.3 is nearer to code 1 than 0.2 is; 0.2 goes on to code 2.
+    assert unique[:, 0].tolist() == [1, 0, 2]
+
+
+def test_purity_counts_the_commonest_category_of_each_prefix() -> None:
+    keys = torch.tensor([5, 5, 5, 9, 9])
+    assert purity(keys, torch.tensor([1, 1, 0, 2, 0])) == pytest.approx(3 / 5)
+
+
+def test_chance_is_high_where_prefixes_are_small_and_low_where_they_are_large() -> None:
+    generator = torch.Generator().manual_seed(1)
+    categories = torch.randint(4, (4000,), generator=generator)
+    alone, few = torch.arange(4000), torch.arange(4000) % 4
+    assert purity_by_chance(alone, categories) == 1.0
+    assert purity_by_chance(few, categories) == pytest.approx(0.26, abs=0.02)
+    # Prefixes that are the categories are pure, and dealt out at random they are not.
+    assert purity(categories, categories) == 1.0
+    assert purity_by_chance(categories, categories) == pytest.approx(0.26, abs=0.02)
+
+
+def square_world() -> tuple[ResidualKMeans, torch.Tensor]:
+    """Return 2 x 2 codes and items: two in each of three cells, row 0 padding."""
+    quantizer = ResidualKMeans(
+        [
+            Centres(torch.tensor([[10.0, 0.0], [0.0, 10.0]]), torch.zeros(2)),
+            Centres(torch.tensor([[0.0, 1.0], [0.0, -1.0]]), torch.zeros(2)),
+        ]
+    )
+    items = quantizer.decode(torch.tensor([[0, 0], [0, 0], [0, 1], [1, 0]]))
+    return quantizer, torch.cat([torch.zeros(1, 2), items])
+
+
+def test_the_report_of_four_items_worked_out_by_hand() -> None:
+    quantizer, vectors = square_world()
+    ids = assign_semantic_ids(quantizer, vectors)
+    categories = torch.tensor([0, 1, 1, 2, 3])
+    report = quality_report(quantizer, vectors, ids, categories=categories)
+    first, second = report.levels
+    assert (report.num_items, report.collisions_before, report.largest_group) == (4, 1, 2)
+    assert report.groups_before == ((1, 2), (2, 1))
+    assert report.collisions_after == 0
+    # One of the two items of the full ID gave way.
+    assert report.moved == (0.25, 0.25)
+    assert report.reconstruction_error == pytest.approx(0, abs=1e-9)
+    assert (first.num_used, first.utilisation) == (2, 1)
+    assert first.entropy_bits == pytest.approx(0.8113, abs=1e-4)
+    assert first.perplexity == pytest.approx(2**0.811278, abs=1e-4)
+    # Of the three items of prefix 0 two have category 1; prefix 1 is pure.
+    assert (first.purity, second.purity) == (0.75, 1.0)
+    assert (first.num_prefixes, second.num_prefixes) == (2, 3)
+    # Three of six pairs share the first code, one of six both.
+    assert first.agreement_by_chance == pytest.approx(0.5)
+    assert second.agreement_by_chance == pytest.approx(1 / 6)
+    # All others are neighbours here: of each of three items two of three share the first code.
+    assert first.neighbour_agreement == pytest.approx(0.5)
+    json.dumps(report.as_json())
+
+
+def test_ids_of_another_quantizer_are_refused_with_both_named() -> None:
+    quantizer, vectors = square_world()
+    ids = assign_semantic_ids(quantizer, vectors)
+    other = quantizer.relabelled([torch.tensor([1, 0]), torch.tensor([0, 1])])
+    with pytest.raises(ValueError, match=f"{quantizer.digest[:12]}, this is {other.digest[:12]}"):
+        quality_report(other, vectors, ids)
+
+
+def test_items_are_counted_by_code_and_by_prefix() -> None:
+    codes = torch.tensor([[0, 0], [0, 1], [0, 0], [2, 1]])
+    first, second = code_counts(codes, (3, 2))
+    assert (first.tolist(), second.tolist()) == ([3, 0, 1], [2, 2])
+    assert prefix_counts(codes, (3, 2)).tolist() == [[3, 2], [3, 1], [3, 2], [1, 1]]
