@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-
 START = 1_704_067_200
 """Unix seconds of the first event, 2024-01-01 UTC."""
 MILLION = 1_000_000
