@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
-from recsys.content.prompt import Completion, LanguageModel, Prompt, PromptExample, Tokens
-
 Request = dict[str, Any]
 
 
@@ -39,47 +37,6 @@ def chat_reply(content: str | None, prompt_tokens: int = 100, completion_tokens:
     return Reply(
         {"object": "chat.completion", "choices": [choice | {"message": message}], "usage": usage}
     )
-
-
-class _Heard:
-    """Keeps the one answer of a local model."""
-
-    answer: Completion | Exception
-
-    def charge(self, index: int) -> None:
-        """Nothing is paid here."""
-
-    def record(self, index: int, answer: Completion | Exception) -> None:
-        self.answer = answer
-
-
-def answered_by(
-    model: LanguageModel, examples: tuple[PromptExample, ...] = ()
-) -> Callable[[Request], Reply]:
-    """Let a real model answer chat requests: one at a time, held to the schema that was sent.
-
-    Args:
-        examples: What the server shows its model before the user's message.
-    """
-    lock = threading.Lock()
-
-    def chat(request: Request) -> Reply:
-        system, user = (message["content"] for message in request["messages"])
-        # The text stands between two marks, as one JSON string.
-        text = json.loads(user.split("\n")[1])
-        limit = int(request.get("max_tokens") or request["max_completion_tokens"])
-        schema = request["response_format"]["json_schema"]["schema"]
-        heard = _Heard()
-        with lock:
-            model.complete_json(
-                [Prompt(system, text, examples)], schema, max_tokens=limit, log=heard
-            )
-        if isinstance(heard.answer, Exception):
-            return Reply({"error": {"message": str(heard.answer)}}, 500)
-        spent = heard.answer.tokens or Tokens()
-        return chat_reply(heard.answer.text, spent.prompt_tokens, spent.completion_tokens)
-
-    return chat
 
 
 def embeddings_reply(vectors: Sequence[Sequence[float]]) -> Reply:

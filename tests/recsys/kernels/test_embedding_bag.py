@@ -120,9 +120,11 @@ def test_reference_agrees_with_torch(dtype: torch.dtype) -> None:
 def test_agrees_with_float64(
     rule: Optimizer, case: int, layout: TableLayout, weighted: bool
 ) -> None:
-    # Interpreted, each rule and each case meets each type, but not each pair of them all three.
-    turn = (int(rule) + case) % 3
-    for dtype in TYPES[turn : turn + 1] if INTERPRETING else TYPES:
+    # Interpreted, each rule meets some cases and types, each case and type some rules.
+    turn = int(rule) + case
+    if INTERPRETING and turn % 2:
+        pytest.skip("another rule runs this case in the interpreter")
+    for dtype in TYPES[turn % 3 : turn % 3 + 1] if INTERPRETING else TYPES:
         bags = hash_texts(layout, OptimizerConfig(rule=rule), dtype)
         for step in range(2):
             found, truth = run_both(bags, batch_of(layout, seed=step), weighted, step)
@@ -148,7 +150,7 @@ def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
     kernels = ("forward", "items", "singles", "short", "long")
     assert {one.kernel for one in questions} == {f"embedding_bag.{name}" for name in kernels}
     for one in questions:
-        for factor in (0.5, 2):
+        for factor in (0.5, 2) if DEVICE == "cuda" else (0.5,):
             changed = {
                 name: number if name == "registers" else max(1, int(number * factor))
                 for name, number in one.default.items()
@@ -168,7 +170,7 @@ def test_runs_of_every_length_at_every_place() -> None:
         [1, 2, 63, 64, 65, 3, 127, 1, 128, 129, 5, 191, 192, 193, 1, 256, *short]
     )
     layout = TableLayout((len(lengths),), (4,), (0,))
-    for first in (0, 1, 37):
+    for first in (0, 1, 37) if DEVICE == "cuda" else (37,):
         generator = torch.Generator().manual_seed(first)
         ids = torch.repeat_interleave(torch.arange(len(lengths)), lengths)[first:]
         ids = ids[torch.randperm(len(ids), generator=generator)].to(DEVICE)

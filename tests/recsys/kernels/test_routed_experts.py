@@ -19,9 +19,9 @@ Shape = tuple[int, int, int, int, int, int]
 SMALL: list[Shape] = [
     (0, 4, 2, 16, 16, 16),
     (1, 3, 1, 16, 16, 16),
-    (200, 4, 2, 24, 40, 16),
-    (70, 3, 3, 33, 20, 17),
-    (90, 20, 2, 64, 128, 64),
+    (70, 4, 2, 24, 40, 16),
+    (20, 3, 3, 33, 20, 17),
+    (30, 20, 2, 64, 128, 64),
 ]
 LARGE: list[Shape] = [
     (5000, 32, 2, 512, 256, 512),
@@ -207,10 +207,9 @@ def test_router_on_the_gpu(case: tuple[int, int, int, int]) -> None:
 
 
 @pytest.mark.interpreted(only=True)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", SMALL, ids=str)
-def test_kernels_in_the_interpreter(shape: Shape, dtype: torch.dtype) -> None:
-    check_experts("cpu", shape, dtype, repeats=0)
+def test_kernels_in_the_interpreter() -> None:
+    for place, shape in enumerate(SMALL):
+        check_experts("cpu", shape, (torch.float32, torch.bfloat16)[place % 2], repeats=0)
 
 
 @pytest.mark.interpreted(only=True)

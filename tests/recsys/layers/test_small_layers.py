@@ -46,12 +46,6 @@ def test_a_time_between_two_vectors_takes_the_nearer_one_more() -> None:
     torch.testing.assert_close(calendar(at(50, 52.5, 60)), expected)
 
 
-def test_times_outside_training_count_as_its_ends() -> None:
-    calendar = seen(100, 200)
-    torch.testing.assert_close(calendar(at(5, 900)), calendar(at(100, 200)))
-    assert torch.isfinite(calendar(at(-30, 200_000))).all()
-
-
 def test_steps_of_less_than_a_day_are_refused() -> None:
     with pytest.raises(ValueError, match="days must be in"):
         Calendar(4, 0.5)

@@ -153,15 +153,3 @@ def test_only_the_latest_max_history_events_are_read(tastes: Sequences) -> None:
 def test_settings_that_mean_nothing_are_refused(field: str, value: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **{field: value})
-
-
-def test_a_model_trained_with_torchrec_loads_into_plain_torch(tastes: Sequences, tmp_path: Path):
-    pytest.importorskip("torchrec")
-    trained = fit(tastes, seed=1, config=replace(SMALL, backend="torchrec"), steps=5)
-    trained.save(tmp_path)
-    plain = TwoTower.load(tmp_path, catalogue(), backend="torch")
-    assert plain.item_tower.tables.backend == "torch"
-    assert TwoTower.load(tmp_path, catalogue()).item_tower.tables.backend == "torchrec"
-    torch.testing.assert_close(
-        plain.score(queries(tastes)), trained.score(queries(tastes)), atol=CLOSE, rtol=0
-    )

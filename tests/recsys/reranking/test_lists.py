@@ -101,22 +101,6 @@ def test_dpp_knows_copies_among_float32_vectors(seed, strength):
     assert found[-1] in (2, 3)
 
 
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("strength", [0.1, 0.5, 0.9])
-def test_float32_vectors_give_the_list_of_float64(seed, strength):
-    scores, vectors = world(seed, 60, 64)
-    for choose in (mmr, dpp):
-        found = choose(scores, vectors.astype(np.float32), 20, strength)
-        assert found.tolist() == choose(scores, vectors, 20, strength).tolist()
-
-
-@pytest.mark.parametrize("choose", [mmr, dpp])
-@pytest.mark.parametrize("strength", [5e-324, 1e-12])
-def test_a_strength_near_0_keeps_the_order(choose, strength):
-    scores, vectors = world(4)
-    assert choose(scores, vectors, 8, strength).tolist() == list(range(8))
-
-
 groups = st.lists(
     st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=3), max_size=15
 )
@@ -134,11 +118,6 @@ def test_no_group_has_more_than_its_cap_and_no_item_is_left_out_in_vain(own, fir
         for place in set(range(len(own))) - set(found):
             earlier = Counter(g for other in found if other < place for g in own[other])
             assert any(earlier[group] >= limits[group[0]] for group in own[place])
-
-
-def test_known_list():
-    own = [[(0, 7)], [(0, 7)], [(0, 7), (0, 8)], [], [(0, 8)]]
-    assert capped(np.array([0, 1, 2, 3, 4]), Caps(own, [1]), 5).tolist() == [0, 3, 4]
 
 
 def slow(scores, classes, target, k, strength):

@@ -152,8 +152,8 @@ print(refused)
 
 
 def crafted(whole: bytes):
-    """Overwrite every place of the header and what follows it with sizes far beyond the file."""
-    for offset in range(4, 300):
+    """Overwrite each number of the header and what follows it with sizes far beyond the file."""
+    for offset in range(4, 300, 4):
         for size in (1 << 40, (1 << 62) + 5):
             name = f"{size} at {offset}"
             yield name, whole[:offset] + struct.pack("<q", size) + whole[offset + 8 :]
@@ -171,4 +171,4 @@ def test_crafted_sizes_are_refused_without_allocating_them(saved):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     # Many places hold vectors or probabilities, where any bits are legal.
-    assert int(done.stdout) >= 50
+    assert int(done.stdout) >= 12

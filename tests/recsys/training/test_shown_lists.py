@@ -1,6 +1,5 @@
 """A ranker learns from lists that were shown: what was left, and how often a place is looked at."""
 
-import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
@@ -82,17 +81,6 @@ def test_what_is_no_candidate_is_left_out_and_the_rest_keeps_slot_and_outcome() 
     labels = found.labels[:, :, 0].nan_to_num(-1)
     assert labels.tolist() == [[0, -1, 1], [-1, -1, -1], [-1, -1, -1]]
     assert usable(found).tolist() == [0, 1]
-
-
-def test_the_planted_curve_is_found_though_good_items_stand_high() -> None:
-    found, model = lists(), ranker()
-    clicks = [float(found.labels[found.slots == slot][:, 0].mean()) for slot in range(NUM_SLOTS)]
-    # Clicks alone fall faster than attention: the policy's part is in them.
-    assert clicks[3] / clicks[0] < 0.6 * float(EXAMINED[3])
-    fit_examination(model, found, usable(found))
-    assert model.examination is not None
-    assert model.examination.curve().tolist() == pytest.approx(EXAMINED.tolist(), abs=0.05)
-    assert not model.examination.odds.requires_grad
 
 
 def test_a_step_reads_what_was_shown_and_depends_on_the_step_alone() -> None:
