@@ -5,18 +5,16 @@ The log is small enough for slow truths: 40 users, 15 items, a warm-up and three
 
 import itertools
 import os
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.benchmarks.peers.counting import ease, popularity
-from tests.benchmarks.peers.environments import ENVIRONMENTS_OF_PEERS, commands
+from tests.benchmarks.peers.counting import popularity
 from tests.benchmarks.peers.folder import KEPT, Backtest
-from tests.benchmarks.peers.named import PEERS, PROJECT, named
-from tests.benchmarks.peers.ranking import check, filled, ndcg
-from tests.benchmarks.peers.run import main, most_popular, python_of, row_of, run
+from tests.benchmarks.peers.named import PEERS
+from tests.benchmarks.peers.ranking import check, ndcg
+from tests.benchmarks.peers.run import main, run
 from tests.benchmarks.peers.table import (
     line_of,
     ours,
@@ -109,64 +107,6 @@ def test_models_know_the_events_before_the_step_alone(backtest):
     assert list(zip(known.user_rows, known.item_rows, strict=True)) == wanted
 
 
-def test_popularity_counts_the_last_days_before_the_step(backtest):
-    queries = backtest.queries(1)
-    lists = popularity(backtest.known_before(queries.begin), days=7).lists(queries)
-    recent: Counter[int] = Counter()
-    whole: Counter[int] = Counter()
-    for own in log():
-        whole.update(item for time, item in own if time < queries.begin)
-        recent.update(item for time, item in own if queries.begin - 7 * DAY <= time < queries.begin)
-    for query in range(len(queries)):
-        taken = set(queries.taken[query].indices)
-        left = [item for item in whole if item not in taken]
-        left.sort(key=lambda item: (-recent[item], -whole[item], item))
-        assert lists[query][: len(left)].tolist() == left
-        assert not lists[query][len(left) :].any()
-
-
-def test_ease_is_the_ridge_regression_of_each_item_on_the_others(backtest):
-    queries = backtest.queries(1)
-    known = backtest.known_before(queries.begin)
-    taken = known.taken.toarray().astype(np.float64)[:, 1:NUM_ITEMS]
-    weights = np.zeros((NUM_ITEMS - 1, NUM_ITEMS - 1))
-    for item in range(NUM_ITEMS - 1):
-        others = np.delete(np.arange(NUM_ITEMS - 1), item)
-        x, y = taken[:, others], taken[:, item]
-        weights[others, item] = np.linalg.solve(x.T @ x + 20 * np.eye(len(others)), x.T @ y)
-    lists = ease(known, l2=20.0).lists(queries)
-    histories = queries.taken.toarray()[:, 1:NUM_ITEMS]
-    scores = histories @ weights
-    scores[histories > 0] = -np.inf
-    for query in range(len(queries)):
-        if not histories[query].any():
-            assert not lists[query].any()
-            continue
-        left = np.isfinite(scores[query]).sum()
-        found = scores[query][lists[query][:left] - 1]
-        np.testing.assert_allclose(found, np.sort(scores[query])[::-1][:left], atol=1e-5)
-
-
-def test_short_lists_are_filled_with_what_is_popular_and_new(backtest):
-    queries = backtest.queries(2)
-    popular = most_popular(backtest, queries.begin)
-    lists = np.zeros((len(queries), KEPT), np.int64)
-    first = next(
-        item
-        for item in popular
-        if item not in queries.taken[0].indices and queries.candidates[item]
-    )
-    last = popular[queries.candidates[popular] & ~np.isin(popular, queries.taken[0].indices)][-1]
-    lists[0, 0] = last
-    full = filled(lists, queries, popular)
-    assert full[0][:2].tolist() == [last, first]
-    assert NUM_ITEMS not in full
-    check(full, queries)
-    for query in range(len(queries)):
-        taken = set(queries.taken[query].indices)
-        assert set(full[query]) - {0} == set(popular[queries.candidates[popular]]) - taken
-
-
 def test_lists_are_held_to_the_rules(backtest):
     queries = backtest.queries(1)
     new = next(item for item in range(1, NUM_ITEMS) if item not in queries.taken[0].indices)
@@ -209,17 +149,3 @@ def test_a_model_that_is_kept_knows_nothing_of_later_steps(backtest):
             assert file["item_rows"].dtype == np.int32
     assert line_of(backtest, "peer.kept").age_days == pytest.approx(10 / 3)
     assert line_of(backtest, "peer.fresh").age_days == 0
-
-
-def test_unknown_names_and_missing_environments_say_what_to_do(tmp_path):
-    with pytest.raises(ValueError, match="no peer is called 'eese'; there are popularity_7d"):
-        named("eese")
-    with pytest.raises(ValueError, match=r"peers\.environments rectools --folder"):
-        python_of(named("als"), tmp_path)
-    assert python_of(named("ease"), tmp_path)
-    with pytest.raises(ValueError, match=r"rectools/bin/python; make it with"):
-        python_of(named("ease"), tmp_path, tune=True)
-    assert row_of("my.module:MyPeer", True) == "MyPeer_tuned"
-    for peer in PEERS.values():
-        assert peer.environment == PROJECT or peer.environment in ENVIRONMENTS_OF_PEERS
-    assert commands("rectools", tmp_path)[1][-1] == "safetensors"

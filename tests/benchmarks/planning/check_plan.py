@@ -1,21 +1,19 @@
-"""Compare ``recsys plan`` with measured steps: time and memory, all cases and each left out.
+"""Compare ``recsys plan`` with measured steps: time and memory.
 
     python -m tests.benchmarks.planning.check_plan steps.json --machine h200
 
-``left out`` fits the constants again without the case, so it is a prediction of sizes never seen. A
-step with ``after_start`` says its peak memory without that of building the optimizer.
+A step with ``after_start`` says its peak memory without that of building the optimizer.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipelines.planning.plan import Hardware, HardwarePlan, machine_named, plan_for
 from tests.benchmarks.harness import Row, command_line, write_results
-from tests.benchmarks.planning.fit_steps import fitted, workload_of
+from tests.benchmarks.planning.fit_steps import workload_of
 
 MOST = 15.0
 """Percent."""
@@ -35,22 +33,15 @@ def name_of(step: dict[str, Any]) -> str:
     )
 
 
-def rows_of(steps: list[dict[str, Any]], machine: Hardware, *, leave_out: bool) -> list[Row]:
+def rows_of(steps: list[dict[str, Any]], machine: Hardware) -> list[Row]:
     """Make the lines of every measured step."""
     rows = []
-    for place, step in enumerate(steps):
+    for step in steps:
         name, plan = name_of(step), planned(step, machine)
         off = 100 * abs(plan.total_ms / step["ms"] - 1)
         rows.append(Row(name=f"{name}: measured", value=step["ms"], unit="ms"))
         rows.append(Row(name=f"{name}: planned", value=plan.total_ms, unit="ms"))
         rows.append(Row(name=f"{name}: off by", value=off, unit="%", at_most=MOST))
-        if leave_out:
-            others = steps[:place] + steps[place + 1 :]
-            cost = fitted(others, machine.step["host_ms"])
-            again = planned(step, replace(machine, step=cost)).total_ms
-            rows.append(
-                Row(name=f"{name}: left out", value=100 * abs(again / step["ms"] - 1), unit="%")
-            )
         if step.get("peak_gib"):
             used = plan.total_gib
             if step.get("after_start"):
@@ -67,18 +58,17 @@ def main() -> None:
     parser.add_argument("--machine", default="cpu", help="of machines.json")
     parser.add_argument("--device", default=None, help="what they were measured on")
     parser.add_argument("--name", default=None, help="of the result")
-    parser.add_argument("--leave-out", action="store_true", help="fit without each case as well")
     arguments = parser.parse_args()
     steps = json.loads(arguments.steps.read_text())["steps"]
     machine = machine_named(arguments.machine)
-    rows = rows_of(steps, machine, leave_out=arguments.leave_out)
-    for part in ("off by", "left out", "memory off by"):
+    rows = rows_of(steps, machine)
+    for part in ("off by", "memory off by"):
         values = [row.value for row in rows if row.name.endswith(f": {part}")]
         if values:
             rows.append(Row(name=f"worst {part}", value=max(values), unit="%"))
     notes = (
         "Steps of the two-tower through the training loop, beside what the plan computes from the "
-        "constants of machines.json. `left out`: the constants fitted without the case."
+        "constants of machines.json."
     )
     name = arguments.name or f"steps_{arguments.machine}"
     write_results(name, rows, notes=notes, device=arguments.device)

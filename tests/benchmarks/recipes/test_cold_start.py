@@ -1,10 +1,8 @@
-import json
-
 import numpy as np
 import pytest
 import torch
 
-from tests.benchmarks.recipes.run import LEDGER, RunSettings
+from tests.benchmarks.recipes.run import RunSettings
 from tests.benchmarks.reproduction.cold_run import run_cold
 from tests.benchmarks.reproduction.cold_start import (
     ColdStartConfig,
@@ -75,10 +73,3 @@ def test_content_finds_cold_items_and_an_oracle_helps(finished):
     # 8 items of 8 clusters: one or two of them are of the user's own.
     assert rows["content_similarity"]["test"]["cold only/recall@5"] > 0.9
     assert rows["blend"]["test"]["oracle-cold/recall@10"] > 0.9
-
-
-def test_a_cold_run_is_noted_and_not_run_twice(small_world, finished):
-    folder, result = finished
-    assert run_cold(small_world, folder, SETTINGS, TENTH) == result
-    (look,) = (folder / LEDGER).read_text().splitlines()
-    assert json.loads(look)["seed"] == 3

@@ -72,16 +72,6 @@ def test_a_killed_run_goes_on_where_it_was(small_world, tmp_path, monkeypatch):
     assert run_once(few, tmp_path, SETTINGS) == again
 
 
-def test_results_of_other_data_or_settings_are_refused_with_both_named(small_world, finished):
-    folder, _ = finished
-    other = replace(small_world, data_digest="f" * 16)
-    with pytest.raises(ValueError, match=r"0123456789abcdef.*ffffffffffffffff"):
-        run_once(other, folder, SETTINGS)
-    changed = replace(small_world, recipe=replace(small_world.recipe, metric="recall@10"))
-    with pytest.raises(ValueError, match="recipe"):
-        run_once(changed, folder, SETTINGS)
-
-
 def test_prepared_arrays_come_back_as_they_were(small_world, tmp_path):
     digest = small_world.save(tmp_path)
     again = Prepared.load(tmp_path)

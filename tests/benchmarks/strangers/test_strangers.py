@@ -1,16 +1,13 @@
 """The pure parts of the strangers' benchmark."""
 
-import math
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 from pipelines.datasets.fetch import Fetched
 from tests.benchmarks.strangers import sets
-from tests.benchmarks.strangers.benchmark_strangers import judged
-from tests.benchmarks.strangers.peers import SETTINGS, Fitted, Matrix, measure
-from tests.benchmarks.strangers.sets import SETS, Log, StrangersSet, cut, parted
+from tests.benchmarks.strangers.peers import SETTINGS, Fitted, Matrix
+from tests.benchmarks.strangers.sets import SETS, cut
 from tests.recsys.testing.tables import write_tiny_tables
 
 TWO_TASTES = {
@@ -26,25 +23,6 @@ def test_a_peer_finds_the_one_item_of_the_users_taste_that_is_missing(name):
     lists = Fitted(name, matrix, SETTINGS[name][0]).lists(["u0", "u3"], leave_out=True)
     assert lists["u0"][0] == "i0"
     assert lists["u3"][0] == "i3"
-
-
-def test_the_setting_and_the_history_are_chosen_on_the_last_training_event():
-    """Setting 2 alone finds the last training event, an old one, so that 2 is what is measured."""
-    history = {"a": ["x", "y", "x"], "b": ["x", "y", "x"]}
-
-    class Stub:
-        def __init__(self, whole, setting):
-            self.whole, self.setting = whole, setting
-
-        def lists(self, users, *, leave_out):
-            item = "x" if self.setting == 2 and not leave_out else "other"
-            return {user: ["hit" if self.whole else item] for user in users}
-
-    def fit(given, setting):
-        return Stub(given is history, setting)
-
-    targets = {"new": {"a": "hit"}, "next": {"a": "hit", "b": "x"}}
-    assert measure(fit, (1, 2), history, targets) == {"new": [1.0, 1.0], "next": [0.5, 0.5]}
 
 
 def test_cuts_share_no_user_and_leave_out_the_last_event(monkeypatch, tmp_path: Path):
@@ -72,11 +50,3 @@ def test_no_set_that_is_held_out_is_cut_from_users_that_others_were_developed_on
             if SETS[name].held_out and not SETS[other].held_out:
                 apart = SETS[name].source != SETS[other].source
                 assert apart or last <= first or end <= begin, (name, other)
-
-
-def test_lists_are_judged_without_the_history_and_where_items_repeat_as_they_are():
-    log = parted(pl.DataFrame({"user": ["a"] * 3 + ["b"] * 3, "item": list("xyzxyx")}))
-    one = StrangersSet(has="", make=lambda: Log(pl.DataFrame()), repeats=True)
-    found = judged(one, log, {"a": ["x", "z"], "b": ["x", "z"]})
-    assert found["new"] == [1.0, 1.0]
-    assert found["next"] == [1.0, round((1 / math.log2(3) + 1) / 2, 4)]

@@ -70,3 +70,9 @@ def test_values_of_one_group_are_no_independent_evidence() -> None:
     alone = clustered_variance(values, np.arange(4))
     assert alone == pytest.approx(values.var(ddof=1) / 4)
     assert clustered_variance(values, np.array([0, 0, 1, 1])) > alone
+
+
+def test_few_users_decide_nothing() -> None:
+    found = found_in(0, num_users=5)
+    assert not any(one.kept for one in found.values())
+    assert "at least 30 are needed" in found["true"].reason

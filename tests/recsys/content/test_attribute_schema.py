@@ -162,3 +162,27 @@ def test_a_fault_that_quotes_the_model_stays_one_line_of_data(tmp_path: Path) ->
     assert len(page.split("\n")) == 4
     assert page.count("<<<item") == 2
     assert script.requested == ["scarf", "scarf"]
+
+
+def test_a_server_that_takes_no_schema_gets_it_in_words(tmp_path: Path) -> None:
+    def chat(request: Request) -> Reply:
+        if "response_format" in request:
+            return Reply({"error": {"message": "unknown field response_format"}}, 400)
+        return chat_reply(f"```json\n{json.dumps(GOOD)}\n```")
+
+    texts = [f"scarf {place}" for place in range(20)]
+    with openai_server(chat=chat) as server:
+        result = enrich(texts, endpoint(server.base_url), tmp_path, PLENTY)
+    assert result.reasons == [None] * 20
+    assert result.spent == Tokens(2000, 1000), "a refused request is not paid for"
+    plain = [request for request in server.requests if "response_format" not in request]
+    assert len(plain) == 20
+    assert len(server.requests) <= 24, "refused once for each request in flight"
+    assert json.dumps(OWN.schema) in plain[0]["messages"][0]["content"]
+
+
+def test_a_text_of_which_nothing_is_said_has_no_attributes(tmp_path: Path) -> None:
+    result = enrich(["x"], Script(lambda text: json.dumps(NONE)), tmp_path, PLENTY)
+    assert result.attributes == [None]
+    assert result.reasons == ["the text says none of the attributes"]
+    assert result.num_left_out == 0

@@ -1,5 +1,6 @@
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from recsys.content.prompt import (
     Completion,
     EndpointError,
     EndpointRefusedError,
+    EndpointUnreachableError,
     Tokens,
 )
 from tests.recsys.content.openai_server import Reply, Request, chat_reply, openai_server
@@ -173,3 +175,16 @@ def test_embeddings_of_another_number_are_refused(data, message):
         pytest.raises(EndpointError, match=message),
     ):
         Endpoint(config_of(server.base_url)).embed(["a", "b"])
+
+
+def test_a_timeout_is_told_and_may_be_paid():
+    def slow(_request: Request) -> Reply:
+        time.sleep(0.4)
+        return chat_reply("{}")
+
+    log, _, _ = ask(slow, ["soap"], timeout_seconds=0.05, max_retries=1)
+    error = log.answers[0]
+    assert isinstance(error, EndpointUnreachableError)
+    assert "no reply within timeout_seconds = 0.05, after 2 attempts" in str(error)
+    assert error.may_be_paid
+    assert log.charged == [0, 0]

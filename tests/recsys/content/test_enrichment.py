@@ -331,3 +331,38 @@ def test_the_text_for_embedding_gains_topics_summary_and_queries(tmp_path):
     assert long.index("This is rose soap") < 600
     assert long.endswith("word end")
     assert long.count("word") == 300
+
+
+def test_the_cost_budget_prices_what_is_read_and_written(tmp_path):
+    config = EnrichmentConfig(
+        token_budget=10**9, cost_budget=0.0005, prompt_price=2.0, completion_price=4.0
+    )
+    script = Script()
+    result = enrich([f"item {i}" for i in range(50)], script, tmp_path, config)
+    # A request may cost 60 x 2 + 40 x 4 = 280 millionths and does cost 40.
+    assert len(script.requested) == 6
+    assert config.cost(*result.spent) == pytest.approx(0.00024)
+
+
+def test_a_server_that_does_not_say_what_it_took_is_charged_the_bound(tmp_path):
+    def silent(request: Request) -> Reply:
+        body = good(request).body
+        assert isinstance(body, dict)
+        return Reply({key: value for key, value in body.items() if key != "usage"})
+
+    result, _ = run(silent, ["a"], tmp_path)
+    assert result.spent.total > 1000
+    assert result.attributes[0] is not None
+
+
+def test_a_server_that_goes_away_stops_the_run_after_some_misses(tmp_path):
+    def chat(request: Request) -> Reply:
+        return good(request) if int(text_in(request).split()[1]) < 4 else Reply({}, 503)
+
+    texts = [f"item {i:02d}" for i in range(40)]
+    with pytest.raises(EndpointError, match="status 503"):
+        run(chat, texts, tmp_path, concurrency=1)
+    result, requests = run(good, texts, tmp_path)
+    assert len(requests) == 36
+    # Requests without an answer were not paid for.
+    assert result.spent == Tokens(4000, 2000)

@@ -13,6 +13,7 @@ from recsys.content.attributes import SCHEMA, prompt_for
 from recsys.content.language_model import LocalLanguageModel, model_digest
 from recsys.content.prompt import Completion
 from recsys.content.transformer_encoder import TransformerEncoder
+from tests.recsys.content.test_attribute_schema import OWN
 
 TEXTS = ["rose soap", "a much longer text about a clay mask for dry skin", "", "x", "\ud800 odd"]
 
@@ -131,3 +132,23 @@ def test_random_weights_cannot_leave_the_schema(tiny):
         assert answer.tokens is not None
         assert answer.tokens.prompt_tokens <= bound.prompt_tokens
         assert 0 < answer.tokens.completion_tokens <= bound.completion_tokens
+
+
+def test_a_shops_attributes_keep_their_types_and_lists_whatever_is_written(tiny):
+    log = Log()
+    model = LocalLanguageModel(tiny, batch_size=2, device="cpu")
+    prompts = [OWN.prompt(text, repair=fault) for text in TEXTS[:2] for fault in ("", "no")]
+    model.complete_json(prompts, OWN.schema, max_tokens=200, log=log)
+    assert len(log.answers) == 4
+    for index, answer in log.answers.items():
+        assert isinstance(answer, Completion)
+        document = json.loads(answer.text)
+        assert list(document) == list(OWN.schema["properties"])
+        # One of the list by constrained decoding; nothing else is possible.
+        assert document["material"] in ("Cotton", "wool", None)
+        assert document["washable"] in (True, False, None)
+        assert document["weight_kg"] is None or isinstance(document["weight_kg"], float)
+        assert set(document["seasons"]) <= {"summer", "winter"}
+        bound = model.token_bound(prompts[index], OWN.schema, 200)
+        assert answer.tokens is not None
+        assert answer.tokens.prompt_tokens <= bound.prompt_tokens

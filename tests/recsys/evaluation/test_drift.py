@@ -8,7 +8,10 @@ import pytest
 from recsys.evaluation.drift import (
     ACCEPTED_DAYS,
     Past,
+    effective_number,
     expected_score,
+    mean_shift,
+    mix_distance,
     stability_index,
     tail_bound,
     two_sample_auc,
@@ -72,3 +75,33 @@ def test_days_of_alarm_do_not_count_until_they_are_accepted():
     assert expected_score(past_of(scores, streaks=streaks), 0) == pytest.approx(0, abs=1e-9)
     accepted = past_of([*scores, 5.0], streaks=[*streaks, ACCEPTED_DAYS])
     assert expected_score(accepted, 0) == pytest.approx(5, abs=1e-9)
+
+
+def test_equal_mixes_have_no_distance_and_disjoint_ones_the_greatest():
+    assert mix_distance(np.array([2.0, 6.0]), np.array([1.0, 3.0])) == 0
+    assert mix_distance(np.array([5.0, 0.0]), np.array([0.0, 7.0])) == pytest.approx(1.0)
+    assert np.isnan(mix_distance(np.zeros(2), np.ones(2)))
+
+
+def test_effective_number_counts_equal_categories_whatever_the_number_of_draws():
+    rng = np.random.default_rng(0)
+    found = [effective_number(rng.multinomial(n, np.full(20, 0.05)) * 1.0) for n in (500, 50_000)]
+    assert found == pytest.approx([20, 20], rel=0.05)
+    assert effective_number(np.array([9.0])) == 1
+    assert np.isnan(effective_number(np.array([1.0])))
+
+
+def test_means_shift_by_the_length_of_their_difference():
+    vectors = np.eye(2)
+    shift = mean_shift(vectors, np.array([1.0, 0.0]), vectors, np.array([1.0, 1.0]))
+    # The reference's vectors lie as far from their mean as the day's mean does.
+    assert shift == pytest.approx(1)
+    scaled = mean_shift(3 * vectors, np.array([1.0, 0.0]), 3 * vectors, np.array([1.0, 1.0]))
+    assert scaled == pytest.approx(1)
+    assert np.isnan(mean_shift(vectors[:1], np.ones(1), vectors[:1], np.ones(1)))
+
+
+def test_less_than_a_week_expects_nothing():
+    past = past_of([1.0] * 5)
+    assert np.isnan(expected_score(past, 5))
+    assert usual_band(past, 5, 0.1, "both", 0.01).high == np.inf

@@ -1,7 +1,9 @@
 """Metrics beyond accuracy, by hand and against slow counts."""
 
+import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,11 +13,15 @@ from torch import Tensor
 from recsys.data.batch import Jagged
 from recsys.data.top_k import ItemMask
 from recsys.evaluation.beyond_accuracy import (
+    average_popularity,
+    catalogue_coverage,
     category_diversity,
     exposure,
     gini_of_exposure,
     intra_list_diversity,
+    item_popularity,
     novelty,
+    popularity_lift,
 )
 from recsys.evaluation.calibration import (
     area_under_curve,
@@ -28,6 +34,7 @@ from recsys.evaluation.ranking import ndcg_at_k
 from recsys.evaluation.slices import (
     Slice,
     category_slices,
+    history_length_slices,
     item_popularity_slices,
     slice_metrics,
     user_activity_slices,
@@ -240,3 +247,55 @@ def test_user_slices_that_cover_all_users_average_to_the_whole():
     )
     total = sum(part.num_users * part.metrics["ndcg@10"].mean for part in parts)
     assert total / 200 == pytest.approx(float(ndcg_at_k(ranks, 10).mean()))
+
+
+def test_popularity_counts_users_not_events():
+    histories = Jagged.from_lists([[1, 1, 2], [1], [], [3, 0]])
+    assert item_popularity(histories, 5).tolist() == [0, 2, 1, 1, 0]
+
+
+def test_coverage_is_the_share_of_eligible_items():
+    assert catalogue_coverage(SHORT, 3, ItemMask.all(7)) == pytest.approx(3 / 6)
+    assert catalogue_coverage(SHORT, 3, ItemMask(np.isin(np.arange(7), [3, 4]))) == pytest.approx(
+        1 / 2
+    )
+    with pytest.raises(ValueError, match="no item is eligible"):
+        catalogue_coverage(SHORT, 3, ItemMask(np.zeros(7, np.bool_)))
+
+
+def test_average_popularity_and_lift():
+    popularity = torch.tensor([0, 6, 4, 2])
+    average = average_popularity(SHORT, 3, popularity)
+    assert average[:2].tolist() == [4, 5]
+    histories = Jagged.from_lists([[3], [2, 3], [1]])  # means 2, 3; the third list is empty
+    lift = popularity_lift(SHORT, 3, histories, popularity)
+    assert lift == {"lists": 4.5, "histories": 2.5, "lift": pytest.approx(0.8), "num_users": 2}
+
+
+def test_lift_without_users_or_popularity_has_no_value():
+    nobody = Jagged.from_lists([[], [], []])
+    assert popularity_lift(SHORT, 3, nobody, torch.ones(4)) == {"num_users": 0}
+    unseen = Jagged.from_lists([[1], [1], [1]])
+    assert "lift" not in popularity_lift(SHORT, 3, unseen, torch.zeros(4))
+
+
+def test_history_lengths_fall_into_named_buckets():
+    targets = Jagged.from_lists([[1], [], [1, 2], [3]])
+    found = history_length_slices(targets, torch.tensor([0, 3, 5, 600]))
+    filled = {name: values for name, values in members(found).items() if any(values)}
+    assert filled == {
+        "0": [True, False, False, False],
+        "1-5": [False, True, True, False],
+        ">100": [False, False, False, True],
+    }
+
+
+def test_a_slice_as_json_has_intervals():
+    ranks = Jagged.from_lists([[1], [50]])
+    everyone = user_slices(ranks, "all", {"all": torch.ones(2, dtype=torch.bool)})
+    (part,) = slice_metrics(ranks, everyone, ["ndcg@10"])
+    interval = json.loads(json.dumps(part.as_json(), allow_nan=False))["metrics"]["ndcg@10"]
+    assert interval["mean"] == 0.5
+    assert interval["num_users"] == 2
+    assert interval["low"] <= 0.5 <= interval["high"]
+    assert not math.isnan(interval["low"])

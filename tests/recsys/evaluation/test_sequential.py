@@ -82,3 +82,28 @@ def test_settings_that_make_no_sense_are_refused():
         SequentialConfig(narrow_at=0)
     with pytest.raises(ValueError, match=r"above 0, got \[1, 0\]"):
         sample_ratio(np.array([0]), [1, 0])
+
+
+def test_shares_that_hold_are_doubted_in_at_most_5_of_100_whoever_looks_always():
+    random = np.random.default_rng(6)
+    shares = [0.5, 0.3, 0.2]
+    doubted = [
+        sample_ratio(random.choice(3, 3_000, p=shares), shares)[0][-1] <= 0.05 for _ in range(500)
+    ]
+    assert np.mean(doubted) <= 0.05
+
+
+def test_shares_that_do_not_hold_are_found():
+    random = np.random.default_rng(7)
+    p_values, counts = sample_ratio((random.random(20_000) < 0.53).astype(np.int64), [1, 1])
+    assert p_values[-1] < 0.001
+    assert (np.diff(p_values) <= 0).all()
+    assert counts[-1].sum() == 20_000
+
+
+def test_one_user_has_the_known_odds():
+    p_values, counts = sample_ratio(np.array([0, 0]), [1, 1], strength=2.0)
+    # Beta(1, 1): chances 1/2 and 1/3 against 1/2 and 1/4.
+    assert p_values.tolist() == pytest.approx([1.0, 0.75])
+    assert counts.tolist() == [[1, 0], [2, 0]]
+    assert sample_ratio(np.empty(0, np.int64), [1, 1])[0].shape == (0,)

@@ -21,6 +21,7 @@ from recsys.fitting.counted import (
     popularity_source,
 )
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSettings, measure
+from recsys.fitting.sequence import member_training
 from recsys.fitting.spec import Data, Refit, TrainingRun, load_trained, vector_source
 from recsys.fitting.two_tower import fit_two_tower, untrained_two_tower
 from recsys.models.configs import (
@@ -277,3 +278,9 @@ def test_where_users_take_again_what_they_took_repeats_find_it() -> None:
     assert recall_of(follow, judge) > 0.5
     scores = follow.score(JaggedBatch({"history": Jagged.from_lists([[39]])}))
     assert int(scores.argmax()) == 40
+
+
+def test_members_that_are_trained_apart_share_the_time() -> None:
+    limited = replace(TRAINING, max_seconds=90.0)
+    assert member_training(limited, 3) == replace(TRAINING, max_seconds=30.0)
+    assert member_training(TRAINING, 3) == TRAINING

@@ -166,3 +166,15 @@ def test_an_incremental_training_sees_all_new_examples_and_a_share_of_the_old():
     share = (len(with_old) - 50) / (len(windows) - 50)
     assert 0.15 < share < 0.35
     assert len(replace(new, replay_share=1.0).windows(windows, events)) == len(windows)
+
+
+def test_more_queries_than_wished_for_are_drawn_by_the_seed():
+    events = sequences_of([[(time, 1 + time % 5) for time in range(60)]])
+    timeline, step = Timeline(events, NUM_ITEM_ROWS), Step(number=1, begin=10, end=60)
+
+    def drawn(seed: int) -> list[int]:
+        found = StepQueries.of(timeline, step, exclude_history=False, max_queries=7, seed=seed)
+        assert len(found) == 7
+        return found.history_ends.tolist()
+
+    assert drawn(0) == drawn(0) == sorted(drawn(0)) != drawn(1)

@@ -111,3 +111,10 @@ def test_failed_flush_is_loud_and_keeps_the_one_before(tmp_path, monkeypatch, fa
     assert not list(tmp_path.glob(".*"))
     # The last flush is that of the folder, after the rename: the checkpoint may be there, whole.
     assert load_latest(tmp_path).step == (2 if failing_call == 4 else 1)
+
+
+def test_only_damaged_checkpoints_do_not_start_from_nothing(tmp_path):
+    path = save_checkpoint(tmp_path, checkpoint_of(2))
+    (path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"lacks model\.safetensors.*delete that folder"):
+        load_latest(tmp_path)

@@ -14,6 +14,7 @@ from recsys.training.code_distillation import (
     LEFT_OUT,
     CodeTeacher,
     scores_after_events,
+    with_dropped_events,
 )
 
 SIZES = (4, 3, 5)
@@ -148,3 +149,19 @@ def test_scores_after_the_last_event_are_those_of_serving(num_members: int) -> N
         assert bool((after[place, ~free] == LEFT_OUT).all())
     # An item seen later is not left out before.
     assert after[0, 7] > LEFT_OUT
+
+
+def test_dropped_events_are_lost_to_all_features_alike() -> None:
+    torch.manual_seed(0)
+    lists = [list(range(1, 21))] * 200
+    times = Jagged.from_lists([[10 * row for row in one] for one in lists])
+    batch = JaggedBatch({"history": Jagged.from_lists(lists), "history.times": times})
+    dropped = with_dropped_events(batch, 0.5)
+    history = dropped["history"]
+    assert torch.equal(10 * history.values, dropped["history.times"].values)
+    steps = history.values.diff()[history.segments().diff() == 0]
+    assert bool((steps > 0).all())  # what is left keeps its order
+    lengths = history.lengths().float()
+    assert lengths.mean().item() == pytest.approx(15, abs=0.6)  # a quarter on average
+    assert lengths.std() > 2.5  # each at its own rate
+    assert torch.equal(with_dropped_events(batch, 0.0)["history"].values, batch["history"].values)

@@ -196,3 +196,12 @@ def test_checkpoint_of_another_run_is_refused(tmp_path):
     other = nn.Linear(2, 1)
     with pytest.raises(CheckpointError, match="belongs to another model"):
         run(other, config_of(20), loss_at=lambda _: other.weight.sum(), checkpoint_dir=tmp_path)
+
+
+def test_folder_that_cannot_be_written_stops_the_run_at_its_start(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    folder = tmp_path / "file" / "checkpoints"
+    asked = []
+    with pytest.raises(OSError, match=r"cannot be written in .*checkpoints: .*choose another"):
+        run(Line(), config_of(3), loss_at=asked.append, checkpoint_dir=folder)
+    assert not asked

@@ -15,7 +15,7 @@ from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.training.expert_balance import settling
 from recsys.training.passes import RankerFitConfig
-from recsys.training.ranker_fit import StepLosses, fixed_loss
+from recsys.training.ranker_fit import StepLosses, fixed_loss, has_one_shape
 from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
 
 NUM_ITEMS, NUM_QUERIES, LENGTH, MAX_HISTORY = 30, 40, 12, 5
@@ -121,3 +121,14 @@ def test_balanced_experts_are_settled_before_each_step_in_both_ways() -> None:
 
     assert float(trained(by_shape=True).abs().max()) > 0
     torch.testing.assert_close(trained(by_shape=True), trained(by_shape=False))
+
+
+def test_steps_that_need_a_look_at_the_data_have_no_one_shape() -> None:
+    def shaped(config: RankerConfig, items: ItemCatalogue) -> bool:
+        model = Ranker(config, INPUTS, items)
+        return has_one_shape(model, losses_of(model))
+
+    assert shaped(CONFIG, catalogue())
+    lists = [[], *([1] for _ in range(NUM_ITEMS))]
+    grown = ItemCatalogue(torch.empty(NUM_ITEMS + 1, 0), Jagged.from_lists(lists))
+    assert not shaped(CONFIG, grown)

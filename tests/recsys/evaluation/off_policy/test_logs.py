@@ -28,9 +28,11 @@ from recsys.evaluation.off_policy.intervals import (
 from recsys.evaluation.off_policy.logs import (
     LoggedLists,
     cascade,
+    clipped,
     effective_size,
     independent,
     overlap,
+    typical_slot,
     whole_list,
 )
 from tests.recsys.evaluation.off_policy.obp_inputs import (
@@ -286,3 +288,33 @@ def test_single_actions_agree_on_open_bandit(policy, campaign):
     folder = Path(str(MIRROR)) / "open-bandit"
     found = values_of_actions(open_bandit_actions(folder, policy, campaign))
     agrees(found, f"open-bandit {policy} {campaign}")
+
+
+def test_ips_and_snips_of_single_actions():
+    weights = independent(ACTIONS)
+    # (2 + 0 + 0 + 1) / 4, and / (2 + 0.5 + 0 + 1).
+    assert ips(ACTIONS.earned, weights).value == 0.75
+    assert snips(ACTIONS.earned, weights).value == pytest.approx(3 / 3.5, rel=1e-15)
+    assert ips(ACTIONS.earned, clipped(weights, 1.0)).value == 0.5
+
+
+def test_weights_are_described():
+    found = overlap(np.array([0.0, 0.0, 1.0, 3.0]))
+    assert (found.num_lists, found.zero_share, found.mean) == (4, 0.5, 1.0)
+    assert (found.largest, found.largest_share) == (3.0, 0.75)
+    assert found.effective == pytest.approx(16 / 10)
+    assert found.effective_share == pytest.approx(0.4)
+    assert found.quantiles[0.5] == 0.5
+    assert found.grade == "none"
+
+
+def test_the_typical_slot_is_where_half_of_the_rewards_are():
+    def of(rewards):
+        ones = np.ones(rewards.shape)
+        return LoggedLists(
+            rewards=rewards, propensities=ones, evaluated=ones, lengths=np.full(len(rewards), 3)
+        )
+
+    assert typical_slot(of(np.array([[1.0, 0, 0], [1, 0, 1]]))) == 0
+    assert typical_slot(of(np.array([[0.0, 0, 1]]))) == 2
+    assert typical_slot(of(np.zeros((2, 3)))) == 1

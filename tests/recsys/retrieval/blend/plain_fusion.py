@@ -18,8 +18,6 @@ def reciprocal_rank_fusion(
     lists: Mapping[str, Tensor],
     k: int,
     weights: Mapping[str, float] | None = None,
-    *,
-    constant: float = CONSTANT,
 ) -> Blended:
     """Merge ranked lists; ties by item_row ascending.
 
@@ -29,13 +27,10 @@ def reciprocal_rank_fusion(
         k: List length; lists with fewer distinct items end in row -1, score -inf.
         weights: By source, >= 0; sources left out weigh 1. At 0 a source's items come last,
             which lets it fill lists up.
-        constant: Above 0; greater values let agreement count more and top ranks less.
-
-    Raises:
-        ValueError: No source, lists of different queries, a weight for no source or below 0.
     """
     sources = tuple(lists)
-    weight = _checked_weights(lists, weights or {}, constant)  # [S]
+    chosen = [(weights or {}).get(name, 1.0) for name in lists]
+    weight = torch.tensor(chosen, dtype=torch.float64)  # [S]
     rows, source, rank = _flattened(lists)  # [B, L], [L], [L]
     num_queries, length = rows.shape
     blended = no_items(num_queries, k, rows.device)
@@ -54,7 +49,7 @@ def reciprocal_rank_fusion(
     best.scatter_reduce_(1, place * len(sources) + source[order], rank[order], "amin")
     best = best.view(num_queries, length, len(sources))  # [B, L, S]
 
-    shares = torch.where(best < unseen, weight / (constant + best), 0.0)
+    shares = torch.where(best < unseen, weight / (CONSTANT + best), 0.0)
     # Added smallest first: equal sets of shares give equal sums whatever source each is from.
     scores = shares.sort(dim=2).values.sum(2).masked_fill(items == hole, -torch.inf)
     scores, order = scores.sort(dim=1, descending=True, stable=True)  # [B, L]
@@ -77,25 +72,3 @@ def _flattened(lists: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     source, rank = torch.cat(columns, dim=1)
     rows = torch.cat(list(lists.values()), dim=1)
     return rows, source.to(rows.device), rank.to(rows.device)
-
-
-def _checked_weights(
-    lists: Mapping[str, Tensor], weights: Mapping[str, float], constant: float
-) -> Tensor:
-    if not lists:
-        raise ValueError("there is no source to blend; give at least one ranked list")
-    shapes = {name: tuple(rows.shape) for name, rows in lists.items()}
-    if (
-        any(len(shape) != 2 for shape in shapes.values())
-        or len({s[0] for s in shapes.values()}) > 1
-    ):
-        raise ValueError(f"each source needs a list [B, k] for the same queries, got {shapes}")
-    if unknown := sorted(set(weights) - set(lists)):
-        raise ValueError(f"weights name {unknown}, which are not among the sources {sorted(lists)}")
-    if bad := {name: w for name, w in weights.items() if not 0 <= w < float("inf")}:
-        raise ValueError(f"weights must be finite and >= 0, got {bad}")
-    if not 0 < constant < float("inf"):
-        raise ValueError(f"constant must be finite and > 0, got {constant}")
-    device = next(iter(lists.values())).device
-    chosen = [weights.get(name, 1.0) for name in lists]
-    return torch.tensor(chosen, dtype=torch.float64, device=device)

@@ -16,8 +16,9 @@ from recsys.training.distributed.several import (
     COMPARED,
     RanksError,
     check_versions,
+    local_device,
 )
-from recsys.training.distributed.sharded import ShardingConfig, choose_rule, shard_tables
+from recsys.training.distributed.sharded import Shard, ShardingConfig, choose_rule, shard_tables
 from recsys.training.optim import AdamWConfig
 from tests.recsys.training.distributed import ranks_at_work
 from tests.recsys.training.distributed.ranks_at_work import CASES
@@ -120,3 +121,19 @@ def test_sharded_tables_refuse_to_drop_the_clip_of_rows() -> None:
             shard_tables(ranks_at_work.model(), config, everything)
     # Nothing is sharded, so nothing is lost.
     assert shard_tables(ranks_at_work.model(), AdamWConfig(), ShardingConfig()) is None
+
+
+def test_a_part_is_cut_out_of_tables_and_of_numbers_a_row() -> None:
+    shard = Shard(offsets=(2, 0), sizes=(3, 4), owner=0)
+    whole = torch.arange(24.0).view(6, 4)
+    assert shard.of(whole).equal(whole[2:5])
+    assert shard.of(whole[:, 0]).tolist() == [8, 12, 16]
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(RanksError, match=r"needs GPU 2, and .* has 2; set torchrun\.processes"):
+        local_device("cuda")
+    with pytest.raises(RanksError, match="'cuda:1' names one GPU, and several ranks take one each"):
+        local_device("cuda:1")
