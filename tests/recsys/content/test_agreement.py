@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 from scipy.stats import binom
 
 from recsys.content.attribute_schema import agreed
@@ -68,17 +67,3 @@ def test_five_draws_are_right_as_often_as_the_binomial_says(tmp_path: Path) -> N
             assert wrong < 0.02 * num
             missing = result.attributes.index(None)
             assert result.reasons[missing] == "no value that 60% of 5 answers give"
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"samples": 0, "attributes": (KIND,)}, "samples must be >= 1, got 0"),
-        ({"samples": 3}, r"samples = 3 needs \[\[enrichment.attributes\]\] of your own"),
-        ({"sample_temperature": 0.0}, "sample_temperature must be > 0 and <= 2, got 0.0"),
-        ({"agreement": 0.5}, "agreement must be > 0.5 and <= 1, got 0.5"),
-    ],
-)
-def test_senseless_numbers_are_refused(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EnrichmentConfig(**fields)  # type: ignore[arg-type]

@@ -219,14 +219,6 @@ def test_rarer_items_extend_the_exact_regression_one_at_a_time(
                 assert found[source, target] == pytest.approx(wanted, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"l2": ()}, {"l2": (0.0,)}, {"history_power": (-1.0,)}, {"exact_items": 0}]
-)
-def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        EaseWeightsConfig(**wrong)  # type: ignore[arg-type]
-
-
 def test_a_catalogue_beyond_the_memory_is_refused_with_a_size_that_fits() -> None:
     check_memory(1_000)
     with pytest.raises(ValueError, match=r"set ease.exact_items to at most \d+"):

@@ -140,16 +140,3 @@ def test_only_the_latest_max_history_events_are_read(tastes: Sequences) -> None:
     long, short = model.score(batch)
     # A row's place in a matrix product may change its last bit.
     torch.testing.assert_close(long, short, rtol=0, atol=CLOSE)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("temperature", 0.0, "temperature must be > 0"),
-        ("dropout", 1.0, r"dropout must be in \[0, 1\)"),
-        ("num_uniform_negatives", -1, "num_uniform_negatives must be >= 0"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(field: str, value: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(SMALL, **{field: value})

@@ -261,23 +261,3 @@ def test_histories_of_any_kind_are_trained_and_scored(name: str, lists: list[lis
     for parameter in model.parameters():
         assert parameter.grad is None or torch.isfinite(parameter.grad).all()
     assert torch.isfinite(model.eval().score(batch)[:, 1:]).all()
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("block", "gru", "block is one of attention, hstu, sparse, got 'gru'"),
-        ("temperature", 0.0, "temperature must be > 0"),
-        ("dropout", 1.0, r"dropout must be in \[0, 1\)"),
-        ("num_heads", 3, "num_heads must divide the width 16, got 3"),
-        ("num_blocks", 0, "num_blocks must be >= 1, got 0"),
-        ("num_members", 0, "num_members must be >= 1, got 0"),
-        ("num_members", 3, "num_members must divide embedding_dim 16, got 3"),
-        ("max_length", 0, "max_length must be >= 1, got 0"),
-        ("num_uniform_negatives", 0, "num_uniform_negatives must be >= 1"),
-        ("time_buckets", -1, "numbers of buckets must be >= 0"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(field: str, value: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(SMALL, **{field: value})

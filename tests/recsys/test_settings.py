@@ -1,0 +1,151 @@
+"""Settings out of range are refused where they are made; the message names the key."""
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.content.config import (
+    AttributeConfig,
+    EmbeddingEndpointConfig,
+    EnrichmentConfig,
+)
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.evaluation.config import PairedConfig
+from recsys.evaluation.sequential import SequentialConfig, sample_ratio
+from recsys.evaluation.significance import ComparisonConfig
+from recsys.layers.moe.experts import Experts
+from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
+from recsys.layers.moe.routing import BiasedRouter
+from recsys.models.configs import (
+    ContentSimilarityConfig,
+    EaseWeightsConfig,
+    ItemKnnConfig,
+    PopularityConfig,
+    TextTowerConfig,
+    TwoTowerConfig,
+)
+from recsys.models.generative.config import GenerativeConfig, TeachingConfig
+from recsys.models.ranker.config import RankerConfig
+from recsys.models.sequence.config import SequenceConfig
+from recsys.replay.steps import ReplayConfig
+from recsys.retrieval.faiss_index import FaissIndexConfig
+from recsys.training.distributed.sharded import ShardingConfig
+from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig
+from recsys.training.passes import TrainingConfig
+
+KIND = AttributeConfig(name="kind", type="choice", description="Kind", values=("a", "b"))
+ENDPOINT = {"base_url": "http://127.0.0.1:1/v1", "model": "m"}
+MOE = {"dim": 8, "hidden_dim": 8, "num_experts": 4}
+
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (SequenceConfig, {"block": "gru"}, "block is one of attention, hstu, sparse, got 'gru'"),
+    (SequenceConfig, {"temperature": 0.0}, "temperature must be > 0"),
+    (SequenceConfig, {"dropout": 1.0}, "dropout must be in [0, 1)"),
+    (SequenceConfig, {"embedding_dim": 16, "num_heads": 3}, "must divide the width 16, got 3"),
+    (SequenceConfig, {"num_blocks": 0}, "num_blocks must be >= 1, got 0"),
+    (SequenceConfig, {"num_members": 0}, "num_members must be >= 1, got 0"),
+    (SequenceConfig, {"embedding_dim": 16, "num_members": 3}, "must divide embedding_dim 16"),
+    (SequenceConfig, {"max_length": 0}, "max_length must be >= 1, got 0"),
+    (SequenceConfig, {"num_uniform_negatives": 0}, "num_uniform_negatives must be >= 1"),
+    (SequenceConfig, {"time_buckets": -1}, "numbers of buckets must be >= 0"),
+    (SequenceConfig, {"num_neighbours": -1}, "must be >"),
+    (SequenceConfig, {"neighbour_weight": 0.0}, "must be >"),
+    (TwoTowerConfig, {"temperature": 0.0}, "temperature must be > 0"),
+    (TwoTowerConfig, {"dropout": 1.0}, "dropout must be in [0, 1)"),
+    (TwoTowerConfig, {"num_uniform_negatives": -1}, "num_uniform_negatives must be >= 0"),
+    (GenerativeConfig, {"items": "vectors"}, "items is one of"),
+    (GenerativeConfig, {"embedding_dim": 16, "num_heads": 3}, "must divide the width 16, got 3"),
+    (GenerativeConfig, {"dropout": 1.0}, "dropout must be in [0, 1), got 1.0"),
+    (GenerativeConfig, {"num_layers": 0}, "num_layers must be >= 1, got 0"),
+    (GenerativeConfig, {"temperature": -1.0}, "temperature must be > 0, got -1.0"),
+    (TeachingConfig, {"share": 1.5}, "share must be in"),
+    (TeachingConfig, {"dropped_events": 1.0}, "dropped_events must be in"),
+    (RankerConfig, {"trunk": "deep"}, "trunk is one of"),
+    (RankerConfig, {"num_experts": 4, "top_k": 9}, "top_k must be in"),
+    (RankerConfig, {"hidden_dim": 0}, "hidden_dim must be >= 1"),
+    (RankerConfig, {"dropout": 1.0}, "dropout must be in"),
+    (RankerConfig, {"tile_rows": 300}, "tile_rows must be a multiple of 32"),
+    (RankerConfig, {"task_values": {"click": math.nan}}, "must be >= 0 and finite"),
+    (PopularityConfig, {"half_life_days": 0.0}, "half_life_days must be > 0"),
+    (PopularityConfig, {"half_life_days": math.inf}, "half_life_days must be > 0"),
+    (PopularityConfig, {"half_life_days": math.nan}, "half_life_days must be > 0"),
+    (ContentSimilarityConfig, {"history_power": -1.0}, "history_power must be >= 0"),
+    (ContentSimilarityConfig, {"columns": 0}, "columns must be >= 1"),
+    (EaseWeightsConfig, {"l2": ()}, "l2"),
+    (EaseWeightsConfig, {"l2": (0.0,)}, "l2"),
+    (EaseWeightsConfig, {"history_power": (-1.0,)}, "history_power"),
+    (EaseWeightsConfig, {"exact_items": 0}, "exact_items"),
+    (ItemKnnConfig, {"half_life_days": (-1.0,)}, "half_life_days"),
+    (ItemKnnConfig, {"length_weight": ()}, "length_weight"),
+    (TextTowerConfig, {"dim": 0}, "must be >="),
+    (TextTowerConfig, {"num_steps": -1}, "num_steps must be >= 0"),
+    (Experts, {"num_experts": 0, "dim": 8, "hidden_dim": 8, "output_dim": 8}, "positive sizes"),
+    (SparseMoeConfig, {**MOE, "top_k": 5}, "top_k must be in"),
+    (lambda **given: SparseMoe(SparseMoeConfig(**given)), {**MOE, "router": "x"}, "scores is"),
+    (BiasedRouter, {"dim": 4, "num_experts": 3, "top_k": 4}, "top_k must be in"),
+    (ScheduleConfig, {"learning_rate": 0.0}, "learning_rate must be > 0"),
+    (ScheduleConfig, {"learning_rate": math.inf}, "learning_rate must be > 0 and finite"),
+    (ScheduleConfig, {"warmup_steps": -1}, "warmup_steps must be >= 0"),
+    (ScheduleConfig, {"decay": "step"}, "decay is 'constant', 'linear' or 'cosine', got 'step'"),
+    (ScheduleConfig, {"final_share": 2.0}, "final_share must be in [0, 1]"),
+    (AdamWConfig, {"tables": "lazy"}, "tables is one of ('auto', 'dense'"),
+    (AdamWConfig, {"matrices": "x"}, "matrices is 'adam' or 'orthogonal', got 'x'"),
+    (LoopConfig, {"num_steps": 0}, "num_steps must be > 0, got 0"),
+    (LoopConfig, {"num_steps": 1, "patience": 0}, "patience must be > 0, got 0"),
+    (LoopConfig, {"num_steps": 1, "precision": "half"}, "precision is 'auto', 'float32'"),
+    (LoopConfig, {"num_steps": 1, "max_seconds": 0.0}, "max_seconds must be > 0"),
+    (TrainingConfig, {"max_seconds": -1.0}, "max_seconds must be > 0"),
+    (TrainingConfig, {"refit_epochs": 0.0}, "refit_epochs must be > 0"),
+    (TrainingConfig, {"refit_rate": 0.0}, "refit_rate must be > 0"),
+    (ShardingConfig, {"shard_from": -1}, "shard_from must be >= 0, got -1"),
+    (ReplayConfig, {"num_steps": 0}, "backtest.num_steps must be >= 1, got 0"),
+    (ReplayConfig, {"step_days": 0.0}, "backtest.step_days must be > 0 or left out, got 0.0"),
+    (ReplayConfig, {"first_share": 1.0}, "backtest.first_share must be in (0, 1), got 1.0"),
+    (ReplayConfig, {"policies": ("daily",)}, "full, incremental, never, got ['daily']"),
+    (ReplayConfig, {"policies": ()}, "full, incremental, never, got []"),
+    (ReplayConfig, {"max_queries": 0}, "max_queries and jobs must be >= 1, got 0 and 1"),
+    (ReplayConfig, {"new_passes": 0.0}, "new_passes and new_rate must be > 0, got 0.0"),
+    (ReplayConfig, {"replay_share": 1.5}, "backtest.replay_share must be in [0, 1], got 1.5"),
+    (PairedConfig, {"confidence": 1.0}, "confidence"),
+    (PairedConfig, {"margin": -0.1}, "margin"),
+    (PairedConfig, {"power": 0.0}, "power"),
+    (ComparisonConfig, {"correction": "none"}, "correction"),
+    (ComparisonConfig, {"num_flips": 5}, "num_flips"),
+    (SequentialConfig, {"error": 1}, "error must lie between 0 and 1, got 1"),
+    (SequentialConfig, {"narrow_at": 0}, "narrow_at must be at least 1"),
+    (sample_ratio, {"arms": np.array([0]), "shares": [1, 0]}, "above 0, got [1, 0]"),
+    (FaissIndexConfig, {"kind": "ivf"}, "kind must be auto, flat, hnsw, ivf_sq8, got 'ivf'"),
+    (FaissIndexConfig, {"hnsw_neighbors": 0}, "hnsw_neighbors must be >= 1, got 0"),
+    (EmbeddingEndpointConfig, {**ENDPOINT, "dim": 0}, "dim must be >= 1"),
+    (EmbeddingEndpointConfig, {**ENDPOINT, "dim": 1, "batch_size": 0}, "batch_size must be >= 1"),
+    (EnrichmentConfig, {"samples": 0, "attributes": (KIND,)}, "samples must be >= 1, got 0"),
+    (EnrichmentConfig, {"samples": 3}, "samples = 3 needs [[enrichment.attributes]] of your own"),
+    (EnrichmentConfig, {"sample_temperature": 0.0}, "sample_temperature must be > 0 and <= 2"),
+    (EnrichmentConfig, {"agreement": 0.5}, "agreement must be > 0.5 and <= 1, got 0.5"),
+    (EnrichmentConfig, {"attributes": (KIND, KIND)}, "each of another name"),
+    (EnrichmentConfig, {"token_budget": -1}, "token_budget must be >= 0, got -1"),
+    (EnrichmentConfig, {"cost_budget": -0.5}, "cost_budget must be >= 0"),
+    (EnrichmentConfig, {"cost_budget": 5.0}, "no effect without prices"),
+    (EnrichmentConfig, {"max_attempts": 0}, "max_attempts must be >= 1"),
+    (
+        lambda **given: JaggedBatch({n: Jagged.one_each(torch.ones(s)) for n, s in given.items()}),
+        {"first": 2, "second": 3},
+        "batch",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("build", "settings", "message"),
+    REFUSED,
+    ids=[f"{getattr(build, '__name__', '')} {' '.join(given)}" for build, given, _ in REFUSED],
+)
+def test_settings_out_of_range_are_refused(
+    build: Any, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build(**settings)
