@@ -43,17 +43,6 @@ def test_a_real_model_behind_a_real_socket_gives_its_own_vectors():
     assert {request["encoding_format"] for request in server.requests} == {"float"}
 
 
-def test_a_second_run_and_a_changed_text_cost_what_is_new(tmp_path):
-    texts = [f"soap number {i}" for i in range(10)]
-    with openai_server(embed=hashed) as server:
-        encoder = encoder_of(server.base_url)
-        first = encode_cached(texts, encoder, tmp_path)
-        assert len(server.requests) == 3
-        assert np.array_equal(encode_cached(texts, encoder, tmp_path), first)
-        encode_cached([*texts, "new", "new", ""], encoder, tmp_path)
-        assert server.requests[3:] == [{**server.requests[0], "input": ["new"]}]
-
-
 def test_a_server_that_dies_half_way_loses_nothing_that_was_paid(tmp_path):
     texts = [f"soap number {i:02d}" for i in range(20)]
     served: list[str] = []

@@ -75,7 +75,7 @@ def test_sampled_sum_is_unbiased() -> None:
     label = 4
     probability[label] = 1.0
     sums = []
-    for _ in range(4000):
+    for _ in range(2000):
         rows = torch.nonzero(torch.rand(num_items) < probability)[:, 0]
         loss = softmax_loss(
             torch.ones(1, 1),
@@ -84,7 +84,7 @@ def test_sampled_sum_is_unbiased() -> None:
             torch.ones(1),
         )
         sums.append(math.exp(float(loss) + float(scores[label])))
-    assert sum(sums) / len(sums) == pytest.approx(float(scores.exp().sum()), rel=0.03)
+    assert sum(sums) / len(sums) == pytest.approx(float(scores.exp().sum()), rel=0.04)
 
 
 def test_smoothing_over_a_sample_estimates_the_mean_of_all_scores() -> None:

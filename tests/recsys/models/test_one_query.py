@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +13,6 @@ from recsys.models.configs import ContentSimilarityConfig, TwoTowerConfig
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.content_similarity import OneContentHistory as OneContent
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.item_weights.model import HistoryWeights, ItemWeights, WeightTable
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.sequence.one import OneHistory
@@ -133,23 +131,3 @@ def test_content_similarity(
     expected = model.score(batch_of(torch.tensor(rows)))[0]
     found = OneContent(model).scores(torch.tensor(rows))
     torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE)
-
-
-@pytest.mark.parametrize("num_item_rows", [NUM_ITEM_ROWS, 5_000])
-@pytest.mark.parametrize("distinct", [False, True])
-@pytest.mark.parametrize("rows", [[3], [4, 5, 4, 4, 9, 12], [7, 9_999, 7, 2]])
-def test_item_weights(distinct: bool, rows: list[int], num_item_rows: int) -> None:
-    lengths = torch.randint(0, 6, (num_item_rows,))
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    number = int(offsets[-1])
-    others = torch.randint(1, num_item_rows, (number,), dtype=torch.int32)
-    weights = torch.randint(-2, 3, (number,)) + torch.rand(number)
-    model = ItemWeights(
-        WeightTable(offsets, others, weights),
-        HistoryWeights(power=0.5, max_events=5, distinct=distinct),
-    )
-    known = Jagged(torch.tensor(rows), torch.tensor([0, len(rows), len(rows)]))
-    expected = model.score(JaggedBatch({"history": known}))[0].numpy()
-    found, scores = model.scores_of_one(np.array(rows))
-    assert sorted(found.tolist()) == np.flatnonzero(expected > -np.inf).tolist()
-    np.testing.assert_allclose(scores, expected[found], rtol=0, atol=CLOSE)

@@ -177,7 +177,7 @@ def test_what_cannot_be_bounded_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 3])
 def test_intervals_and_sequences_cover_the_true_value(slots):
-    number, repetitions = 2_000, 200
+    number, repetitions = 2_000, 100
     world = make_world(3, slots=slots, spread=0.5, rate=0.1, fatigue=0.3)
     value = true_value(world)
     inside = dict.fromkeys(("ips", "snips", "cascade dr", "sequence"), 0)
@@ -195,7 +195,7 @@ def test_intervals_and_sequences_cover_the_true_value(slots):
             inside[name] += low <= value <= high
         bounds = betting_sequence(log, weights)
         inside["sequence"] += bool(((bounds.low <= value) & (value <= bounds.high)).all())
-    # 95% less four standard deviations of 200 repetitions.
+    # 95% less four standard deviations of as many repetitions.
     least = repetitions * (0.95 - 4 * math.sqrt(0.95 * 0.05 / repetitions))
     assert all(count >= least for count in inside.values()), inside
 

@@ -99,10 +99,6 @@ def test_keeps_the_contract_of_every_retriever(
         NUM_ITEM_ROWS,
         tmp_path,
     )
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_same_seed_same_result(name: str, tastes: Sequences) -> None:
     assert_same_seed_same_result(
         lambda seed: fit(tastes, seed, VARIANTS[name], steps=3), queries(tastes)
     )
