@@ -27,7 +27,6 @@ from tests.benchmarks.harness import Row, command_line, write_results
 
 SIZES = (1e6, 1e7, 1e8)
 GOAL_MEMORY_GB = 24.0
-BILLION = 1e9
 CRAWLED = 10_000_000
 
 
@@ -111,20 +110,6 @@ def rows_of(root: Path, events: int, *, keep: bool, crawled: int = 0) -> Iterato
         shutil.rmtree(folder)
 
 
-def billion(rows: list[Row], largest: int) -> list[Row]:
-    """Extrapolate from the largest world, in proportion."""
-    by_metric = {
-        row.name.partition(": ")[2]: row for row in rows if f"{largest / 1e6:g}M" in row.name
-    }
-    found = []
-    for metric, words in (("generated", "generation"), ("prepared", "preparation")):
-        if metric in by_metric:
-            minutes = BILLION / (by_metric[metric].value * 1e6) / 60
-            name = f"1B events by extrapolation: {words}"
-            found.append(Row(name=name, value=minutes, unit="min"))
-    return found
-
-
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--sizes", type=float, nargs="+", default=SIZES)
@@ -143,15 +128,13 @@ def main() -> None:
         print(json.dumps(prepare(arguments.data, arguments.partitions)))
         return
     rows: list[Row] = []
-    sizes = sorted(int(size) for size in arguments.sizes)
-    for events in sizes:
+    for events in sorted(int(size) for size in arguments.sizes):
         rows += rows_of(arguments.data, events, keep=arguments.keep)
-    rows += billion(rows, sizes[-1])
     if not arguments.no_skew:
         rows += rows_of(arguments.data, CRAWLED, keep=arguments.keep, crawled=CRAWLED)
     notes = (
         f"One run each on {len(os.sched_getaffinity(0))} cores, from the first byte read to the "
-        "last written. The extrapolation is in proportion to the largest world."
+        "last written."
     )
     write_results("data_at_size", rows, notes=notes)
 

@@ -4,25 +4,21 @@ The log is small enough for slow truths: 40 users, 15 items, a warm-up and three
 """
 
 import itertools
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.benchmarks.peers.counting import popularity
 from tests.benchmarks.peers.folder import KEPT, Backtest
 from tests.benchmarks.peers.named import PEERS
-from tests.benchmarks.peers.ranking import check, ndcg
-from tests.benchmarks.peers.run import main, run
+from tests.benchmarks.peers.ranking import check
+from tests.benchmarks.peers.run import run
 from tests.benchmarks.peers.table import (
     line_of,
-    ours,
 )
 
 NUM_USERS, NUM_ITEMS, DAY = 40, 15, 86_400
 CUTS = (60 * DAY, 70 * DAY, 80 * DAY, 90 * DAY, 100 * DAY)
-HERE = "tests.benchmarks.peers.test_peers"
 
 
 def log() -> list[list[tuple[int, int]]]:
@@ -83,12 +79,6 @@ def backtest(tmp_path):
     return Backtest(write_backtest(tmp_path / "backtest"))
 
 
-def ends_its_process(known, **_):
-    if known.begin == CUTS[2]:
-        os._exit(9)
-    return popularity(known, days=7)
-
-
 def test_a_query_has_the_users_events_strictly_before_its_moment(backtest):
     users = log()
     assert backtest.steps() == [1, 2, 3]
@@ -124,19 +114,6 @@ def test_lists_are_held_to_the_rules(backtest):
         check(lists, queries)
     with pytest.raises(ValueError, match="1 lists for"):
         check(lists[:1], queries)
-
-
-def test_what_tuning_goes_by_is_our_ndcg(backtest):
-    queries = backtest.queries(1)
-    lists = popularity(backtest.known_before(queries.begin), days=7).lists(queries)
-    assert ndcg(lists, queries) == pytest.approx(ours(lists, queries)["ndcg@10"], abs=1e-12)
-
-
-def test_a_peer_whose_process_ends_has_a_row_that_says_so_and_the_next_step_follows(backtest):
-    main([str(backtest.path), "--peer", f"{HERE}:ends_its_process"])
-    row = "ends_its_process"
-    assert [backtest.lists(step, row).exists() for step in (1, 2, 3)] == [True, False, True]
-    assert backtest.error(2, row).read_text() == "the process ended with code 9\n"
 
 
 def test_a_model_that_is_kept_knows_nothing_of_later_steps(backtest):

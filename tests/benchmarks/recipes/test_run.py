@@ -1,13 +1,10 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import torch
 
 import tests.benchmarks.reproduction.ranking_run as run_module
 from tests.benchmarks.recipes.fit import FittedSource
-from tests.benchmarks.recipes.prepared import Prepared
 from tests.benchmarks.recipes.run import LEDGER, RunSettings
 from tests.benchmarks.reproduction.fitters import FITTERS
 from tests.benchmarks.reproduction.ranking_run import run_once
@@ -70,23 +67,3 @@ def test_a_killed_run_goes_on_where_it_was(small_world, tmp_path, monkeypatch):
 
     monkeypatch.setattr(run_module, "FITTERS", {})
     assert run_once(few, tmp_path, SETTINGS) == again
-
-
-def test_prepared_arrays_come_back_as_they_were(small_world, tmp_path):
-    digest = small_world.save(tmp_path)
-    again = Prepared.load(tmp_path)
-    assert again.recipe == small_world.recipe
-    assert again.sizes == small_world.sizes
-    for order, sequences in small_world.orders.items():
-        for name in ("item_rows", "offsets", "train_end", "validation_end", "times"):
-            np.testing.assert_array_equal(
-                getattr(again.order(order), name), getattr(sequences, name)
-            )
-        np.testing.assert_array_equal(
-            again.order(order).context["weekday"], sequences.context["weekday"]
-        )
-    torch.testing.assert_close(again.codes.codes, small_world.codes.codes)
-    torch.testing.assert_close(
-        again.catalogue.content, small_world.catalogue.content, atol=1e-3, rtol=0
-    )
-    assert again.save(tmp_path / "copy") == digest
