@@ -26,8 +26,7 @@ HEAD = """# Configuration of a run
 One TOML file holds a run: `preset`, `workspace`, and tables that override the preset. Every key is
 listed here with its type, its default and what it does. A key may also be set by
 `--set table.key=value`; unknown keys are refused with the nearest valid name, and each run writes
-its resolved configuration beside its output. A preset's own values win over the defaults below;
-`recsys run shop.toml --dry-run` shows what would run.
+its resolved configuration beside its output. A preset's own values win over the defaults below.
 
 """
 FIRST = """preset workspace device auto.budget

@@ -45,9 +45,9 @@ def monitor(
 ) -> None:
     """Watch each day for drift, and each input for its age; exits with 5 if an alarm is raised.
 
-    Events, items, vectors and codes of the served bundle, features and served lists are compared
-    with the days before. Thresholds are learned from the past, so a signal with too little of it
-    says so. The settings are those of [monitoring].
+    Events, items, users and served lists are compared with the days before. Thresholds are learned
+    from the past, so a signal with too little of it says so. The settings are those of
+    [monitoring].
 
     [bold]Examples[/]
 
@@ -85,7 +85,7 @@ def status(
     ] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Print past commands, the served bundle, late inputs, and disk and memory.
+    """Print past commands, the served bundle, late inputs, and the free disk.
 
     Exits with 5 if something is late, failing or alarming, and with 0 if all is well.
 
@@ -126,18 +126,10 @@ def describe_status(found: Status) -> list[str]:
     if found.monitor:
         state = "alarm" if found.monitor["alarm"] else "quiet"
         lines.append(f"monitor: {state} on {found.monitor['day']}")
-    if found.outbox["waiting"]:
-        lines.append(f"tracking: {found.outbox['waiting']} runs wait to be sent")
-    disk, memory = found.disk, found.memory
-    largest = ""
-    if memory["needed"]:
-        largest = f"; {memory['largest_stage']} took {size(memory['needed'])}"
-    return [
-        *lines,
-        f"disk: {size(disk['artefacts'])} artefacts, {size(disk['bundles'])} bundles, "
-        f"{size(disk['free'])} free",
-        f"memory: {size(memory['free'])} free{largest}",
-    ]
+    if found.waiting_records:
+        lines.append(f"tracking: {found.waiting_records} runs wait to be sent")
+    disk = found.disk
+    return [*lines, f"disk: {size(disk['artefacts'])} artefacts, {size(disk['free'])} free"]
 
 
 def command_rows(found: Status) -> Iterator[tuple[str, ...]]:

@@ -153,28 +153,25 @@ def forget(
     user_ids: Annotated[list[str], typer.Argument(metavar="USER_ID...", help="Users to forget.")],
     assignments: Assignments = None,
     store: OnlineStore = None,
-    rewrite_files: Annotated[
-        bool, typer.Option("--rewrite-files", help="Take their rows out of your raw files too.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Forget users: in the store, in exports and partitions, and in every later run.
 
     Their ids are added to a list as hashes; every later preparation leaves out what they did until
     now and counts it in its report. Your raw files stay as they are, named with the rows that are
-    theirs, unless --rewrite-files is given. What was made before is named too: the next run
-    replaces it, published bundles stay until they are removed.
+    theirs. What was made before is named too: the next run replaces it, published bundles stay
+    until they are removed.
 
     [bold]Examples[/]
 
       recsys data forget shop.toml 4711
 
-      recsys data forget runs/shop 4711 4712 --rewrite-files
+      recsys data forget runs/shop 4711 4712
     """
     from pipelines.operations.forget import forget_users
 
     config, now_ms = run_config(run, assignments=assignments), int(1_000 * time.time())
-    report = forget_users(config, user_ids, now_ms, store=store, rewrite_files=rewrite_files)
+    report = forget_users(config, user_ids, now_ms, store=store)
     if as_json:
         print_json(asdict(report))
     else:

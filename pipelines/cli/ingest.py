@@ -38,7 +38,7 @@ def ingest(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read the partitions (days or hours) that are new, late or corrected, each once.
+    """Read the partitions (days) that are new, late or corrected, each once.
 
     They are checked and kept as clean Parquet in <workspace>/partitions, with the rows that cannot
     be used next to them. A partition that cannot be used is set aside with its reason and read

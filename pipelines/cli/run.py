@@ -14,7 +14,6 @@ from pipelines.cli.options import (
     AsJson,
     Assignments,
     Budget,
-    DryRun,
     OptionalRun,
     Preset,
     Quiet,
@@ -52,8 +51,6 @@ def run(
         str | None, typer.Option(help="Where to work: local, torchrun (several GPUs) or ray.")
     ] = None,
     quiet: Quiet = False,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
 ) -> None:
     """Run the stages from raw events to a released bundle.
 
@@ -70,21 +67,13 @@ def run(
       recsys run shop.toml --set two_tower.embedding_dim=64 --set workspace=runs/wide
 
       recsys run shop.toml --until evaluate
-
-      recsys run shop.toml --dry-run
     """
-    from pipelines.cli.dry_run import print_plan
     from pipelines.engine.history import recorded
 
     values = {"engine": engine} if engine else {}
     given = {**values, "auto": {"budget": budget}} if budget else values
     sources = config_sources(name, preset, assignments, given)
     stages = (stage or [], until, force or [])
-    if dry_run:
-        print_plan(sources, stages, as_json=as_json)
-        return
-    if as_json:
-        raise ValueError("--json prints the plan of --dry-run; a run has recsys status --json")
     with recorded(None, "run") as recording:
         run_recorded(recording, sources, stages, show_progress=not quiet)
 

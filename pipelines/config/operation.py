@@ -163,17 +163,15 @@ class MonitoringConfig:
     """How many are tolerated, all signals together; holidays come on top."""
     min_events: int = 50
     """A day with fewer is not compared."""
-    max_examples: int = 1_000
-    """Events of a day that the two-sample test reads."""
     max_age_days: Mapping[str, float] = field(default_factory=dict)
-    """Oldest permitted input by name (events, catalogue, content, bundle, served), instead of what
-    past gaps teach."""
+    """Oldest permitted input by name (events, served, catalogue, content, bundle); without one,
+    past gaps limit events and served lists, and nothing limits the others."""
     served: Path | None = None
     """Folder that recsys data export wrote; without it <workspace>/online_events, or that of
     data.online_events."""
 
     def __post_init__(self) -> None:
-        for name, least in (("reference_days", 7), ("min_events", 1), ("max_examples", 50)):
+        for name, least in (("reference_days", 7), ("min_events", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
         if not 0 < self.false_alarms_a_month <= 10:

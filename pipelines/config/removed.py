@@ -98,6 +98,7 @@ REMOVED_KEYS: Mapping[str, str] = {
     "release.gate.judges": "leave it out: rubrics agreed with clicks less than held-out events do",
     "release.gate.max_size_ratio": "leave it out: the size of a bundle refuses nothing",
     "release.gate.min_judged": "leave it out: it was for judges of lists",
+    "monitoring.max_examples": "leave it out: the two-sample test was removed",
     "ranker.router = noisy": "use softmax, which balances experts by biases and is better",
     **dict.fromkeys(
         [

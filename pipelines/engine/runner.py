@@ -144,8 +144,7 @@ def naming_system_errors(stage: Stage) -> Iterator[None]:
         found = str(error).splitlines()[0] if words else "an array did not fit"
         raise MemoryError(
             f"out of memory in stage {stage.name}: {found}. The stages before it are done; give "
-            "the process more memory or the stage smaller batches, and run again. recsys run "
-            "--dry-run says what each stage takes"
+            "the process more memory or the stage smaller batches, and run again"
         ) from error
 
 
@@ -200,7 +199,6 @@ def make(
             "host": platform.node(),
             "started": started_at.isoformat(timespec="seconds"),
             "peak_memory_bytes": memory,
-            "code": stage.code(),
             **launch.describe_engine(stage, context.config),
         }
         manifest = commit(partial, final, manifest=replace(planned, rows=rows.counts()), run=ran)

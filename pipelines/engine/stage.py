@@ -98,11 +98,6 @@ class Stage:
                 sections[section].pop(key, None)
         return sections
 
-    def code(self) -> dict[str, str]:
-        """Return a short digest of what each file of the stage's code computes."""
-        digests = INSTALLED.digests(self.function.__module__)
-        return {path: digest[:8] for path, digest in digests.items()}
-
     def versions(self) -> dict[str, str]:
         """Return the digest of the stage's code and the versions of its libraries."""
         module = self.function.__module__

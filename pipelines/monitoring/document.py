@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import pairwise
 from math import isfinite
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipelines.config.operation import MIN_PAST
@@ -15,24 +14,10 @@ from pipelines.engine.artifacts import MANIFEST
 from pipelines.engine.workspace import bundles_dir
 from pipelines.monitoring.judged import SignalDay, SignalRecord
 from pipelines.monitoring.signals import Signal, find_signal
-from pipelines.partitions.manifest import PartitionsManifest
 from serving.bundle.manifest import CURRENT
 
-MIN_GAPS = 3
 MIN_DAYS = 14
 GAP_DAYS = 90
-RECENT_PARTITION_DAYS = 7
-"""Days for which a missing or unusable partition raises an alarm."""
-SLACK = 1.5
-KEPT_TIMES = 50
-TITLES = {
-    "events": "events, by day",
-    "partitions": "partitions of the last days",
-    "served": "served lists, by day",
-    "catalogue": "catalogue file",
-    "content": "content vectors",
-    "bundle": "served bundle",
-}
 
 
 class Freshness(NamedTuple):
@@ -41,97 +26,56 @@ class Freshness(NamedTuple):
     name: str
     title: str
     newest: str | None
-    """Day or time of the newest; None where it was never seen."""
+    """Day or time of the newest; None without one."""
     age_days: float | None
     limit_days: float | None
-    """Older is an alarm; None where too little past teaches none."""
+    """Older is an alarm; None without a limit."""
     alarm: bool
     words: str
 
 
 def judge_inputs(
-    config: RunConfig,
-    as_of: datetime,
-    event_days: Sequence[date],
-    served_days: Sequence[date],
-    times: Mapping[str, Sequence[datetime]],
+    config: RunConfig, as_of: datetime, event_days: Sequence[date], served_days: Sequence[date]
 ) -> list[Freshness]:
     """Judge every input."""
-    found = [of_days("events", event_days, as_of, config)]
-    if (manifest := PartitionsManifest.read(config.workspace)) is not None:
-        found.append(of_partitions(manifest, as_of))
+    found = [judge_days("events", event_days, as_of, config)]
     if served_days:
-        found.append(of_days("served", served_days, as_of, config))
-    return found + [of_times(name, seen, as_of, config) for name, seen in times.items() if seen]
+        found.append(judge_days("served", served_days, as_of, config))
+    files = {
+        "catalogue": ("catalogue file", config.data.items),
+        "content": ("content vectors", config.workspace / "embed_items" / MANIFEST),
+        "bundle": ("served bundle", bundles_dir(config) / CURRENT / MANIFEST),
+    }
+    for name, (title, path) in files.items():
+        if path is not None and path.exists():
+            written = datetime.fromtimestamp(int(path.stat().st_mtime), UTC)
+            age = max(0.0, (as_of - written) / timedelta(days=1))
+            limit = config.monitoring.max_age_days.get(name)
+            found.append(judge_age(name, title, f"{written:%Y-%m-%d %H:%M}", age, limit))
+    return found
 
 
-def of_days(name: str, known: Sequence[date], as_of: datetime, config: RunConfig) -> Freshness:
-    """Judge an input that comes by day: it is late where no gap of the past was as long."""
+def judge_days(name: str, known: Sequence[date], as_of: datetime, config: RunConfig) -> Freshness:
+    """Judge an input that comes by day: it is late if no gap of the past was as long."""
     last_end = datetime.combine(known[-1] + timedelta(days=1), time(), UTC)
-    age = (as_of - last_end).total_seconds() / 86_400
+    age = max(0.0, (as_of - last_end) / timedelta(days=1))
     recent = [day for day in known if (known[-1] - day).days <= GAP_DAYS]
     longest = max(((after - before).days for before, after in pairwise(recent)), default=0)
     # Up to the end of the next day a day is not late.
-    limit = longest - 0.001 if len(recent) >= MIN_DAYS else None
-    late = f"late: {int(age)} days without, at most {longest - 1} in the last {GAP_DAYS} days"
-    return judge_age(name, str(known[-1]), max(0.0, age), limit, config, late)
-
-
-def of_partitions(manifest: PartitionsManifest, as_of: datetime) -> Freshness:
-    """Judge what did not arrive as it should: partitions that are missing or set aside."""
-    since = f"{as_of - timedelta(days=RECENT_PARTITION_DAYS):%Y-%m-%d}"
-    aside = [f"{key} ({one.reason})" for key, one in manifest.set_aside.items() if key >= since]
-    missing = [key for key in manifest.missing if key >= since]
-    words = [f"set aside: {', '.join(aside)}"] if aside else []
-    words += [f"never came: {', '.join(missing)}"] if missing else []
-    text = "; ".join(words) or "all came and can be used"
-    title = TITLES["partitions"]
-    return Freshness("partitions", title, manifest.newest, None, None, bool(words), text)
-
-
-def of_times(name: str, seen: Sequence[datetime], as_of: datetime, config: RunConfig) -> Freshness:
-    """Judge an input that is replaced at times: half as long again as the longest gap is late."""
-    age = max(0.0, (as_of - seen[-1]).total_seconds() / 86_400)
-    gaps = [(after - before).total_seconds() / 86_400 for before, after in pairwise(seen)]
-    limit = SLACK * max(gaps) if len(gaps) >= MIN_GAPS else None
-    return judge_age(name, f"{seen[-1]:%Y-%m-%d %H:%M}", age, limit, config)
-
-
-def judge_age(
-    name: str, newest: str, age: float, learned: float | None, config: RunConfig, late: str = ""
-) -> Freshness:
-    """Compare an age with the limit that is set, else with the learned one.
-
-    Args:
-        late: Words of an input that is older than the learned limit.
-    """
+    learned = longest - 0.001 if len(recent) >= MIN_DAYS else None
     limit = config.monitoring.max_age_days.get(name, learned)
+    title = {"events": "events, by day", "served": "served lists, by day"}[name]
+    return judge_age(name, title, str(known[-1]), age, limit)
+
+
+def judge_age(name: str, title: str, newest: str, age: float, limit: float | None) -> Freshness:
+    """Compare an age with its limit."""
     alarm = limit is not None and age > limit
-    words = "in time" if limit is not None else "too few arrivals to learn the usual interval"
+    words = "in time" if limit is not None else f"no limit: set monitoring.max_age_days.{name}"
     if limit is not None and alarm:
-        is_set = not late or name in config.monitoring.max_age_days
-        words = f"late: {age:.1f} days old, usual is up to {limit:.1f}" if is_set else late
+        words = f"late: {age:.1f} days old, usual is up to {limit:.1f}"
     rounded = None if limit is None else round(limit, 3)
-    return Freshness(name, TITLES[name], newest, round(age, 3), rounded, alarm, words)
-
-
-def seen_times(
-    config: RunConfig, before: Mapping[str, Sequence[str]], as_of: datetime
-) -> dict[str, list[datetime]]:
-    """Add the inputs' times of now to those that were seen before, each once."""
-    content = config.workspace / "embed_items" / MANIFEST
-    files = {
-        "catalogue": config.data.items,
-        "content": content,
-        "bundle": bundles_dir(config) / CURRENT / MANIFEST,
-    }
-    found: dict[str, list[datetime]] = {}
-    for name, path in files.items():
-        times = {datetime.fromisoformat(one) for one in before.get(name, ())}
-        if path is not None and path.exists():
-            times.add(datetime.fromtimestamp(int(Path(path).stat().st_mtime), UTC))
-        found[name] = sorted(times)[-KEPT_TIMES:]
-    return found
+    return Freshness(name, title, newest, round(age, 3), rounded, alarm, words)
 
 
 FORMAT = 1
@@ -142,7 +86,6 @@ def describe_day(
     record: SignalRecord,
     inputs: Sequence[Freshness],
     as_of: datetime,
-    known_until: date | None,
 ) -> dict[str, Any]:
     """Describe the latest day."""
     day = record.date_of(len(record.days) - 1)
@@ -151,16 +94,16 @@ def describe_day(
     signals = [describe_signal(find_signal(name), latest.get(name), day) for name in recent]
     raised = [one for one in signals if one["alarm"]]
     late = [one for one in inputs if one.alarm]
-    retrain, reason = decide_retrain(raised, known_until)
+    retrain, reason = decide_retrain(raised)
     return {
         "format": FORMAT,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "as_of": as_of.isoformat(timespec="seconds"),
         "day": str(day),
-        "num_days": len(record.days),
         "alarm": bool(raised or late),
         "alarms": [one["name"] for one in raised] + [f"freshness.{one.name}" for one in late],
         "retrain": retrain,
+        "retrain_since": max((str(one["since"]) for one in raised if one["drift"]), default=None),
         "reason": reason,
         "words": summarize_day(
             day, signals, inputs, f"{'Retrain' if retrain else 'No retrain'}: {reason}."
@@ -175,8 +118,7 @@ def describe_signal(signal: Signal, one: SignalDay | None, day: date) -> dict[st
     """Describe one signal's day in numbers and words; None if it was not measured on that day."""
     found: dict[str, Any] = {
         **{name: getattr(signal, name) for name in ("name", "title", "group", "drift")},
-        **dict.fromkeys(("value", "expected", "low", "high")),
-        "num_past": 0,
+        **dict.fromkeys(("value", "low", "high")),
         "state": "not measured",
         "alarm": False,
         "since": None,
@@ -193,12 +135,11 @@ def describe_signal(signal: Signal, one: SignalDay | None, day: date) -> dict[st
         state = "alarm" if since else "quiet"
         usual = f"{low} to {high}" if isfinite(one.low) else f"up to {high}"
         words = f"{value}, usual is {usual}" + (f"; alarm since {since}" if since else "")
-    for name in ("value", "expected", "low", "high"):
+    for name in ("value", "low", "high"):
         number = getattr(one, name)
         # JSON has no number for the open end of a band.
         found[name] = float(number) if isfinite(number) else None
-    found |= {"num_past": one.num_past, "state": state, "alarm": state == "alarm"}
-    return found | {"since": since, "words": words}
+    return found | {"state": state, "alarm": state == "alarm", "since": since, "words": words}
 
 
 def written(signal: Signal, value: float) -> str:
@@ -210,21 +151,15 @@ def written(signal: Signal, value: float) -> str:
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def decide_retrain(raised: Sequence[dict[str, Any]], known_until: date | None) -> tuple[bool, str]:
-    """Decide whether a full retrain may help, and why.
+def decide_retrain(raised: Sequence[dict[str, Any]]) -> tuple[bool, str]:
+    """Decide whether a full retrain may help, and why: it helps against drift.
 
-    It helps against drift, until a full run was trained on the days of the alarm.
+    recsys update asks for it until a full run has seen the day on which the alarm began.
     """
-    drifted = [one for one in raised if one["drift"]]
+    drifted = sorted((one for one in raised if one["drift"]), key=lambda one: str(one["since"]))
     if not drifted:
         return False, "no drift that models could learn" if raised else "no drift"
-    by_day: dict[str, list[str]] = {}
-    for one in sorted(drifted, key=lambda one: str(one["since"])):
-        by_day.setdefault(one["since"], []).append(one["title"])
-    names = "; ".join(f"since {since} {', '.join(titles)}" for since, titles in by_day.items())
-    if known_until is None or any(str(one["since"]) > str(known_until) for one in drifted):
-        return True, names
-    return False, f"the last full run was trained on days up to {known_until}: {names}"
+    return True, "; ".join(f"since {one['since']} {one['title']}" for one in drifted)
 
 
 def counted(number: int, name: str) -> str:

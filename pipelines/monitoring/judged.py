@@ -21,7 +21,7 @@ from recsys.data.durable import replace_file
 from recsys.evaluation.drift import Past, usual_band
 
 DAYS_A_MONTH = 30.4
-NUMBERS = ("value", "score", "noise", "expected", "low", "high", "residual")
+NUMBERS = ("value", "score", "noise", "low", "high", "residual")
 JUDGED = pl.Schema(
     {
         "date": pl.Date(),
@@ -29,10 +29,9 @@ JUDGED = pl.Schema(
         **dict.fromkeys(NUMBERS, pl.Float64()),
         "streak": pl.Int64(),
         "num_past": pl.Int64(),
-        "bundle": pl.String(),
     }
 )
-"""``expected``, ``low`` and ``high`` are values, not scores; an open end is infinite."""
+"""``low`` and ``high`` are values, not scores; an open end is infinite."""
 
 
 class SignalDay(NamedTuple):
@@ -41,14 +40,12 @@ class SignalDay(NamedTuple):
     value: float
     score: float
     noise: float
-    expected: float
     low: float
     high: float
     residual: float
     streak: int
     """Days of alarm in a row up to this one; 0 is no alarm."""
     num_past: int
-    bundle: str | None
 
 
 @dataclass(kw_only=True)
@@ -65,7 +62,7 @@ class SignalRecord:
             return cls()
         try:
             with naming(path):
-                rows = pl.read_parquet(path)
+                rows = pl.read_parquet(path, columns=JUDGED.names())
         except ValueError as error:
             raise ValueError(
                 f"{error}; or delete {path.parent}: the next recsys monitor measures all days again"
@@ -76,7 +73,7 @@ class SignalRecord:
         assert isinstance(first, date)
         assert isinstance(last, date)
         days: list[dict[str, SignalDay]] = [{} for _ in range((last - first).days + 1)]
-        for day, name, *values in rows.select(JUDGED.names()).iter_rows():
+        for day, name, *values in rows.iter_rows():
             days[(day - first).days][name] = SignalDay(*values)
         return cls(first=first, days=days)
 
@@ -96,18 +93,8 @@ class SignalRecord:
         assert self.first is not None
         return self.first + timedelta(days=place)
 
-    def measured(self, place: int) -> dict[str, tuple[Measurement, str | None]]:
-        """Return a day's measured signals, with the bundle."""
-        return {
-            name: (Measurement(one.value, one.score, one.noise), one.bundle)
-            for name, one in self.days[place].items()
-        }
-
     def judge(
-        self,
-        place: int,
-        measured: Mapping[str, tuple[Measurement, str | None]],
-        config: MonitoringConfig,
+        self, place: int, measured: Mapping[str, Measurement], config: MonitoringConfig
     ) -> None:
         """Judge a day by the days before it, and keep it in its place."""
         pasts = {name: self._past(name, place) for name in measured}
@@ -115,7 +102,7 @@ class SignalRecord:
         chance = config.false_alarms_a_month / (DAYS_A_MONTH * max(1, ready))
         weekday = self.date_of(place).weekday()
         found = {}
-        for name, (one, bundle) in measured.items():
+        for name, one in measured.items():
             signal = find_signal(name)
             band = usual_band(pasts[name], weekday, one.noise, signal.tail, chance)
             is_ready = band.num_past >= MIN_PAST
@@ -123,33 +110,25 @@ class SignalRecord:
             before = int(pasts[name].streaks[-1]) if place else 0
             low, high = (band.low, band.high) if is_ready else (-np.inf, np.inf)
             found[name] = SignalDay(
-                value=one.value,
-                score=one.score,
-                noise=one.noise,
-                expected=signal.value_at(band.expected),
+                *one,
                 low=signal.value_at(low),
                 high=signal.value_at(high),
                 residual=one.score - band.base,
                 streak=before + 1 if is_alarm else 0,
                 num_past=band.num_past,
-                bundle=bundle,
             )
-        del self.days[place + 1 :]
         self.days[place:] = [found]
 
     def _past(self, name: str, place: int) -> Past:
         begin = max(0, place - PAST_DAYS)
         rows = [day.get(name) for day in self.days[begin:place]]
-        first = self.date_of(begin).weekday()
-
-        def column(field: str) -> np.ndarray:
-            values = [np.nan if one is None else getattr(one, field) for one in rows]
-            return np.array(values, np.float64)
-
+        nan = np.nan
+        none = SignalDay(nan, nan, nan, nan, nan, nan, streak=0, num_past=0)
+        past = [one or none for one in rows]
         return Past(
-            scores=column("score"),
-            residuals=column("residual"),
-            noise=column("noise"),
-            streaks=np.array([0 if one is None else one.streak for one in rows], np.int64),
-            weekdays=(first + np.arange(len(rows))) % 7,
+            scores=np.array([one.score for one in past], np.float64),
+            residuals=np.array([one.residual for one in past], np.float64),
+            noise=np.array([one.noise for one in past], np.float64),
+            streaks=np.array([one.streak for one in past], np.int64),
+            weekdays=(self.date_of(begin).weekday() + np.arange(len(rows))) % 7,
         )

@@ -2,8 +2,8 @@
 
 <workspace>/monitoring/
   days.parquet      every signal of every day, with its band and alarms
-  days/             counts and a sample of each day of the reference window
-  state.json        digests of days, bins of features, when inputs changed
+  days/             counts of each day of the reference window
+  state.json        digests of days, bins of columns
   monitor.json      the latest day in words: signals, freshness, whether to retrain
   monitor.html      the page
 """
@@ -12,33 +12,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import polars as pl
+
 from pipelines.config.operation import HISTORY_DAYS
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.errors import WorkspaceBusyError
-from pipelines.engine.workspace import bundles_dir
 from pipelines.monitoring.days import (
     EventDays,
     ServedDay,
     event_days,
     export_folder,
-    full_run_until,
     known_tables,
     served_days,
 )
-from pipelines.monitoring.document import describe_day, judge_inputs, seen_times
+from pipelines.monitoring.document import describe_day, judge_inputs
 from pipelines.monitoring.judged import SignalRecord
-from pipelines.monitoring.signals import Measurement, measure, measure_agreement
-from pipelines.monitoring.sketch import KnownTables, Sketch, build_sketch, build_tables
-from pipelines.monitoring.vectors import ServedVectors, vectors_of_bundle
+from pipelines.monitoring.signals import Measurement, measure
+from pipelines.monitoring.sketch import COUNTS, KnownTables, Sketch, build_sketch, build_tables
 from recsys.data.durable import locked, write_durably
-from serving.bundle.manifest import CURRENT
 
 FOLDER = "monitoring"
 DOCUMENT, PAGE, STATE = "monitor.json", "monitor.html", "state.json"
@@ -53,14 +51,10 @@ SPARE_SKETCHES = 14
 class State:
     """State kept next to the record."""
 
-    sources: dict[str, str] = field(default_factory=dict)
-    """Digest of each day's files."""
-    sketches: dict[str, str] = field(default_factory=dict)
-    """Digest of what each day counted."""
-    served: dict[str, list[int | None]] = field(default_factory=dict)
+    days: dict[str, list[Any]] = field(default_factory=dict)
+    """Digest of each day's files, and what it served."""
     edges: dict[str, list[float]] = field(default_factory=dict)
     """Bins of numeric columns, which stay as they were first cut."""
-    times: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> State:
@@ -68,8 +62,10 @@ class State:
         if not path.exists():
             return cls()
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            # An earlier version kept other fields: all days are measured again, in its bins.
+            return cls(**{one.name: found.get(one.name, {}) for one in fields(cls)})
+        except (ValueError, AttributeError) as error:
             raise ValueError(
                 f"{path} cannot be read ({error}); delete {path.parent}: the next recsys monitor "
                 "measures all days again"
@@ -121,13 +117,9 @@ class Watcher:
             self.as_of.date() - timedelta(days=1), known[-1] + timedelta(days=MAX_MISSING_DAYS)
         )
         fresh = self.watch(known, last)
-        times = seen_times(self.config, self.state.times, self.as_of)
-        self.state.times = {
-            name: [moment.isoformat() for moment in seen] for name, seen in times.items()
-        }
         served = [day for day in self.served if day <= last]
-        inputs = judge_inputs(self.config, self.as_of, known, served, times)
-        document = describe_day(self.record, inputs, self.as_of, full_run_until(self.config))
+        inputs = judge_inputs(self.config, self.as_of, known, served)
+        document = describe_day(self.record, inputs, self.as_of)
         return self.write({**document, "measured_days": fresh})
 
     def watch(self, known: Sequence[date], last: date) -> int:
@@ -135,21 +127,12 @@ class Watcher:
         first = self.first_day(known, last)
         known = [day for day in known if day >= first]
         changed = self.changed_days(known, first, last)
-        if not changed and len(self.record.days) == (last - first).days + 1:
-            return 0
-        reach = self.config.monitoring.reference_days
-        before = SignalRecord(first=first, days=self.record.days)
-        begin = min(((day - first).days for day in changed), default=len(before.days))
-        self.record.days = before.days[:begin]
-        count = 0
+        begin = min([len(self.record.days), *((day - first).days for day in changed)])
+        del self.record.days[begin:]
         for place in range(begin, (last - first).days + 1):
-            day, kept = first + timedelta(days=place), place < len(before.days)
-            measured = before.measured(place) if kept else {}
-            if not kept or any(0 <= (day - one).days <= reach for one in changed):
-                measured |= self.measured(day, known)
-                count += 1
+            measured = self.measured(first + timedelta(days=place), known)
             self.record.judge(place, measured, self.config.monitoring)
-        return count
+        return len(self.record.days) - begin
 
     def first_day(self, known: Sequence[date], last: date) -> date:
         """Return the first day of the record, which stays; older days do not count."""
@@ -160,47 +143,30 @@ class Watcher:
         return self.record.first
 
     def changed_days(self, known: Sequence[date], first: date, last: date) -> set[date]:
-        """List new days, and days whose counts changed since they were measured."""
-        changed = {
-            first + timedelta(days=place)
-            for place in range(len(self.record.days), (last - first).days + 1)
+        """List the days whose files or served lists are new, changed or gone."""
+        now: dict[str, list[Any]] = {
+            str(day): [self.days.digests.get(day), list(self.served.get(day, ()))]
+            for day in {*known, *self.served}
+            if first <= day <= last
         }
-        for day in known:
-            if day > last or self.state.sources.get(str(day)) == self.days.digests[day]:
-                continue
-            sketch = self.fresh_sketch(day)
-            if self.state.sketches.get(str(day)) != sketch.digest():
-                changed.add(day)
-                self.state.sketches[str(day)] = sketch.digest()
-            self.state.sources[str(day)] = self.days.digests[day]
-        for name in set(self.state.sources) - set(map(str, known)):
-            changed.add(date.fromisoformat(name))
-            del self.state.sources[name], self.state.sketches[name]
-        for day, served in self.served.items():
-            if day <= last and self.state.served.get(str(day)) != list(served):
-                changed.add(day)
-                self.state.served[str(day)] = list(served)
-        return {day for day in changed if first <= day <= last}
+        before, self.state.days = self.state.days, now
+        names = {name for name in {*before, *now} if before.get(name) != now.get(name)}
+        changed = {day for day in map(date.fromisoformat, names) if first <= day <= last}
+        for day in sorted(changed & self.days.digests.keys()):
+            self.fresh_sketch(day)
+        return changed
 
-    def measured(
-        self, day: date, known: Sequence[date]
-    ) -> dict[str, tuple[Measurement, str | None]]:
+    def measured(self, day: date, known: Sequence[date]) -> dict[str, Measurement]:
         """Measure a day against the days with events in its reference window."""
-        config, vectors = self.config.monitoring, self.vectors
+        config = self.config.monitoring
         reach = timedelta(days=config.reference_days)
         reference = [self.sketch(one) for one in known if day - reach <= one < day]
-        sketch = self.sketch(day) if day in self.days.digests else self.empty_sketch()
+        none = Sketch(pl.DataFrame(schema=COUNTS))
+        sketch = self.sketch(day) if day in self.days.digests else none
         served = self.served.get(day)
         if served is None and self.served and day > min(self.served):
             served = ServedDay(0, 0, None, None)
-        found, version = measure(sketch, reference, vectors, served, config), None
-        if vectors is not None:
-            version, until = vectors.version, vectors.known_until
-            # Until its newest event a bundle's vectors were trained on what they are compared with.
-            is_new = until is None or day > until
-            if is_new and (agreement := measure_agreement(sketch, vectors)) is not None:
-                found["agreement"] = agreement
-        return {name: (one, version) for name, one in found.items()}
+        return measure(sketch, reference, served, config)
 
     def sketch(self, day: date) -> Sketch:
         """Read a day's sketch, or make it."""
@@ -218,15 +184,9 @@ class Watcher:
 
     def fresh_sketch(self, day: date) -> Sketch:
         """Count a day as its files are now."""
-        examples = self.config.monitoring.max_examples
-        sketch = build_sketch(self.days.read(day), self.tables, examples, self.config.seed)
+        sketch = build_sketch(self.days.read(day), self.tables)
         sketch.save(self.folder / SKETCHES, day)
         return self.held(day, sketch)
-
-    def empty_sketch(self) -> Sketch:
-        """Count a day without events."""
-        some = self.sketch(next(iter(self.days.digests)))
-        return Sketch(some.counts.clear(), some.sample.clear())
 
     @cached_property
     def tables(self) -> KnownTables:
@@ -234,11 +194,6 @@ class Watcher:
         items, users = known_tables(self.config.workspace)
         tables, self.state.edges = build_tables(items, users, self.state.edges)
         return tables
-
-    @cached_property
-    def vectors(self) -> ServedVectors | None:
-        """Read the served bundle."""
-        return vectors_of_bundle(bundles_dir(self.config) / CURRENT)
 
     def write(self, document: dict[str, Any]) -> Monitored:
         """Keep everything, what others read last."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from pipelines.monitoring.signals import find_signal
 from pipelines.pages.charts import figure, line_chart, numbers, texts
 from pipelines.pages.document import Block, Cell, Chart, Page, Section, Table, Words
 
@@ -18,7 +19,6 @@ GROUPS = {
     "volume": "Volume",
     "events": "Events and users",
     "items": "Items",
-    "vectors": "Vectors and semantic IDs",
     "features": "Features",
     "online": "Served lists",
 }
@@ -30,9 +30,9 @@ METHOD = (
     "Each signal is expected at the level of its last two weeks plus the usual deviation of the "
     "weekday. The band is learned from what earlier days deviated from their own expectation, its "
     "width chosen so that all signals together raise few false alarms a month. Mixes are compared "
-    "by the Jensen-Shannon distance with the days of the reference window, features by the "
-    "population stability index. Days of alarm do not widen the band; after a week in a row the "
-    "new level counts as usual. A ringed day raised an alarm."
+    "by the Jensen-Shannon distance with the days of the reference window. Days of alarm do not "
+    "widen the band; after a week in a row the new level counts as usual. A ringed day raised an "
+    "alarm."
 )
 
 
@@ -127,7 +127,7 @@ def signal_chart(signal: Mapping[str, Any], rows: pl.DataFrame) -> Chart:
             low = day["low"] if math.isfinite(day["low"]) else 0.0
             low, high = (min(max(end, least - room), most + room) for end in (low, day["high"]))
         table.append((str(day["date"]), day["value"], low, high, day["streak"] > 0))
-    is_share = signal["name"].endswith(("_share", "_rate")) or signal["name"].startswith("new_")
+    is_share = find_signal(signal["name"]).kind == "share"
     return figure(
         line_chart,
         signal["name"].replace(".", "-"),

@@ -1,1 +1,1 @@
-"""Commands of operators: plan of a run, status, clean-up, forgetting users."""
+"""Commands of operators: status, clean-up, forgetting users."""

@@ -1,14 +1,12 @@
 """Forget users everywhere that a run can reach, and say which files still hold them.
 
 The online store, exports and partitions lose their rows, and a list keeps them out of every later
-preparation. Raw files are whose they are: they are named with their rows, and rewritten where that
-is wanted. Artefacts and bundles are named: the next run makes others, and a published bundle is
-never rewritten.
+preparation. Raw files belong to their owner and are named with their rows. Artefacts and bundles
+are named: the next run makes others, and a published bundle is never rewritten.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +15,7 @@ import polars as pl
 
 from features.encoding import read_vocabulary
 from features.forget_list import ForgetList, UserKeys
-from features.people import count_rows, write_without
+from features.people import count_rows
 from features.schema import USER_ID, SourceConfig
 from pipelines.config.run import RunConfig
 from pipelines.engine.forgotten import add_to_list, list_path, read_list
@@ -28,14 +26,13 @@ from pipelines.partitions.forget import forget_in_partitions
 from pipelines.partitions.manifest import FOLDER as PARTITIONS
 from pipelines.partitions.source import PartitionSource
 from pipelines.presets.resolve import ONLINE_EVENTS
-from recsys.data.durable import replace_file
 from recsys.data.string_table import StringTable
 
 FEATURES = "build_features"
 ANSWERS = "answers-*.parquet"
 NEXT_RUN = "the next recsys run makes it without them"
 COLLECTED = "stays until recsys gc, or you, delete it"
-RAW = "left out of every run; --rewrite-files takes the rows out"
+RAW = "left out of every run; delete the rows yourself (docs/erase-a-user.md)"
 PUBLIC = "not looked into: it is fetched as others published it; left out of every run"
 FAR = "not looked into: it is not on this machine; left out of every run"
 
@@ -67,7 +64,6 @@ def forget_users(
     now_ms: int,
     *,
     store: str | None = None,
-    rewrite_files: bool = False,
 ) -> ForgetReport:
     """Forget users.
 
@@ -75,7 +71,6 @@ def forget_users(
         now_ms: Unix milliseconds: what happens later is of new users.
         store: Address of the online store; by default that of ``data.online_events``, else the
             folder ``online`` next to the bundles.
-        rewrite_files: Whether raw files on this machine are rewritten without their rows.
     """
     report, path = ForgetReport(), list_path(config)
     # The list first: whatever fails after it, no later run has them.
@@ -95,11 +90,7 @@ def forget_users(
     if rows:
         report.removed["partitions of the workspace"] = rows
     for raw, source in _raw_files(config, report):
-        found = count_rows(raw, source, user_ids)
-        if found and rewrite_files:
-            _rewrite(raw, source, user_ids)
-            report.removed[str(raw)] = found
-        elif found:
+        if found := count_rows(raw, source, user_ids):
             report.held.append(HeldRows(path=str(raw), rows=found, note=RAW))
     report.held += _artefacts(config, user_ids)
     return report
@@ -135,20 +126,6 @@ def _raw_files(config: RunConfig, report: ForgetReport) -> Iterator[tuple[Path, 
             yield path, data.source((path,), data.columns)
     if data.users is not None:
         yield data.users, data.source((data.users,), data.user_columns)
-
-
-def _rewrite(path: Path, source: SourceConfig, user_ids: Sequence[str]) -> None:
-    def write(partial: Path) -> None:
-        # By its ending a file says how it is written.
-        named = partial.with_name(f"{partial.name}{''.join(path.suffixes)}")
-        try:
-            write_without(path, source, user_ids, named)
-            shutil.copymode(path, named)
-            named.replace(partial)
-        finally:
-            named.unlink(missing_ok=True)
-
-    replace_file(path, write)
 
 
 def _artefacts(config: RunConfig, user_ids: Sequence[str]) -> Iterator[HeldRows]:

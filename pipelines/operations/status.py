@@ -1,38 +1,35 @@
-"""Status of a workspace: commands, served bundle, late inputs, disk and memory."""
+"""Status of a workspace: commands, served bundle, late inputs, free disk."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from pipelines.engine.artifacts import RUN, read_json
+from pipelines.engine.artifacts import MANIFEST
 from pipelines.engine.history import MONITOR, RUNNING, CommandRun, read_history, read_result
-from pipelines.engine.memory import GIB, free_memory
-from pipelines.operations.collect import ADAPTER, linked, written_at
+from pipelines.engine.memory import GIB
+from pipelines.operations.collect import ADAPTER, folder_size, linked, written_at
 from pipelines.operations.state import bundles_of
 from pipelines.partitions.manifest import PartitionsManifest
-from pipelines.partitions.source import parse_begin, parse_end
+from pipelines.partitions.source import parse_end
 from pipelines.publishing.promotion import served_version
 from pipelines.publishing.released import Released, released_folder
 from pipelines.tracking.decisions import history, read_challenger
-from pipelines.tracking.outbox import read_lines
 from pipelines.tracking.tracking import open_outbox
 from recsys.data.durable import shared
-from serving.bundle.manifest import CURRENT, MANIFEST, bundle_directory
+from serving.bundle.manifest import CURRENT, bundle_directory
 from serving.bundle.published import ADAPTERS
 
-PERIODS_LATE = 1.5
-"""A partition is late when this many periods have passed since the newest one ended: one for the
-period itself, the rest for it to arrive."""
+DAYS_LATE = 1.5
+"""A partition is late when this many days have passed since the newest one ended: one for the day
+itself, the rest for it to arrive."""
 OUTBOX_DAYS = 1.0
 """Tracking records that wait for longer say that the server is away."""
-LEAST_FREE = GIB
 
 
 @dataclass(kw_only=True)
@@ -47,9 +44,9 @@ class Status:
     running: list[dict[str, Any]] = field(default_factory=list)
     partitions: dict[str, Any] = field(default_factory=dict)
     monitor: dict[str, Any] = field(default_factory=dict)
-    outbox: dict[str, Any] = field(default_factory=dict)
+    waiting_records: int = 0
+    """Tracked runs that were not sent yet."""
     disk: dict[str, int] = field(default_factory=dict)
-    memory: dict[str, Any] = field(default_factory=dict)
 
 
 def read_status(workspace: Path, *, max_bundle_days: float, now: datetime | None = None) -> Status:
@@ -62,7 +59,7 @@ def read_status(workspace: Path, *, max_bundle_days: float, now: datetime | None
     look_at_partitions(found, workspace, now)
     look_at_monitor(found, workspace)
     look_at_outbox(found, workspace, now)
-    look_at_machine(found, workspace, bundles)
+    look_at_disk(found, workspace)
     return found
 
 
@@ -137,11 +134,9 @@ def look_at_partitions(found: Status, workspace: Path, now: datetime) -> None:
         "newest": newest,
         "count": len(manifest.partitions),
         "missing": manifest.missing,
-        "late": [key for key, one in manifest.partitions.items() if one.late],
         "set_aside": {key: one.reason for key, one in set_aside.items()},
     }
-    waited = (now - parse_end(newest)) / (parse_end(newest) - parse_begin(newest))
-    if waited > PERIODS_LATE:
+    if now - parse_end(newest) > timedelta(days=DAYS_LATE):
         found.problems.append(f"partitions: none since {newest}")
     missing, aside = (
         [key for key in keys if not manifest.is_behind_watermark(key)]
@@ -170,60 +165,23 @@ def look_at_monitor(found: Status, workspace: Path) -> None:
 def look_at_outbox(found: Status, workspace: Path, now: datetime) -> None:
     """Look at the tracking records that wait for their server."""
     waiting = open_outbox(workspace).finished()
-    oldest = min((_first_time(path) for path in waiting), default=None)
-    found.outbox = {
-        "waiting": len(waiting),
-        "oldest": None if oldest is None else oldest.isoformat(timespec="seconds"),
-    }
-    if oldest is not None and (now - oldest) / timedelta(days=1) > OUTBOX_DAYS:
+    found.waiting_records = len(waiting)
+    written = (datetime.fromtimestamp(path.stat().st_mtime, UTC) for path in waiting)
+    oldest = min(written, default=now)
+    if (now - oldest) / timedelta(days=1) > OUTBOX_DAYS:
         found.problems.append(
             f"{len(waiting)} tracked runs wait since {oldest:%Y-%m-%d %H:%M}: "
             "recsys registry send says why"
         )
 
 
-def _first_time(path: Path) -> datetime:
-    for event in read_lines(path):
-        return datetime.fromtimestamp(event["time"] / 1000, UTC)
-    return datetime.fromtimestamp(path.stat().st_mtime, UTC)
-
-
-def look_at_machine(found: Status, workspace: Path, bundles: Path) -> None:
-    """Look at disk and memory."""
-    in_bundles = disk_bytes(bundles)
-    whole = disk_bytes(workspace)
-    artefacts = whole - in_bundles if workspace in bundles.parents else whole
+def look_at_disk(found: Status, workspace: Path) -> None:
+    """Compare the free disk with what a run may write before it removes the old artefacts."""
+    artefacts = sum(folder_size(path.parent) for path in workspace.glob(f"*/{MANIFEST}"))
     free = shutil.disk_usage(workspace).free
-    found.disk = {"artefacts": artefacts, "bundles": in_bundles, "free": free}
-    if free < max(LEAST_FREE, artefacts):
+    found.disk = {"artefacts": artefacts, "free": free}
+    if free < max(GIB, artefacts):
         found.problems.append(
             f"disk: {free / GIB:.1f} GiB free; a run writes up to {artefacts / GIB:.1f} GiB before "
             "it removes the old artefacts (recsys gc makes room)"
         )
-    peaks = dict(peak_memory(workspace))
-    largest = max(peaks, key=peaks.__getitem__, default=None)
-    found.memory = {
-        "free": free_memory(),
-        "largest_stage": largest,
-        "needed": peaks[largest] if largest else None,
-    }
-
-
-def peak_memory(workspace: Path) -> Iterator[tuple[str, int]]:
-    """List the most memory that each stage took in its last run."""
-    for path in sorted(workspace.glob(f"*/{RUN}")):
-        with suppress(ValueError, OSError):
-            yield path.parent.name, int(read_json(path).get("peak_memory_bytes") or 0)
-
-
-def disk_bytes(folder: Path) -> int:
-    """Add up what a folder takes on disk; a file of several names counts once."""
-    seen: set[tuple[int, int]] = set()
-    total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            state = path.lstat()
-            if (state.st_dev, state.st_ino) not in seen:
-                seen.add((state.st_dev, state.st_ino))
-                total += state.st_blocks * 512
-    return total

@@ -98,9 +98,8 @@ class History(NamedTuple):
     """Events of a list's visitor."""
 
     events: Sequence[RecentEvent]
+    """Those that had arrived by then, or of those being committed the ones that were read."""
     logged: Sequence[RecentEvent]
-    is_exact: bool
-    """True if they are those that had arrived by then; else some were being committed."""
 
 
 class PastStore:
@@ -136,13 +135,18 @@ class PastStore:
             for event in self._log.events.get(user_id, ())
             if forgotten_ms is None or event.received_ms > forgotten_ms
         ]
-        exact = _latest(known, _arrived(known, moment), limit, before_ms)
-        events = exact
-        if events != logged:
-            places = _places(known, moment)
-            near = (_latest(known, place, limit, before_ms) for place in places)
-            events = next((found for found in near if found == logged), exact)
-        self.history = History(events, logged, events == exact)
+        first, exact, last = (
+            _arrived(known, moment + by_ms) for by_ms in (-SETTLE_MS, 0, SETTLE_MS)
+        )
+        near = (
+            _latest(known, place, limit, before_ms)
+            for place in (exact, *range(last, first - 1, -1))
+        )
+        events = next(
+            (found for found in near if found == logged),
+            _latest(known, exact, limit, before_ms),
+        )
+        self.history = History(events, logged)
         return Visitor(events, forgotten_ms, version)
 
     def hidden_items(self) -> tuple[int, list[str]]:
@@ -166,12 +170,6 @@ def _arrived(events: Sequence[StoredEvent], moment_ms: int) -> int:
         (place for place, event in enumerate(events, 1) if event.received_ms <= moment_ms),
         default=0,
     )
-
-
-def _places(events: Sequence[StoredEvent], moment_ms: int) -> Iterator[int]:
-    """List the counts that the list may have read, late commits first."""
-    last = _arrived(events, moment_ms + SETTLE_MS)
-    return iter(range(last, _arrived(events, moment_ms - SETTLE_MS) - 1, -1))
 
 
 def _latest(

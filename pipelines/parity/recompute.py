@@ -19,25 +19,17 @@ import orjson
 import torch
 
 from pipelines.engine.history import PARITY, write_result
-from pipelines.parity.batch import batch_features
-from pipelines.parity.compare import (
-    Difference,
-    ListDifference,
-    compare_records,
-    count_differences,
-)
-from pipelines.parity.log import Document, History, Log, PastStore
+from pipelines.parity.compare import NamedDifference, compare_records
+from pipelines.parity.log import Document, Log, PastStore
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import read_manifest
 from serving.configuration.file import ServingConfiguration, read_configuration
 from serving.list_record import write_record
 from serving.online.store import OnlineStore
-from serving.query import Query
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
 
-LISTS_AT_ONCE = 1_000
 SKIPPED = {
     "bundle_gone": "their bundle is not in the folder any more",
     "bundle_refused": "their bundle cannot be loaded",
@@ -56,6 +48,20 @@ DEGRADED = ("failed_store", "late_source", "failed_source", "late_stage", "faile
 Say = Callable[[str], None]
 
 
+@dataclass
+class Difference:
+    """A kind of difference of many requests."""
+
+    what: str
+    count: int = 0
+    """Requests that have it."""
+    first: int = 0
+    """Requests in which nothing before it differs: it is the cause."""
+    largest: float = 0.0
+    example: str = ""
+    """Id of a request, if possible of one in which it is the first."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParityReport:
     """Result of a check."""
@@ -68,10 +74,6 @@ class ParityReport:
     requests: int
     recomputed: int
     equal: int
-    with_features: int
-    """Recomputed ones whose records hold their features."""
-    on_their_way: int
-    """Recomputed ones whose events were partly being committed; see `PastStore`."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Lists that cannot be computed once more, by reason: they count as neither."""
     differences: Sequence[Difference] = ()
@@ -93,15 +95,6 @@ class RecommenderKey(NamedTuple):
     profile: Any
     configuration: Any
     exclude_history: Any
-
-
-class _Recomputed(NamedTuple):
-    """A list, made once more."""
-
-    document: Document
-    query: Query
-    online: Document
-    history: History | None
 
 
 def check_parity(
@@ -132,8 +125,6 @@ def check_parity(
         requests=len(log.documents),
         recomputed=run.recomputed,
         equal=run.equal,
-        with_features=run.with_features,
-        on_their_way=run.on_their_way,
         skipped=dict(sorted(run.skipped.items())),
         differences=sorted(
             run.differences.values(), key=lambda one: (-one.first, -one.count, one.what)
@@ -189,16 +180,15 @@ class _Run:
         self._log, self._bundles, self._configurations = log, bundles, configurations
         self.skipped: Counter[str] = Counter()
         self.differences: dict[str, Difference] = {}
-        self.recomputed = self.equal = self.with_features = self.on_their_way = 0
+        self.recomputed = self.equal = 0
 
     def recompute_group(self, key: RecommenderKey, documents: Sequence[Document]) -> None:
         """Recompute the lists of one bundle, profile and configuration."""
         present = self._bundles.versions.get(key.bundle)
         if present is not None and present != key.digest:
             # A bundle's name is never given to another one: that is no housekeeping.
-            found = [ListDifference("bundle of this name", "serving.bundle.manifest.read_manifest")]
             for document in documents:
-                self._count(document, found)
+                self._count(document, [("bundle of this name", 1.0)])
             return
         configuration, reason = self._configurations.get(key.configuration), "bundle_gone"
         try:
@@ -210,15 +200,11 @@ class _Run:
             return
         store = PastStore(self._log)
         recommender.connect(lambda: cast(OnlineStore, store), keeps_lists=True)
-        for first in range(0, len(documents), LISTS_AT_ONCE):
-            some = documents[first : first + LISTS_AT_ONCE]
-            lists = [self._recompute(recommender, store, document) for document in some]
-            self._compare(recommender.bundle, [one for one in lists if one is not None])
+        for document in documents:
+            self._recompute(recommender, store, document)
 
-    def _recompute(
-        self, recommender: Recommender, store: PastStore, document: Document
-    ) -> _Recomputed | None:
-        """Make a list once more; None if that is no question of equality, or has failed."""
+    def _recompute(self, recommender: Recommender, store: PastStore, document: Document) -> None:
+        """Make a list once more and compare it, unless that is no question of equality."""
         reason = self._reason(document)
         if reason is None:
             store.at(document)
@@ -229,13 +215,13 @@ class _Run:
             except Exception as error:
                 # Whatever a list that was once served fails with now is a difference.
                 self._count(document, [_failed(error)])
-                return None
+                return
             online = orjson.loads(write_record(recommender, made))
             if online.get("adapter") == document.get("adapter"):
-                return _Recomputed(document, made.query, online, store.history)
+                self._count(document, list(compare_records(document, online, store.history)))
+                return
             reason = "adapter_changed"
         self.skipped[reason] += 1
-        return None
 
     def _reason(self, document: Document) -> str | None:
         """Explain why a list cannot be computed once more; None if it can."""
@@ -250,31 +236,21 @@ class _Run:
         version = document.get("items_version")
         return None if version in (None, self._log.items_version) else "items_changed"
 
-    def _compare(self, bundle: Bundle, lists: Sequence[_Recomputed]) -> None:
-        with_history = [one for one in lists if one.query.moment is not None]
-        by_batch = batch_features(
-            bundle,
-            [one.document for one in with_history],
-            [one.history.events if one.history else () for one in with_history],
-        )
-        batch = {id(one): found for one, found in zip(with_history, by_batch, strict=True)}
-        for one in lists:
-            found = compare_records(
-                one.document, one.online, one.history, batch.get(id(one)), one.query
-            )
-            self.with_features += "features" in one.document
-            self.on_their_way += one.history is not None and not one.history.is_exact
-            self._count(one.document, list(found))
-
-    def _count(self, document: Document, found: Sequence[ListDifference]) -> None:
+    def _count(self, document: Document, found: Sequence[NamedDifference]) -> None:
+        """Count the differences of one request, in the order in which the list is made."""
         self.recomputed += 1
         self.equal += not found
-        count_differences(self.differences, document["request_id"], found)
+        for place, (what, largest) in enumerate(found):
+            kind = self.differences.setdefault(what, Difference(what))
+            if not kind.example or (place == 0 and not kind.first):
+                kind.example = document["request_id"]
+            kind.count += 1
+            kind.first += place == 0
+            kind.largest = max(kind.largest, largest)
 
 
-def _failed(error: Exception) -> ListDifference:
-    """Find the function in which a list that was served failed now."""
+def _failed(error: Exception) -> NamedDifference:
+    """Name the function in which a list that was served failed now."""
     *_, frame = traceback.extract_tb(error.__traceback__)
     path = Path(frame.filename)
-    place = f"{path.parent.name}/{path.name}: {frame.name}"
-    return ListDifference(f"no list: {type(error).__name__}", place)
+    return f"no list: {type(error).__name__} in {path.parent.name}/{path.name}: {frame.name}", 1.0

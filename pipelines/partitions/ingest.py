@@ -47,8 +47,6 @@ class IngestReport:
     corrected: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
     """New ones that came after a later partition."""
-    behind_watermark: list[str] = field(default_factory=list)
-    """Late or corrected ones older than the watermark."""
     missing: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     """Those that the source no longer lists."""
@@ -71,7 +69,6 @@ class IngestReport:
         """Describe unusual findings."""
         lines = [f"{key} came late" for key in self.late]
         lines += [f"{key} was corrected" for key in self.corrected]
-        lines += [f"{key} is older than the watermark; counted" for key in self.behind_watermark]
         lines += [f"{key} is missing" for key in self.missing]
         lines += [f"{key} is gone from the source; its events still count" for key in self.gone]
         lines += [f"{key} was set aside: {reason}" for key, reason in self.set_aside.items()]
@@ -110,11 +107,6 @@ def ingest(
         )
     source = PartitionSource(data.partitions)
     listed = {key: files for key, files in source.partitions().items() if not is_later(key, until)}
-    if len({"T" in key for key in listed}) > 1:
-        raise ValueError(
-            f"data.partitions = {data.partitions!r} has partitions of days ({min(listed, key=len)})"
-            f" and of hours ({max(listed, key=len)}); name a place with one of them"
-        )
     with PartitionReader() as reader:
         forgotten = forgotten_users(config)
         with locked_manifest(config, source) as manifest:
@@ -128,8 +120,8 @@ def ingest(
 
 
 def is_later(key: str, until: str | None) -> bool:
-    """Check whether a partition is of a later day; the hours of a day are not later than it."""
-    return until is not None and key[: len(until)] > until
+    """Check whether a partition is of a later day."""
+    return until is not None and key > until
 
 
 @contextmanager
@@ -186,8 +178,6 @@ class Ingest:
             before, aside = self.manifest.partitions.get(key), self.manifest.set_aside.get(key)
             if before is not None and before.files == files:
                 report.unchanged += 1
-                if before.gone:
-                    self.manifest = self.manifest.with_partition(key, replace(before, gone=False))
             elif aside is not None and aside.files == files and key not in self.accepted:
                 report.set_aside[key] = aside.reason
                 if aside.schema_changed:
@@ -198,10 +188,8 @@ class Ingest:
                 self._read(key, files)
                 self.manifest.write(self.config.workspace)
                 say(f"{key}: {self._outcome(key)}")
-        for key, partition in self.manifest.partitions.items():
-            if key not in listed and not is_later(key, until):
-                report.gone.append(key)
-                self.manifest = self.manifest.with_partition(key, replace(partition, gone=True))
+        known = [key for key in self.manifest.partitions if not is_later(key, until)]
+        report.gone = [key for key in known if key not in listed]
         missing = self.manifest.missing
         report.missing = [key for key in missing if self.manifest.is_behind_watermark(key)]
         if not dry:
@@ -274,8 +262,7 @@ class Ingest:
         before, mine = self.manifest.partitions.get(key), sorted(digests)
         if before is not None and sorted(before.digests) == mine:
             self.report.unchanged += 1
-            known = replace(before, files=files, gone=False)
-            self.manifest = self.manifest.with_partition(key, known)
+            self.manifest = self.manifest.with_partition(key, replace(before, files=files))
             return None
         others = {one: part for one, part in self.manifest.partitions.items() if one != key}
         for twin, partition in others.items():
@@ -285,13 +272,8 @@ class Ingest:
         try:
             reply = self.reader.read(self._request(key, raw, partial / "clean"))
         except ReadingFailedError as error:
-            advice = (
-                "tried at each call; give the machine more memory if it stays so"
-                if error.may_pass
-                else "one of its files is corrupt in a way that its reader does not survive; write "
-                "it again"
-            )
-            self._set_aside(key, () if error.may_pass else files, f"{error}; {advice}")
+            advice = "tried at each call; if it stays so, write its files again or add memory"
+            self._set_aside(key, (), f"{error}; {advice}")
             return None
         if reply.report is not None:
             return digests, reply.report
@@ -321,12 +303,9 @@ class Ingest:
         """Add a partition that was read to the manifest."""
         report, newest = self.report, self.manifest.newest
         before = self.manifest.partitions.get(key)
-        late = before is None and newest is not None and key < newest
         (report.new if before is None else report.corrected).append(key)
-        if late:
+        if before is None and newest is not None and key < newest:
             report.late.append(key)
-        if (late or before) and self.manifest.is_behind_watermark(key):
-            report.behind_watermark.append(key)
         report.rows += found.rows
         report.quarantined += sum(found.quarantined.values())
         partition = Partition(
@@ -334,7 +313,6 @@ class Ingest:
             digests=digests,
             revision=before.revision + 1 if before else 1,
             arrived=self._since,
-            late=late or (before is not None and before.late),
             **{**vars(found), "quarantined": dict(found.quarantined)},
         )
         self.manifest = self.manifest.with_partition(key, partition)

@@ -44,10 +44,6 @@ class Partition:
     columns: Mapping[str, str] = field(default_factory=dict)
     arrived: str
     """When it was read (UTC)."""
-    late: bool = False
-    """True if a later partition was read before it."""
-    gone: bool = False
-    """True if the source no longer lists it; its events still count."""
     left_out: str = ""
     """Digest of the list of forgotten users that its rows were held against."""
 
@@ -89,6 +85,8 @@ class PartitionsManifest:
             found = json.loads(path.read_text(encoding="utf-8"))
             if found["format"] != FORMAT:
                 raise ValueError(f"format {found['format']}, this version reads {FORMAT}")
+            if hours := [key for key in found["partitions"] if "T" in key]:
+                raise ValueError(f"{hours[0]} is of an hour, this version reads days")
             return cls(
                 source=found["source"],
                 watermark_days=found["watermark_days"],
@@ -171,6 +169,8 @@ def partition_folder(workspace: Path, key: str, revision: int) -> Path:
 
 
 def _with_files(table: Mapping[str, Any]) -> dict[str, Any]:
-    files = tuple(SourceFile(**one) for one in table["files"])
-    more = {"digests": tuple(table["digests"])} if "digests" in table else {}
-    return {**table, **more, "files": files}
+    """Read lists as tuples, without fields of earlier versions."""
+    found = {name: value for name, value in table.items() if name not in ("gone", "late")}
+    if "digests" in found:
+        found["digests"] = tuple(found["digests"])
+    return {**found, "files": tuple(SourceFile(**one) for one in table["files"])}

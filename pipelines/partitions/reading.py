@@ -8,7 +8,6 @@ starts in a third of a second.
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import sys
@@ -33,21 +32,11 @@ START = "from pipelines.partitions.reading import main; main()"
 """By its name, so that replies are of the classes that the other end knows."""
 OUT_OF_MEMORY_SCORE = "500"
 """The kernel takes this process before the one that waits for it."""
-FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals of a person, or of a kernel without memory."""
-NO_MEMORY = re.compile(r"memory allocation of (\d+) bytes")
 NO_ROOM_TO_MAP = "Cannot allocate memory"
-LARGEST_MEMORY = 1 << 46
-"""Bytes that no machine has: a size that is larger comes from a damaged header."""
 
 
 class ReadingFailedError(Exception):
     """The process that reads has ended, or ran out of memory."""
-
-    def __init__(self, how: str, *, may_pass: bool) -> None:
-        super().__init__(how)
-        self.may_pass = may_pass
-        """True if the same files may be read another time, as after too little memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,20 +102,16 @@ class PartitionReader:
                 if not self._is_ready:
                     connection.recv()
                     self._is_ready = True
-                # A panic that was answered says nothing of a later death.
-                self._errors.seek(0)
-                self._errors.truncate()
                 with suppress(BrokenPipeError):
                     connection.send(request)
                 reply = connection.recv()
             except (EOFError, ConnectionResetError):
-                if not self._is_ready:
-                    words = self._last_words()
-                    raise RuntimeError(f"no process reads partitions: {words}") from None
-                raise self._death(process.wait()) from None
+                code = process.wait()
+                name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                how = f"reading it ended the process that reads ({name}: {self._last_line()})"
+                raise (ReadingFailedError if self._is_ready else RuntimeError)(how) from None
             if isinstance(reply, MemoryError):
-                how = f"reading it took too much memory ({reply})"
-                raise ReadingFailedError(how, may_pass=True)
+                raise ReadingFailedError(f"reading it took too much memory ({reply})")
             if isinstance(reply, Exception):
                 raise reply
             assert isinstance(reply, ReadReply)
@@ -136,24 +121,10 @@ class PartitionReader:
             self._end()
             raise
 
-    def _death(self, code: int) -> ReadingFailedError:
-        said = self._last_words()
-        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        how = f"reading it ended the process that reads ({name}{f': {said}' if said else ''})"
-        wanted = NO_MEMORY.search(said)
-        is_scarce = wanted is not None and int(wanted[1]) < LARGEST_MEMORY
-        return ReadingFailedError(how, may_pass=-code in FROM_OUTSIDE or is_scarce)
-
-    def _last_words(self) -> str:
-        """Find the reason in what the process printed: before or above a trace of the stack."""
+    def _last_line(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        for line, below in reversed([*zip(lines, [*lines[1:], ""], strict=False)]):
-            if NO_MEMORY.search(line):
-                return line
-            if " panicked at " in line:
-                return below
-        return lines[-1] if lines else ""
+        return lines[-1] if lines else "no message"
 
     def _end(self) -> None:
         if self._process is not None and self._connection is not None:

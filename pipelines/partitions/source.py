@@ -1,6 +1,6 @@
 """Source of partitions: a folder, a glob or an object store, listed and fetched by fsspec.
 
-A file's partition is the date, and where there is one the hour, in its path:
+A file's partition is the day in its path; files of hours belong to their day:
 
     events/2026-11-22.csv                 events/date=2026-11-22/part-0.parquet
     s3://shop/events/2026/11/22/a.jsonl   events/dt=2026-11-22/hour=13/part-0.parquet
@@ -14,8 +14,9 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,7 @@ from features.schema import JSON_LINES, SEPARATED
 ENDINGS = (".parquet", *SEPARATED, *JSON_LINES)
 _DATE = re.compile(
     r"(?<!\d)(?P<year>\d{4})(?P<by>[-_/]?)(?P<month>\d{2})(?P=by)(?P<day>\d{2})(?!\d{3})"
-    # The hour: T13, /hour=13, /13 after 2026/11/22, or joined as in 2026112213.
-    r"(?:(?:T|/h(?:our)?=|(?<=/\d{2})/|(?=\d{2}(?!\d)))(?P<hour>[01]\d|2[0-3])(?!\d))?"
 )
-_HOUR = "%Y-%m-%dT%H"
-_DAY = "%Y-%m-%d"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +46,7 @@ class PartitionSource:
     """A folder, a glob, or a URL of either."""
 
     def partitions(self) -> dict[str, tuple[SourceFile, ...]]:
-        """List the files of each partition, by key (2026-11-22 or 2026-11-22T13), in order."""
+        """List the files of each partition, by key (2026-11-22), in order."""
         filesystem, root = self._opened()
         try:
             # A listing that is kept from an earlier call would hide new partitions.
@@ -76,8 +73,10 @@ class PartitionSource:
         digest = hashlib.sha256()
         to.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with filesystem.open(file.path, "rb") as source:
-                _copy(source, to, digest)
+            with filesystem.open(file.path, "rb") as source, to.open("wb") as target:
+                while block := source.read(1 << 20):
+                    digest.update(block)
+                    target.write(block)
         except FileNotFoundError as error:
             raise ValueError(
                 f"{file.path} is gone since it was listed; run it once more"
@@ -108,13 +107,6 @@ class PartitionSource:
         return found
 
 
-def _copy(source: Any, to: Path, digest: Any) -> None:
-    with to.open("wb") as target:
-        while block := source.read(1 << 20):
-            digest.update(block)
-            target.write(block)
-
-
 def _is_data(relative: str) -> bool:
     """Leave out hidden files and markers such as _SUCCESS, and unfinished files."""
     parts = [part for part in relative.split("/") if part]
@@ -133,33 +125,26 @@ def _described(path: str, info: Mapping[str, Any]) -> SourceFile:
 def read_key(relative: str, place: str) -> str:
     """Read a partition's key from a path."""
     for found in _DATE.finditer(relative):
-        parts = [int(found[name]) for name in ("year", "month", "day")]
-        try:
-            moment = datetime(parts[0], parts[1], parts[2], int(found["hour"] or 0), tzinfo=UTC)
-        except ValueError:
-            continue
-        return moment.strftime(_DAY if found["hour"] is None else _HOUR)
+        with suppress(ValueError):
+            return str(date(*(int(found[name]) for name in ("year", "month", "day"))))
     raise ValueError(
         f"data.partitions = {place!r}: {relative.lstrip('/')} has no date in its path; partitions "
-        "are named by day or hour, such as date=2026-11-22/part-0.parquet, 2026-11-22.csv or "
-        "2026/11/22/13.jsonl"
+        "are named by day, such as date=2026-11-22/part-0.parquet, 2026-11-22.csv or "
+        "2026/11/22/a.jsonl"
     )
 
 
 def parse_begin(key: str) -> datetime:
     """Return when a partition begins (UTC)."""
-    return datetime.strptime(key, _HOUR if "T" in key else _DAY).replace(tzinfo=UTC)
+    return datetime.fromisoformat(key).replace(tzinfo=UTC)
 
 
 def parse_end(key: str) -> datetime:
     """Return when a partition ends (UTC)."""
-    return parse_begin(key) + (timedelta(hours=1) if "T" in key else timedelta(days=1))
+    return parse_begin(key) + timedelta(days=1)
 
 
 def keys_between(first: str, last: str) -> list[str]:
-    """List the keys from one partition to another, both included, at the first one's length."""
-    keys, moment = [], parse_begin(first)
-    while moment <= parse_begin(last):
-        keys.append(moment.strftime(_HOUR if "T" in first else _DAY))
-        moment = moment + (timedelta(hours=1) if "T" in first else timedelta(days=1))
-    return keys
+    """List the keys from one partition to another, both included."""
+    begin, end = date.fromisoformat(first), date.fromisoformat(last)
+    return [str(begin + timedelta(days=place)) for place in range((end - begin).days + 1)]

@@ -96,8 +96,9 @@ def why_full(config: RunConfig, base: Released) -> str | None:
         found = read_result(config.workspace, MONITOR)
     except ValueError:
         return None
-    since = str(found.get("time", ""))
-    if found.get("retrain") and since > base.full_time:
+    # A full run knows the days before its own.
+    since = str(found.get("retrain_since") or "")
+    if found.get("retrain") and since >= base.full_time[:10]:
         return f"the monitor wants a full run: {found.get('reason', 'an alarm')}"
     return None
 

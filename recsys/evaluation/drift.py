@@ -1,15 +1,13 @@
 """Measure drift of a day against the days before it, and learn when a signal's value is an alarm.
 
-Distances: Jensen-Shannon between mixes of counts, the population stability index (PSI) between
-features, and the classifier two-sample test (Lopez-Paz and Oquab, arXiv:1610.06545): how well a
-logistic regression tells a day's examples from those of the reference window.
+Distance: the square root of the Jensen-Shannon divergence between mixes of counts.
 
 Bands: a signal is expected at its recent level plus the usual deviation of the weekday. What past
 days deviated from their own expectation is the null: its tail beyond the 90% quantile is taken as
 exponential (peaks over threshold, Siffer et al., KDD 2017), which gives the bound that is passed
 with a chosen small chance.
 
-Axes: T past days, oldest first, K categories, F features, D width, A and B examples.
+Axes: T past days, oldest first, K categories.
 """
 
 from __future__ import annotations
@@ -20,10 +18,7 @@ from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-
-from recsys.evaluation.calibration import area_under_curve
 
 Numbers = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -43,8 +38,6 @@ MAX_WIDENED = 2.0
 """How far beyond the usual the standard error of a day's score counts."""
 SHRUNK_WEEKDAYS = 2.0
 """Zeros that a weekday's mean deviation is averaged with."""
-RIDGE = 1.0
-MAX_NEWTON_STEPS = 12
 
 
 def mix_distance(counts: Numbers, reference: Numbers) -> float:
@@ -66,18 +59,6 @@ def mix_distance(counts: Numbers, reference: Numbers) -> float:
     return float(np.sqrt(max(0.0, (divergence(p) + divergence(q)) / 2)))
 
 
-def stability_index(counts: Numbers, reference: Numbers) -> float:
-    """Population stability index: the sum of (p - q) ln(p / q), with half a count added to each.
-
-    0 is no change; 0.1 and 0.25 are the customary bounds for some and much change.
-    """
-    if counts.sum() <= 0 or reference.sum() <= 0:
-        return float("nan")
-    p = (counts + 0.5) / (counts + 0.5).sum()
-    q = (reference + 0.5) / (reference + 0.5).sum()
-    return float(((p - q) * np.log(p / q)).sum())
-
-
 def effective_number(counts: Numbers) -> float:
     """How many equally frequent categories give two draws the same category as often (Simpson).
 
@@ -88,72 +69,6 @@ def effective_number(counts: Numbers) -> float:
         return float("nan")
     repeated = (counts * (counts - 1)).sum() / (total * (total - 1))
     return float(total) if repeated <= 0 else float(min(total, 1 / repeated))
-
-
-def mean_shift(vectors: Numbers, weights: Numbers, reference: Numbers, others: Numbers) -> float:
-    """Distance of two weighted means of vectors, [R, D], in units of the reference's spread.
-
-    The spread is the root mean square distance of the reference's vectors from their mean, so that
-    vectors that all point one way, as those of trained towers do, lose no power.
-
-    Args:
-        weights: Of the day's vectors, [R].
-        reference: Vectors of the reference window, [S, D].
-        others: Their weights, [S].
-    """
-    if weights.sum() <= 0 or others.sum() <= 0:
-        return float("nan")
-    first = weights @ vectors / weights.sum()
-    second = others @ reference / others.sum()
-    spread = np.sqrt(others @ ((reference - second) ** 2).sum(axis=1) / others.sum())
-    return float(np.linalg.norm(first - second) / spread) if spread > 0 else float("nan")
-
-
-def two_sample_auc(examples: Numbers, reference: Numbers, folds: Rows, others: Rows) -> float:
-    """Area under the curve of a logistic regression that tells a day from its reference.
-
-    0.5 says that nothing it reads differs. Each half is scored by the regression of the other.
-
-    Args:
-        examples: Of the day, [A, F].
-        reference: Of the reference window, [B, F].
-        folds: 0 or 1 for each of the day's examples, [A]; those of a user in one fold.
-        others: The same of the reference, [B].
-    """
-    x = np.concatenate([examples, reference])
-    labels = np.concatenate([np.ones(len(examples)), np.zeros(len(reference))])
-    fold = np.concatenate([folds, others])
-    spread = x.std(axis=0)
-    x = (x - x.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
-    scores = np.zeros(len(x))
-    for half in (0, 1):
-        train, held = fold != half, fold == half
-        if len(set(labels[train].tolist())) < 2 or not held.any():
-            return float("nan")
-        scores[held] = with_intercept(x[held]) @ logistic_regression(x[train], labels[train])
-    return area_under_curve(torch.from_numpy(scores), torch.from_numpy(labels))
-
-
-def with_intercept(x: Numbers) -> Numbers:
-    """Add a column of ones."""
-    return np.concatenate([x, np.ones((len(x), 1))], axis=1)
-
-
-def logistic_regression(x: Numbers, labels: Numbers) -> Numbers:
-    """Fit weights and an intercept, [F + 1], with a small ridge, by Newton's steps."""
-    x = with_intercept(x)
-    weights = np.zeros(x.shape[1])
-    ridge = RIDGE * np.eye(x.shape[1])
-    ridge[-1, -1] = 1e-6
-    for _ in range(MAX_NEWTON_STEPS):
-        chances = 1 / (1 + np.exp(-np.clip(x @ weights, -30, 30)))
-        gradient = x.T @ (chances - labels) + ridge @ weights
-        curvature = (x * (chances * (1 - chances))[:, None]).T @ x + ridge
-        step = np.linalg.solve(curvature, gradient)
-        weights -= step
-        if np.abs(step).max() < 1e-6:
-            break
-    return weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,5 @@
 """What the scheduler sees of the DAGs, and how their tasks end."""
 
-import ast
 import json
 import shlex
 import sys
@@ -118,17 +117,3 @@ def test_the_scheduler_imports_all_dags_with_their_tasks_limits_and_endings(airf
     }
     assert json.loads(late) == {"kind": "deadline", "dag": "recsys_daily", "run": "r2"}
     assert not (airflow.home / "injected").exists()
-
-
-def test_the_files_import_airflow_the_standard_library_and_each_other_only():
-    for path in sorted(DAGS.glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            for name in names:
-                top = name.split(".")[0]
-                known = {*sys.stdlib_module_names, "airflow", "recsys_command"}
-                assert top in known, f"{path.name}: {name}"

@@ -25,8 +25,8 @@ from pipelines.publishing.released import Released
 from tests.year.clock import set_clock
 from tests.year.world import World, WorldConfig
 
-FIRST_DAY = date(2024, 1, 1)
-"""A Monday; the whole year lies in the past of any machine that runs this."""
+FIRST_DAY = date(2023, 12, 31)
+"""A Sunday; the whole year lies in the past of any machine that runs this."""
 ROOT = Path(__file__).parents[2]
 SETTINGS = """
 preset = "shop"
@@ -98,6 +98,11 @@ class YearShop:
         (self.folder / "shop.toml").write_text(SETTINGS)
         self.random = random.Random(self.seed)
         self._runner = CliRunner()
+
+    @property
+    def last_day(self) -> date:
+        """The last day whose file arrives on time."""
+        return FIRST_DAY + timedelta(days=self.days - 1)
 
     @property
     def workspace(self) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import date
 
 import polars as pl
-import pytest
 
 from tests.year.world import Drift, World, WorldConfig, world_days
 
@@ -35,14 +34,3 @@ def test_days_before_drift_are_those_without_it():
         for day in (plain[14], drifting[14])
     ]
     assert shares[1] > shares[0] + 0.2
-
-
-def test_clicks_are_on_items_of_served_lists():
-    day = list(World(SMALL).days())[-1]
-    found = day.clicks.join(day.served, on=["request_id", "item_id", "slot"], how="semi")
-    assert found.height == day.clicks.height > 0
-
-
-def test_an_unknown_kind_of_drift_is_refused():
-    with pytest.raises(ValueError, match="kind must be one of"):
-        Drift(kind="weather", day=3)

@@ -8,14 +8,11 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-import numpy as np
-
 from pipelines.config.operation import MonitoringConfig
 from pipelines.monitoring.days import days_of_lists
 from pipelines.monitoring.judged import SignalRecord
-from pipelines.monitoring.signals import measure, measure_agreement
+from pipelines.monitoring.signals import measure
 from pipelines.monitoring.sketch import Sketch, build_sketch, build_tables
-from pipelines.monitoring.vectors import ServedVectors, unit
 from tests.year.world import Drift, World, WorldConfig, WorldDay
 
 
@@ -32,14 +29,10 @@ class Watched:
         """Judge a day; name the signals that raise an alarm."""
         self.record.first = self.record.first or day.date
         tables, self.edges = build_tables(day.items, day.users, self.edges)
-        sketch = build_sketch(day.events, tables, self.config.max_examples)
-        vectors = vectors_of(day)
+        sketch = build_sketch(day.events, tables)
         served = days_of_lists(day.served, day.clicks)[day.date]
-        found = measure(sketch, list(self.reference), vectors, served, self.config)
-        if (agreement := measure_agreement(sketch, vectors)) is not None:
-            found["agreement"] = agreement
-        measured = {name: (one, None) for name, one in found.items()}
-        self.record.judge(len(self.record.days), measured, self.config)
+        found = measure(sketch, list(self.reference), served, self.config)
+        self.record.judge(len(self.record.days), found, self.config)
         if day.events.height:
             self.reference.append(sketch)
             if len(self.reference) > self.config.reference_days:
@@ -61,19 +54,3 @@ class Watched:
         for day in islice(world.days(), place, place + days):
             found += beside.see(day)
         return found
-
-
-def vectors_of(day: WorldDay) -> ServedVectors:
-    """Serve the day's vectors."""
-    users = unit(day.user_vectors)
-    rows = {user: row for row, user in enumerate(day.users["user_id"].to_list())}
-    none = np.zeros(users.shape[1])
-    return ServedVectors(
-        version="world",
-        rows={item: row for row, item in enumerate(day.items["item_id"].to_list())},
-        item_vectors=unit(day.item_vectors),
-        user_vectors_of=lambda ids: np.array(
-            [users[rows[one]] if one in rows else none for one in ids]
-        ).reshape(-1, users.shape[1]),
-        codes=day.codes,
-    )

@@ -6,7 +6,7 @@
 Users belong to groups that like categories; items and users join as days pass. The same seed gives
 the same days, however many, and whatever drift is planted later.
 
-Axes: E events of a day, N items, U users, G groups, C categories, D width of vectors.
+Axes: E events of a day, N items, U users, G groups, C categories.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ KINDS = (
     "category",
     "value",
     "popularity",
-    "item_vectors",
-    "user_vectors",
-    "codes",
+    "users",
     "features",
     "ctr",
     "stops",
@@ -39,7 +37,6 @@ EVENT_TYPES = ("view", "click", "like", "purchase")
 TYPE_SHARES = np.array([0.62, 0.25, 0.08, 0.05])
 WEEK = np.array([1.0, 0.97, 0.96, 1.0, 1.1, 1.3, 1.2])
 """Volume of Monday to Sunday."""
-NUM_CODES = 16
 MOST_DAYS = 800
 
 
@@ -79,7 +76,6 @@ class WorldConfig:
     """Of a day's volume and mixes, as a standard deviation of logarithms."""
     num_groups: int = 8
     num_categories: int = 12
-    dim: int = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +94,6 @@ class WorldDay:
     """Lists that were served, as recsys data export writes them, a row an item."""
     clicks: pl.DataFrame
     """Events on those lists, with request_id and slot."""
-    item_vectors: Numbers
-    """Of the served bundle, by row of ``items``, [N, D]."""
-    user_vectors: Numbers
-    """By row of ``users``, [U, D]."""
-    codes: Rows
-    """Semantic IDs by row of ``items``, [N, 2]."""
 
 
 def world_days(
@@ -131,11 +121,9 @@ class World:
         self.config, self.drift = config, tuple(drift)
         self._rng = np.random.default_rng([config.seed, 1])
         rng, groups, categories = self._rng, config.num_groups, config.num_categories
-        self._directions = rng.normal(size=(categories, config.dim)) / np.sqrt(config.dim)
         self._taste = rng.normal(0.0, 1.0, (groups, categories))
         self._weekend = rng.normal(0.0, 0.15, categories)
         self._weekend_types = np.array([0.0, -0.05, 0.05, 0.1])
-        self._rotation = np.linalg.qr(rng.normal(size=(config.dim, config.dim)))[0]
         # So many are drawn that a longer world begins with the days of a shorter one.
         longest = max(MOST_DAYS, config.days) + 1
         most_items = round(config.items * (1 + 0.002 * longest)) + 1
@@ -143,19 +131,9 @@ class World:
         self._categories = rng.integers(0, categories, most_items)
         self._popularity = rng.gumbel(size=most_items) * 0.6
         self._prices = np.round(np.exp(rng.normal(3.0, 0.5, most_items)), 2)
-        self._item_vectors = self._directions[self._categories] + rng.normal(
-            0, 0.08, (most_items, config.dim)
-        )
-        self._codes = np.stack(
-            [self._categories % NUM_CODES, rng.integers(0, NUM_CODES, most_items)], axis=1
-        )
         self._groups = rng.integers(0, groups, most_users)
         self._activity = np.exp(rng.normal(0, 0.7, most_users))
-        liked = np.exp(self._taste)
-        liked /= liked.sum(axis=1, keepdims=True)
-        centers = liked @ self._directions
-        self._far_group = int(np.linalg.norm(centers - centers.mean(axis=0), axis=1).argmax())
-        self._user_vectors = centers[self._groups] + rng.normal(0, 0.05, (most_users, config.dim))
+        self._far_group = groups - 1
         self._ages = np.clip(rng.normal(25 + 4 * self._groups, 6), 14, 90).astype(np.int64)
         self._countries = rng.choice(["DE", "FR", "PL"], most_users, p=[0.6, 0.25, 0.15])
         self._items = self._item_table()
@@ -219,7 +197,7 @@ class World:
         tilt = tilt + weekend * self._weekend
         if is_holiday:
             tilt = tilt + rng.normal(0, 0.15, len(tilt))
-        users = self._active(num_users, volume, self.size("user_vectors", day), rng)
+        users = self._active(num_users, volume, self.size("users", day), rng)
         items = self._chosen(users, num_items, tilt, trend[:num_items], day, rng)
         events = self._events(today, users, items, weekend, day, rng)
         served, clicks = self._served(today, num_users, num_items, volume / 2, day, rng)
@@ -232,9 +210,6 @@ class World:
             users=self._users.head(num_users),
             served=served,
             clicks=clicks,
-            item_vectors=self._rotated(day)[:num_items],
-            user_vectors=self._user_vectors[:num_users],
-            codes=self._collapsed(day)[:num_items],
         )
 
     def _active(self, count: int, volume: float, size: float, rng: np.random.Generator) -> Rows:
@@ -369,19 +344,6 @@ class World:
             "received_time",
         )
         return served, clicks
-
-    def _rotated(self, day: int) -> Numbers:
-        """Rotate the item vectors as an index of another tower would be."""
-        if self.size("item_vectors", day):
-            return self._item_vectors @ self._rotation
-        return self._item_vectors
-
-    def _collapsed(self, day: int) -> Rows:
-        """Give a share of the items one code."""
-        codes = self._codes.copy()
-        concerned = np.random.default_rng([self.config.seed, 4]).random(len(codes))
-        codes[concerned < self.size("codes", day), 0] = 0
-        return codes
 
 
 HOURS = 1.2 + np.sin((np.arange(24) - 13) / 24 * 2 * np.pi)

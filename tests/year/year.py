@@ -1,4 +1,4 @@
-"""A year of a shop, day by day, with eight faults a week; what came of it stands in a `Year`.
+"""A year of a shop, day by day, with nine faults a week; what came of it stands in a `Year`.
 
 | day | fault |
 | --- | --- |
@@ -7,7 +7,7 @@
 | Wednesday | the disk is full during the update, which is run once more |
 | Thursday | the update is killed at a random moment, and run once more |
 | Friday | MLflow's address does not answer; on Sunday it does |
-| Saturday | the clock: rows of the year 2100 and of 1970, or this machine's set back by 400 days |
+| Saturday | the clock: rows of the year 2100 and of 1970, and this machine's set back by 400 days |
 | Sunday | Thursday is corrected; Saturday's file comes as Sunday's, and the true one a day later |
 
 Each night runs update and monitor; Sundays also run every stage, registry send and gc.
@@ -191,8 +191,9 @@ def killed_task(year: Year, events: pl.DataFrame) -> None:
         found_in_history(year, fault, "update: failed 137")
     manifest = PartitionsManifest.read(shop.workspace)
     for one in late:
-        if manifest is not None and manifest.partitions[f"{monday}"].late:
-            one.found = f"partitions.json: {monday} late"
+        arrived = manifest.partitions[f"{monday}"].arrived if manifest is not None else ""
+        if arrived > f"{shop.today}":
+            one.found = f"partitions.json: {monday} arrived {arrived}"
 
 
 def mlflow_down(year: Year, events: pl.DataFrame) -> None:
@@ -211,26 +212,23 @@ def mlflow_down(year: Year, events: pl.DataFrame) -> None:
 
 
 def wrong_clock(year: Year, events: pl.DataFrame) -> None:
-    """Rows of other centuries; every second week this machine's own clock."""
+    """Rows of other centuries, read first while this machine's own clock is wrong."""
     shop, day = year.shop, year.shop.today
-    if day.isocalendar().week % 2:
-        shop.arrive(day)
-        fault = year.inject("wrong clock of the machine")
-        back = shop.moment - timedelta(days=400)
-        year.ended("ingest", shop.recsys("ingest", at=back), 0)
-        found_in_history(year, fault, f"{day} was set aside", "by this machine's clock")
-        year.update()
-        return
-    fault = year.inject("wrong clock in the data")
+    in_data, of_machine = (
+        year.inject(f"wrong clock {where}") for where in ("in the data", "of the machine")
+    )
     times = [datetime(2100, 1, 1, tzinfo=UTC), datetime(1970, 1, 1, tzinfo=UTC)]
     wrong = events.head(2).with_columns(pl.Series("event_time", times, events["event_time"].dtype))
     shop.arrive(day, pl.concat([events, wrong]))
+    back = shop.moment - timedelta(days=400)
+    year.ended("ingest", shop.recsys("ingest", at=back), 0)
+    found_in_history(year, of_machine, f"{day} was set aside", "by this machine's clock")
     year.update()
     manifest = PartitionsManifest.read(shop.workspace)
     assert manifest is not None
     counts = manifest.partitions[f"{day}"].quarantined
     if sum(counts.values()) == 2:
-        fault.found = f"partitions.json: {day} quarantined {json.dumps(dict(counts))}"
+        in_data.found = f"partitions.json: {day} quarantined {json.dumps(dict(counts))}"
 
 
 def corrected_and_copied(year: Year, events: pl.DataFrame) -> None:
@@ -246,7 +244,8 @@ def corrected_and_copied(year: Year, events: pl.DataFrame) -> None:
     found_in_history(year, corrected, f"{thursday} was corrected")
     found_in_history(year, copied, f"{sunday} was set aside", f"same files as {saturday}")
     year.waiting.append(lambda: shop.arrive(sunday))
-    weekly(year)
+    if sunday < shop.last_day:
+        weekly(year)
 
 
 def weekly(year: Year) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.cli.options import AsJson, Out, Run, Store, find_bundles
+from pipelines.cli.options import AsJson, Run, Store, find_bundles
 from pipelines.cli.output import print_lines, print_progress
 
 if TYPE_CHECKING:
@@ -33,15 +33,12 @@ def parity(
     since: Annotated[
         str | None, typer.Option(help="Only lists of the last 90s, 30m, 6h or 7d.")
     ] = None,
-    out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute lists that were served once more, as of their moment, and compare every bit.
 
-    Histories come from the events that had arrived by then, features by the batch definitions as
-    well as by the serving path, lists from the same bundle. Each kind of difference is named with
-    the code that computes it. Lists that cannot be recomputed are counted by reason. Exits with 3
-    if a list differs.
+    Histories come from the events that had arrived by then, lists from the same bundle. Lists that
+    cannot be recomputed are counted by reason. Exits with 3 if a list differs.
 
     [bold]Examples[/]
 
@@ -64,11 +61,9 @@ def parity(
 
         report = check_parity(logged, bundles, configurations=configs or [], say=print_progress)
         written = report.write(place)
-        if out is not None:
-            out.write_text(report.to_json(), encoding="utf-8")
         causes = [one for one in report.differences if one.first][:MAX_CAUSES]
         recording.reasons.append(summarise_parity(report))
-        recording.reasons += [f"{one.first:,} lists: {one.what} ({one.path})" for one in causes]
+        recording.reasons += [f"{one.first:,} lists: {one.what}" for one in causes]
         numbers = ("requests", "recomputed", "equal")
         recording.details |= {name: getattr(report, name) for name in numbers}
         recording.details["skipped"] = dict(report.skipped)
@@ -109,24 +104,19 @@ def summarise_parity(report: ParityReport) -> str:
 
 
 def describe_parity(report: ParityReport) -> list[str]:
-    """Describe causes of differences with the code that computes them, and count the others."""
+    """Describe causes of differences, and count the others."""
     from pipelines.parity.recompute import SKIPPED
 
     lines = [
         f"{report.requests:,} of {report.logged:,} logged lists, {report.seconds:.1f} s",
         summarise_parity(report),
-        f"{report.with_features:,} of them with features",
     ]
-    if report.on_their_way:
-        lines.append(f"{report.on_their_way:,} of them with events that were being committed")
     for reason, count in report.skipped.items():
         lines.append(f"{count:,} not recomputed: {SKIPPED.get(reason, reason)}")
     causes = [one for one in report.differences if one.first]
     for one in causes:
-        lines += [
-            f"- {one.what}: {one.first:,} lists, at most {one.largest:.6g} apart",
-            f"  computed by {one.path}; example {one.example}",
-        ]
+        apart = f"at most {one.largest:.6g} apart"
+        lines.append(f"- {one.what}: {one.first:,} lists, {apart}; example {one.example}")
     if others := len(report.differences) - len(causes):
         lines.append(f"- {others} kinds of difference that follow from these")
     return lines

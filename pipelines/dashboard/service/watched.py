@@ -86,16 +86,16 @@ def _parity(document: Mapping[str, Any]) -> list[Block]:
             Table(
                 key="parity",
                 title="What differs",
-                note="Causes first; the others follow from them. Recomputed lists whose first "
-                "difference it is, and the code that computes it.",
+                note="Causes first; the others follow from them. Counted are recomputed lists "
+                "whose first difference it is.",
                 columns=[
                     *texts("what"),
                     *counts("first in"),
                     *numbers("at most apart"),
-                    *texts("computed by", "example"),
+                    *texts("example"),
                 ],
                 rows=[
-                    (str(one["what"]), one["first"], one["largest"], one["path"], one["example"])
+                    (str(one["what"]), one["first"], one["largest"], one["example"])
                     for one in sorted(document["differences"], key=lambda one: -one["first"])
                 ],
             )

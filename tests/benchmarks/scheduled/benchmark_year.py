@@ -3,7 +3,7 @@
     python -m tests.benchmarks.scheduled.benchmark_year            a year: `make year`
     python -m tests.benchmarks.scheduled.benchmark_year --days 28 --dry
 
-What happens on which day stands in tests/year/year.py; two weeks of it are a test.
+What happens on which day stands in tests/year/year.py; a week of it is a test.
 """
 
 from __future__ import annotations

@@ -76,22 +76,18 @@ def test_the_next_run_has_no_trace_of_them(forgotten: tuple[Path, list[str], str
     assert holds(folder / "run/bundles" / before, PERSON) != []
 
 
-def test_the_report_counts_what_was_left_out(forgotten: tuple[Path, list[str], str]) -> None:
+def test_the_new_bundle_does_not_know_them_and_its_report_counts_them(
+    forgotten: tuple[Path, list[str], str],
+) -> None:
     folder, _, _ = forgotten
     report = json.loads((folder / "run/build_features/report.json").read_text())
     in_file = (folder / "events.csv").read_text().count(PERSON)
-    assert in_file > 1
     assert report["forgotten"] == {"events": in_file, "users": 1}
-    assert report["filtered"]["user was forgotten"] == in_file
-
-
-def test_the_new_bundle_does_not_know_them(forgotten: tuple[Path, list[str], str]) -> None:
-    folder, _, _ = forgotten
+    assert report["filtered"]["user was forgotten"] == in_file > 1
     recommender = Recommender.load(folder / "run/bundles/current")
-    found = recommender.answer(Request.model_validate({"user_id": PERSON, "k": 3}))
-    assert "unknown_user" in [one.code for one in found.degraded]
-    others = recommender.answer(Request.model_validate({"user_id": "visitor 7", "k": 3}))
-    assert "unknown_user" not in [one.code for one in others.degraded]
+    for user, is_unknown in ((PERSON, True), ("visitor 7", False)):
+        found = recommender.answer(Request.model_validate({"user_id": user, "k": 3}))
+        assert ("unknown_user" in [one.code for one in found.degraded]) == is_unknown
 
 
 def test_it_says_what_went_and_what_still_holds_them(
@@ -114,26 +110,6 @@ def test_it_says_what_went_and_what_still_holds_them(
     found = read_list(folder / "run/forgotten.json")
     # Under the key of the workspace and, since the next run, under that of the store.
     assert sorted(found.moments) == sorted(found.keys.hashes(PERSON)[:2])
-
-
-def test_files_are_rewritten_where_that_is_wanted(
-    forgotten: tuple[Path, list[str], str], recsys: Recsys, tmp_path: Path
-) -> None:
-    folder, _, _ = forgotten
-    shutil.copytree(folder, tmp_path / "shop")
-    config = tmp_path / "shop/shop.toml"
-    kept = [
-        one for one in (tmp_path / "shop/events.csv").read_text().splitlines() if PERSON not in one
-    ]
-    result = recsys(
-        *("users", "forget", PERSON, "-c", config, "-w", tmp_path / "shop/run"),
-        *("--rewrite-files", "--json"),
-    )
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
-    assert report["removed"][str(tmp_path / "shop/users.csv")] == 1
-    assert (tmp_path / "shop/events.csv").read_text().splitlines() == kept
-    assert [one for one in report["held"] if one["path"].endswith(".csv")] == []
 
 
 def test_a_damaged_list_stops_a_run(

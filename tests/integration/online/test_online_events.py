@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
-import pytest
 from click.testing import Result
 
 from serving.online.events import Event
@@ -71,13 +70,11 @@ def events_of(user_id: str, items: list[str], kind: str, at_ms: int) -> list[Eve
     ]
 
 
-@pytest.mark.parametrize("by_folder", [False, True])
 def test_clicks_are_in_the_histories_of_the_next_release(
     world: World,
     write_world: Callable[..., Path],
     recsys: Recsys,
     tmp_path: Path,
-    by_folder: bool,
 ) -> None:
     config = write_world(tmp_path, world, FAST.format(line=""))
     workspace = tmp_path / "run"
@@ -98,12 +95,6 @@ def test_clicks_are_in_the_histories_of_the_next_release(
         ]
     )
     line = 'online_events = "sqlite:run/online"'
-    if by_folder:
-        line = 'online_events = "collected"'
-        url, out = f"sqlite:{workspace / 'online'}", tmp_path / "collected"
-        exported = recsys("events", "export", "--store", url, "--out", out)
-        assert exported.exit_code == 0, exported.output
-        assert "10 new events; 10 rows in 1 files" in exported.stderr
     config.write_text(FAST.format(line=line))
     result = recsys("run", "-c", config, "-w", workspace, "-q")
     assert result.exit_code == 0, result.output
@@ -115,16 +106,11 @@ def test_clicks_are_in_the_histories_of_the_next_release(
 
     # Who is forgotten is not in the release after that.
     store.forget(NEW, now_ms + 1_000_000)
-    if by_folder:
-        assert (
-            "forgotten users removed"
-            in recsys("events", "export", "--store", url, "--out", out).stderr
-        )
     result = recsys("run", "-c", config, "-w", workspace, "-q")
     assert result.exit_code == 0, result.output
     assert history(workspace, NEW) == []
     assert history(workspace, known) == [*before, *items[3:5]]
-    files = (tmp_path / "collected" if by_folder else workspace / "online_events").glob("date=*/*")
+    files = (workspace / "online_events").glob("date=*/*")
     rows = pl.concat(pl.read_parquet(path, hive_partitioning=False) for path in files)
     assert NEW not in rows["user_id"]
 

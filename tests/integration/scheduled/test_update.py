@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,7 +17,10 @@ from safetensors.torch import load_file, save_file
 from features.forget_list import ForgetList, UserKeys
 from pipelines.engine.forgotten import LIST, add_to_list
 from pipelines.engine.history import read_history
+from pipelines.partitions.ingest import ingest
+from pipelines.presets.resolve import resolve, with_dataset
 from pipelines.publishing.released import Released
+from pipelines.update.policy import decide, why_full
 from recsys.data.dataset import Sequences
 from serving.bundle.manifest import read_manifest
 from serving.recommend import Recommender
@@ -138,32 +142,119 @@ def shop(
     return Shop(folder, recsys)
 
 
-def test_a_day_is_continued_judged_and_served(shop: Shop) -> None:
-    before, items = shop.served, shop.weights(shop.served, "two_tower")
-    assert shop.released.kind == "full"
-    assert "no new events" in shop.update()
-    shop.day(7)
-    assert "incremental: new events" in shop.update()
-    assert shop.served != before
+def read_since(shop: Shop) -> int:
+    """Read from which second on events were new for the latest increment."""
+    seen = json.loads((shop.workspace / "update/build_features/new_since.json").read_text())
+    return int(seen["since"])
+
+
+def read_items(folder: Path) -> pl.DataFrame:
+    return pl.read_parquet(folder / "build_features/vocabularies/items.parquet")
+
+
+def read_sequences(shop: Shop) -> Sequences:
+    return Sequences.load(shop.workspace / "update/build_features/sequences/given")
+
+
+def read_columns(shop: Shop) -> object:
+    content = read_manifest(shop.workspace / "bundles" / f"bundle-{shop.served}")[0].content
+    assert content is not None
+    assert len(content.columns) == 1
+    return content.columns
+
+
+def check_first_increment(shop: Shop, items: dict[str, np.ndarray]) -> list[int]:
+    """Check what a day's increment trained, served and held out; returns the held-out users."""
     released = shop.released
     assert released.kind == "incremental"
     assert released.held_out_since is not None
     since = datetime.fromtimestamp(released.held_out_since, UTC)
     assert FIRST + timedelta(days=7) <= since < FIRST + timedelta(days=8)
-
-    recommender = Recommender.load(shop.workspace / "bundles" / "current")
-    known = set(recommender.bundle.catalogue.item_ids) - {""}
-    world_items = set(pl.read_csv(shop.folder / "items.csv")["item_id"])
-    assert known == world_items
-    assert len(recommender.make(Request(user_id="u1", k=5)).reply.items) == 5
-
     grown = shop.weights(shop.served, "two_tower")
-    trained = [
+    moved = [
         name
         for name, value in items.items()
         if value.ndim and not np.array_equal(value, grown[name][: len(value)])
     ]
-    assert trained, "nothing was trained"
+    assert moved, "nothing was trained"
+    recommender = Recommender.load(shop.workspace / "bundles" / "current")
+    world_items = set(pl.read_csv(shop.folder / "items.csv")["item_id"])
+    assert set(recommender.bundle.catalogue.item_ids) - {""} == world_items
+    assert len(recommender.make(Request(user_id="u1", k=5)).reply.items) == 5
+    held_out: list[int] = np.load(
+        shop.workspace / "released" / shop.served / "held_out.npy"
+    ).tolist()
+    assert 10 <= len(held_out) <= 40
+    sequences = read_sequences(shop)
+    left_out = np.asarray(sequences.offsets[1:]) - np.asarray(sequences.train_end)
+    assert left_out.sum() == len(held_out)
+    return held_out
+
+
+def forget_two(shop: Shop, recsys: Recsys) -> list[str]:
+    """Forget two users, one of them on the sixth day; returns the ids that the next bundle has."""
+    vocabulary = shop.workspace / "build_features/vocabularies/users.parquet"
+    people = pl.read_parquet(vocabulary)["id"].to_list()
+    person, other = people[4], people[9]
+    result = recsys(
+        "users", "forget", person, "-c", shop.folder / "shop.toml", "-w", shop.workspace
+    )
+    assert result.exit_code == 0, result.output
+    assert "partitions of the workspace" in result.output
+    assert f"still held: 1 rows: {shop.folder / 'events/2026-01-02.csv'}" in result.output
+    moment = int(1_000 * (FIRST + timedelta(days=5)).timestamp())
+    add_to_list(shop.workspace / LIST, ForgetList.of([other], moment, UserKeys((b"k" * 16,))))
+    # Since then the other one has come back.
+    return [*people[:4], "(forgotten 5)", *people[5:9], "(forgotten 10)", *people[10:], other]
+
+
+def test_days_are_continued_and_served_without_who_was_forgotten(
+    shop: Shop, recsys: Recsys
+) -> None:
+    first, items, columns = shop.served, shop.weights(shop.served, "two_tower"), read_columns(shop)
+    rows = [read_items(shop.workspace)]
+    assert shop.released.kind == "full"
+    assert "no new events" in shop.update()
+    shop.day(7)
+    assert "incremental: new events" in shop.update()
+    assert shop.served != first
+    held_out, sequences = check_first_increment(shop, items), read_sequences(shop)
+    rows.append(read_items(shop.workspace / "update"))
+
+    named = forget_two(shop, recsys)
+    shop.day(8)
+    assert "incremental" in shop.update()
+    users = Recommender.load(shop.workspace / "bundles/current").bundle.users
+    assert list(users.user_ids)[1:] == named
+    assert [len(users.history(row)) for row in (5, 10, len(named))] == [0, 0, 4]
+    # Held-out users are trained on by the next increment, and no row moves.
+    later, kept = read_sequences(shop), [row for row in held_out if row not in (4, 5, 9, 10)]
+    visible = np.asarray(later.train_end) - np.asarray(later.offsets[:-1])
+    before = np.asarray(sequences.offsets[1:]) - np.asarray(sequences.offsets[:-1])
+    assert (visible[kept] >= before[kept]).all()
+    rows.append(read_items(shop.workspace / "update"))
+    assert rows[1].head(rows[0].height).equals(rows[0])
+    assert rows[2].head(rows[1].height).equals(rows[1])
+    assert rows[1].height == rows[0].height + NEW_ITEMS
+    # New prices move no edge of the encoding that the continued weights were trained with.
+    assert read_columns(shop) == columns
+
+
+def test_a_corrected_day_is_trained_on_and_a_rollback_is_continued(
+    shop: Shop, recsys: Recsys
+) -> None:
+    first = shop.served
+    shop.day(7)
+    path = shop.folder / "events" / "2026-01-06.csv"
+    pl.read_csv(path).head(30).write_csv(path)
+    shop.update()
+    assert read_since(shop) == int((FIRST + timedelta(days=5)).timestamp())
+    assert "2026-01-06 was corrected" in read_history(shop.workspace)[-1].reasons
+    result = recsys("release", "rollback", shop.workspace)
+    assert result.exit_code == 0, result.output
+    assert shop.served == first
+    shop.day(8)
+    assert f"new events since {first}" in shop.update()
 
 
 def test_weights_of_the_last_full_run_are_continued_where_that_is_set(shop: Shop) -> None:
@@ -177,77 +268,26 @@ def test_weights_of_the_last_full_run_are_continued_where_that_is_set(shop: Shop
         {name: value * torch.nan for name, value in weights.items()},
         first / "sequence.safetensors",
     )
-    shop.day(8)
-    shop.update("--set", "backtest.continue_from=full")
-    assert shop.released.full_version == full
+    # A day without known users is released too; nobody was held out of it.
+    path = shop.day(8)
+    day = pl.read_csv(path)
+    day.with_columns(("new-" + pl.col("user_id")).alias("user_id")).write_csv(path)
+    more = ("--set", "release.min_gain_over_popularity=0.0")
+    shop.update("--set", "backtest.continue_from=full", *more)
+    assert (shop.released.kind, shop.released.full_version) == ("incremental", full)
+    manifest = json.loads((shop.workspace / "bundles/current/manifest.json").read_text())
+    assert manifest["metrics"] == {}
     # The first increment's weights are no numbers, so nothing can have gone on from them.
     second = shop.weights(shop.served, "sequence")
     assert all(np.isfinite(value).all() for value in second.values())
 
 
-def test_rows_are_appended_and_never_moved(shop: Shop) -> None:
-    rows = [pl.read_parquet(shop.workspace / "build_features/vocabularies/items.parquet")]
-    first = read_manifest(shop.workspace / "bundles" / f"bundle-{shop.served}")[0].content
-    for day in (7, 8):
-        shop.day(day)
-        shop.update()
-        vocabulary = shop.workspace / "update/build_features/vocabularies/items.parquet"
-        rows.append(pl.read_parquet(vocabulary))
-    assert rows[1].head(rows[0].height).equals(rows[0])
-    assert rows[2].head(rows[1].height).equals(rows[1])
-    assert rows[1].height == rows[0].height + NEW_ITEMS
-    # New prices move no edge of the encoding that the continued weights were trained with.
-    grown = read_manifest(shop.workspace / "bundles" / f"bundle-{shop.served}")[0].content
-    assert first is not None
-    assert grown is not None
-    assert len(first.columns) == 1
-    assert grown.columns == first.columns
-
-
-def test_an_increment_leaves_out_who_was_forgotten_and_moves_nobody(
-    shop: Shop, recsys: Recsys
-) -> None:
-    people = pl.read_parquet(shop.workspace / "build_features/vocabularies/users.parquet")["id"]
-    person, other = people[4], people[9]
-    given = ("-c", shop.folder / "shop.toml", "-w", shop.workspace)
-    result = recsys("users", "forget", person, *given)
-    assert result.exit_code == 0, result.output
-    assert "partitions of the workspace" in result.output
-    assert f"still held: 1 rows: {shop.folder / 'events/2026-01-02.csv'}" in result.output
-    # Another one was forgotten on the sixth day, and has come back since.
-    moment = int(1_000 * (FIRST + timedelta(days=5)).timestamp())
-    add_to_list(shop.workspace / LIST, ForgetList.of([other], moment, UserKeys((b"k" * 16,))))
-    for day in (7, 8):
-        shop.day(day)
-        assert "incremental" in shop.update()
-        users = Recommender.load(shop.workspace / "bundles/current").bundle.users
-        named = [*people[:4], "(forgotten 5)", *people[5:9], "(forgotten 10)", *people[10:], other]
-        assert list(users.user_ids)[1:] == named
-        assert [len(users.history(row)) for row in (5, 10)] == [0, 0]
-        assert len(users.history(len(named))) == day - 4
-
-
-def test_held_out_users_are_trained_on_by_the_next_increment(shop: Shop) -> None:
-    shop.day(7)
-    shop.update()
-    held_out = np.load(shop.workspace / "released" / shop.served / "held_out.npy")
-    assert 10 <= len(held_out) <= 40
-    features = shop.workspace / "update" / "build_features" / "sequences" / "given"
-    sequences = Sequences.load(features)
-    left_out = np.asarray(sequences.offsets[1:]) - np.asarray(sequences.train_end)
-    assert left_out.sum() == len(held_out)
-    shop.day(8)
-    shop.update()
-    later = Sequences.load(features)
-    visible = np.asarray(later.train_end) - np.asarray(later.offsets[:-1])
-    before = np.asarray(sequences.offsets[1:]) - np.asarray(sequences.offsets[:-1])
-    assert (visible[held_out] >= before[held_out]).all()
-
-
-def test_counts_alone_leave_trained_weights(shop: Shop) -> None:
+def test_counts_alone_leave_trained_weights_and_start_no_full_run(shop: Shop) -> None:
     before = shop.weights(shop.served, "sequence")
     until = shop.released.until
     shop.day(7)
+    output = shop.update("--counts-only", "--set", "two_tower.dropout=0.2")
+    assert "takes recsys update without --counts-only" in output
     shop.update("--counts-only")
     after = shop.weights(shop.served, "sequence")
     for name, value in before.items():
@@ -258,27 +298,16 @@ def test_counts_alone_leave_trained_weights(shop: Shop) -> None:
     # The next training sees what counts alone have seen.
     assert until is not None
     assert shop.released.until == until
-    shop.day(8)
-    shop.update()
-    seen = json.loads((shop.workspace / "update/build_features/new_since.json").read_text())
-    assert seen["since"] == until + 1
+    assert shop.released.new_since(shop.workspace) == until + 1
+    shutil.rmtree(shop.workspace / "released")
+    assert "nothing" in shop.update("--counts-only")
 
 
-def test_a_corrected_day_is_trained_on_from_its_beginning(shop: Shop) -> None:
-    shop.day(7)
-    shop.update()
-    path = shop.folder / "events" / "2026-01-06.csv"
-    pl.read_csv(path).head(30).write_csv(path)
-    shop.update()
-    seen = json.loads((shop.workspace / "update/build_features/new_since.json").read_text())
-    assert seen["since"] == int((FIRST + timedelta(days=5)).timestamp())
-    line = read_history(shop.workspace)[-1]
-    assert "2026-01-06 was corrected" in line.reasons
-
-
-def test_a_refused_increment_leaves_what_is_served_and_the_next_goes_on_from_there(
-    shop: Shop,
+def test_a_refused_or_killed_increment_leaves_what_is_served_and_is_resumed(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from pipelines.stages import release as stage
+
     before, until = shop.served, shop.released.until
     assert until is not None
     shop.day(7)
@@ -288,43 +317,31 @@ def test_a_refused_increment_leaves_what_is_served_and_the_next_goes_on_from_the
     assert shop.served == before
     line = read_history(shop.workspace)[-1]
     assert (line.outcome, line.exit_code) == ("refused", 3)
-    shop.day(8)
-    assert f"new events since {before}" in shop.update()
-    seen = json.loads((shop.workspace / "update/build_features/new_since.json").read_text())
-    assert seen["since"] == until + 1
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage, "keep_released", killed)
+        shop.update(exit_code=130)
+    assert shop.served == before
+    output = shop.update()
+    assert f"new events since {before}" in output
+    assert "1 stages run" in output
+    assert shop.released.kind == "incremental"
+    assert read_since(shop) == until + 1
 
 
-def test_a_rollback_is_what_the_next_increment_continues(shop: Shop, recsys: Recsys) -> None:
-    first = shop.served
-    shop.day(7)
-    shop.update()
-    result = recsys("rollback", "--bundles", shop.workspace / "bundles")
-    assert result.exit_code == 0, result.output
-    assert shop.served == first
-    shop.day(8)
-    assert f"new events since {first}" in shop.update()
-
-
-def test_changed_settings_call_for_a_full_run(shop: Shop) -> None:
-    shop.day(7)
-    more = ("--set", "two_tower.dropout=0.2", "--set", "release.max_drop_from_champion=1.0")
-    output = shop.update(*more)
-    assert "full: settings changed since the last full run: two_tower" in output
-    assert shop.released.kind == "full"
-
-
-def test_policies_ages_and_alarms_decide(shop: Shop) -> None:
-    from dataclasses import replace
-
-    from pipelines.partitions.ingest import ingest
-    from pipelines.presets.resolve import resolve, with_dataset
-    from pipelines.update.policy import decide, why_full
-
+def test_settings_policies_ages_and_alarms_decide(shop: Shop) -> None:
     shop.day(7)
     config = resolve(shop.folder / "shop.toml", workspace=shop.workspace)
     ingest(config)
     config = with_dataset(config)
     base = shop.released
+    changed = replace(config, two_tower=replace(config.two_tower, dropout=0.2))
+    found = decide(changed)
+    assert found.kind == "full"
+    assert found.reason == "settings changed since the last full run: two_tower"
     full = replace(config, updates=replace(config.updates, policy="full"))
     assert decide(full).reason == 'updates.policy = "full"'
     never = replace(config, updates=replace(config.updates, policy="never"))
@@ -334,45 +351,9 @@ def test_policies_ages_and_alarms_decide(shop: Shop) -> None:
     assert why_full(config, old) == "the last full run is 8 days old, updates.full_every_days = 7"
     alarm = shop.workspace / "monitoring" / "monitor.json"
     alarm.parent.mkdir(exist_ok=True)
-    now = datetime.now(UTC).isoformat()
-    alarm.write_text(json.dumps({"time": now, "retrain": True, "reason": "prices moved"}))
+    raised = {"retrain": True, "reason": "prices moved"}
+    alarm.write_text(json.dumps({**raised, "retrain_since": f"{datetime.now(UTC):%Y-%m-%d}"}))
     assert why_full(config, base) == "the monitor wants a full run: prices moved"
-    # An alarm that an earlier full run answered counts no more.
-    alarm.write_text(json.dumps({"time": "2026-01-01T00:00:00+00:00", "retrain": True}))
+    # A full run has seen the days of an earlier alarm.
+    alarm.write_text(json.dumps({**raised, "retrain_since": "2026-01-01"}))
     assert why_full(config, base) is None
-
-
-def test_counts_alone_start_no_full_run(shop: Shop) -> None:
-    shop.day(7)
-    output = shop.update("--counts-only", "--set", "two_tower.dropout=0.2")
-    assert "takes recsys update without --counts-only" in output
-    shutil.rmtree(shop.workspace / "released")
-    assert "nothing" in shop.update("--counts-only")
-
-
-def test_a_killed_increment_is_resumed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipelines.stages import release as stage
-
-    shop.day(7)
-
-    def killed(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(stage, "keep_released", killed)
-        shop.update(exit_code=130)
-    output = shop.update()
-    assert "1 stages run" in output
-    assert shop.released.kind == "incremental"
-
-
-def test_a_day_without_known_users_is_released(shop: Shop) -> None:
-    path = shop.day(7)
-    day = pl.read_csv(path)
-    day.with_columns(("new-" + pl.col("user_id")).alias("user_id")).write_csv(path)
-    shop.update("--set", "release.min_gain_over_popularity=0.0")
-    assert shop.released.kind == "incremental"
-    manifest = json.loads((shop.workspace / "bundles/current/manifest.json").read_text())
-    assert manifest["metrics"] == {}
-    # The next full run is held against the last full one, not against this day.
-    assert shop.released.full_version != shop.served

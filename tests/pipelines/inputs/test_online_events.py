@@ -49,7 +49,7 @@ def read(out: Path) -> pl.DataFrame:
     return pl.concat(pl.read_parquet(path, hive_partitioning=False) for path in list_parts(out))
 
 
-def test_events_lie_by_day_of_arrival_with_their_columns(
+def test_events_lie_by_day_of_arrival_each_once_with_their_columns(
     store: SqliteStore, tmp_path: Path
 ) -> None:
     request_id = new_request_id(START_MS)
@@ -84,6 +84,10 @@ def test_events_lie_by_day_of_arrival_with_their_columns(
     }
     assert {name: rows[1][name] for name in expected} == expected
     assert rows[1]["event_time"].timestamp() * 1_000 == START_MS + 5
+    assert export_events(store, tmp_path / "out").new == 0
+    store.add_events([event(3, "bo", day=1), event(4, day=1)])
+    report = export_events(store, tmp_path / "out")
+    assert (report.new, report.rows, report.parts) == (1, 4, 3)
 
 
 def test_ids_of_any_kind_leave_the_store_as_they_came_and_are_forgotten(
@@ -99,20 +103,6 @@ def test_ids_of_any_kind_leave_the_store_as_they_came_and_are_forgotten(
         assert store.forget(one, START_MS + DAY_MS).num_events == 1
     assert export_events(store, out).removed == len(IDS[::2])
     assert read(out)["user_id"].to_list() == IDS[1::2]
-
-
-def test_each_export_adds_what_is_new(store: SqliteStore, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert export_events(store, out).parts == 0
-    store.add_events([event(1), event(2)])
-    assert export_events(store, out).new == 2
-    first = {path: path.stat().st_mtime_ns for path in list_parts(out)}
-    assert export_events(store, out).new == 0
-    store.add_events([event(2), event(3, day=1)])
-    report = export_events(store, out)
-    assert (report.new, report.rows, report.parts) == (1, 3, 2)
-    assert {path: path.stat().st_mtime_ns for path in list_parts(out) if path in first} == first
-    assert read(out)["event_id"].to_list() == ["e1", "e2", "e3"]
 
 
 def test_who_is_forgotten_leaves_earlier_parts(store: SqliteStore, tmp_path: Path) -> None:
@@ -217,22 +207,16 @@ def test_parts_of_an_older_export_lack_a_column(tmp_path: Path) -> None:
         assert found.to_dict(as_series=False) == {"a": [1, 2], "b": [None, "x"]}
 
 
-def test_files_of_somebody_else_are_left_alone(store: SqliteStore, tmp_path: Path) -> None:
+def test_bad_folders_are_refused_and_left_alone(store: SqliteStore, tmp_path: Path) -> None:
     own = tmp_path / "mine" / "date=2025-01-01" / "part-0.parquet"
     own.parent.mkdir(parents=True)
     own.write_bytes(b"mine")
     with pytest.raises(ValueError, match="is no export; name another folder"):
         export_events(store, tmp_path / "mine")
     assert own.read_bytes() == b"mine"
-
-
-def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no online store in"):
         export_store(f"sqlite:{tmp_path / 'none'}", tmp_path / "out")
     assert not (tmp_path / "none").exists()
-
-
-def test_a_missing_part_is_named(store: SqliteStore, tmp_path: Path) -> None:
     store.add_events([event(1)])
     export_events(store, tmp_path / "out")
     list_parts(tmp_path / "out")[0].unlink()

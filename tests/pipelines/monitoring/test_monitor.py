@@ -16,8 +16,9 @@ from pipelines.config.operation import MonitoringConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.history import read_history
 from pipelines.inputs.opened_store import export_store
-from pipelines.monitoring.days import event_days
-from pipelines.monitoring.monitor import monitor, parse_moment
+from pipelines.monitoring.days import export_folder
+from pipelines.monitoring.monitor import State, monitor, parse_moment
+from pipelines.partitions.manifest import Partition, PartitionsManifest, partition_folder
 from pipelines.presets.resolve import ONLINE_EVENTS
 from serving.online.events import Event
 from serving.online.sqlite_store import SqliteStore
@@ -29,36 +30,35 @@ WORLD = WorldConfig(days=64, users=500, items=150, events=900, holidays=0)
 FIRST = WORLD.first_day
 
 
-def write_day(features: Path, day: date, events: pl.DataFrame) -> None:
-    """Write a day as stage build_features does."""
-    users = pl.read_parquet(features / "users.parquet")
-    items = pl.read_parquet(features / "items.parquet")
-    rows = events.join(users.select("user_id", "user_row"), on="user_id").join(
-        items.select("item_id", "item_row"), on="item_id"
+def write_day(workspace: Path, day: date, events: pl.DataFrame) -> None:
+    """Write a day as ingested, in a new version each time."""
+    empty = PartitionsManifest(source="events", watermark_days=3)
+    manifest = PartitionsManifest.read(workspace) or empty
+    before = manifest.partitions.get(f"{day}")
+    partition = Partition(
+        files=(),
+        digests=(str(events.hash_rows().sum()),),
+        revision=before.revision + 1 if before else 1,
+        rows=events.height,
+        arrived="",
     )
-    folder = features / "events" / f"day={day}"
-    folder.mkdir(parents=True, exist_ok=True)
-    rows.drop("user_id", "item_id", "session_id").write_parquet(folder / "part-00000.parquet")
-    manifest = features / "manifest.json"
-    files = json.loads(manifest.read_text())["files"] if manifest.exists() else {}
-    files[f"events/day={day}/part-00000.parquet"] = str(rows.hash_rows().sum())
-    manifest.write_text(json.dumps({"files": files}))
+    folder = partition_folder(workspace, f"{day}", partition.revision)
+    folder.mkdir(parents=True)
+    events.write_parquet(folder / "events-00000.parquet")
+    manifest.with_partition(f"{day}", partition).write(workspace)
 
 
 def workspace_of(folder: Path, drift: Drift | None = None, num_days: int = WORLD.days) -> RunConfig:
-    """Prepare a workspace with the world's days as build_features writes them."""
+    """Prepare a workspace with the world's days, and the items and users of a run."""
     features = folder / "build_features"
     features.mkdir(parents=True)
+    (features / "manifest.json").write_text("{}")
     world = World(replace(WORLD, days=num_days), [] if drift is None else [drift])
-    found = list(world.days())
-    for name in ("items", "users"):
-        table = getattr(found[-1], name)
-        table.with_row_index(f"{name[:-1]}_row", offset=1).write_parquet(
-            features / f"{name}.parquet"
-        )
-    for day in found:
+    for day in world.days():
         if day.events.height:
-            write_day(features, day.date, day.events)
+            write_day(folder, day.date, day.events)
+    day.items.write_parquet(features / "items.parquet")
+    day.users.write_parquet(features / "users.parquet")
     return RunConfig(workspace=folder)
 
 
@@ -73,14 +73,14 @@ def quiet(tmp_path_factory):
     return config, monitor(config, as_of(WORLD.days)).document
 
 
-def test_a_quiet_day_raises_no_alarm_and_is_said_in_words(quiet):
+def test_a_quiet_day_raises_no_alarm_and_a_second_call_changes_nothing(quiet):
     config, document = quiet
     assert not document["alarm"]
     assert not document["retrain"]
     assert document["day"] == str(FIRST + timedelta(days=WORLD.days - 1))
     assert document["words"][0].startswith(f"{document['day']}: quiet")
     names = {one["name"] for one in document["signals"]}
-    assert {"events", "event_types", "values", "categories", "popularity", "two_sample"} <= names
+    assert {"events", "event_types", "values", "categories", "popularity"} <= names
     assert {"hour", "item.price", "user.age", "user.country"} <= names
     shown = blocks_in(config.workspace / "monitoring" / "monitor.html")
     drawn = {one["key"] for one in shown if one["kind"] == "chart"}
@@ -88,9 +88,6 @@ def test_a_quiet_day_raises_no_alarm_and_is_said_in_words(quiet):
     values = {row[0]: row[3] for one in shown if one["key"] == "signals" for row in one["rows"]}
     assert values == {one["title"]: one["value"] for one in document["signals"]}
 
-
-def test_a_second_call_measures_nothing_and_leaves_the_days_as_they_are(quiet):
-    config, document = quiet
     path = config.workspace / "monitoring" / "days.parquet"
     before = pl.read_parquet(path)
     twin = monitor(config, as_of(WORLD.days)).document
@@ -115,7 +112,6 @@ def test_drift_is_found_on_its_first_day_and_asks_for_a_retrain(tmp_path):
     last = WORLD.days - 1
     config = workspace_of(tmp_path / "shop", Drift(kind="category", day=last, size=0.5))
     document = monitor(config, as_of(WORLD.days)).document
-    assert document["alarm"]
     assert "categories" in document["alarms"]
     assert document["retrain"]
     assert document["reason"].startswith(f"since {FIRST + timedelta(days=last)} ")
@@ -135,7 +131,7 @@ def test_a_corrected_day_is_measured_anew_and_the_alarm_goes(tmp_path):
     config = workspace_of(tmp_path / "shop", Drift(kind="event_mix", day=last, size=0.8))
     assert "event_types" in monitor(config, as_of(WORLD.days)).document["alarms"]
     corrected = list(World(WORLD).days())[-1]
-    write_day(config.workspace / "build_features", corrected.date, corrected.events)
+    write_day(config.workspace, corrected.date, corrected.events)
     document = monitor(config, as_of(WORLD.days)).document
     assert document["measured_days"] == 1
     assert not document["alarm"]
@@ -154,9 +150,8 @@ def test_an_input_that_stops_is_late_and_no_reason_to_retrain(quiet):
 def test_a_long_past_is_measured_from_its_end_and_stays_where_it_began(tmp_path, monkeypatch):
     config = workspace_of(tmp_path / "shop", num_days=30)
     monkeypatch.setattr("pipelines.monitoring.monitor.HISTORY_DAYS", 9)
-    assert monitor(config, as_of(29)).document["num_days"] == 10
-    later = monitor(config, as_of(30)).document
-    assert (later["num_days"], later["measured_days"]) == (11, 1)
+    assert monitor(config, as_of(29)).document["measured_days"] == 10
+    assert monitor(config, as_of(30)).document["measured_days"] == 1
 
 
 def test_the_age_of_an_input_may_be_limited_by_hand(tmp_path):
@@ -189,25 +184,22 @@ def test_the_command_exits_with_5_on_an_alarm_and_is_in_the_history(tmp_path):
     assert codes == [0, 5, 2]
 
 
-def test_a_workspace_without_days_is_refused_with_what_to_do(tmp_path):
-    with pytest.raises(ValueError, match="run recsys ingest or recsys run first"):
-        monitor(RunConfig(workspace=tmp_path))
-
-
-def test_days_are_given_with_their_ids_in_order(quiet):
-    config, _ = quiet
-    known = event_days(config.workspace)
-    found = [(day, known.read(day)) for day in known.digests]
-    assert [day for day, _ in found] == list(event_days(config.workspace).digests)
-    world = list(World(WORLD).days())
-    assert found[3][1].height == world[3].events.height
-    assert set(found[3][1]["item_id"]) == set(world[3].events["item_id"])
-
-
-def test_moments_without_a_zone_are_in_utc():
+def test_bad_inputs_are_refused_with_what_to_do(tmp_path):
+    config = RunConfig(workspace=tmp_path, monitoring=MonitoringConfig(served=tmp_path))
+    (tmp_path / "state.json").write_text('{"sources": ')
+    refused = {
+        "and run recsys ingest": lambda: monitor(config),
+        "must be a day or time": lambda: parse_moment("soon"),
+        "monitoring.served": lambda: export_folder(config),
+        "measures all days again": lambda: State.load(tmp_path / "state.json"),
+        "reference_days must be >= 7, got 3": lambda: MonitoringConfig(reference_days=3),
+        "false_alarms_a_month": lambda: MonitoringConfig(false_alarms_a_month=0),
+    }
+    for message, call in refused.items():
+        with pytest.raises(ValueError, match=message):
+            call()
     assert parse_moment("2026-11-22") == datetime(2026, 11, 22, tzinfo=UTC)
-    with pytest.raises(ValueError, match="must be a day or time"):
-        parse_moment("soon")
+    assert export_folder(RunConfig(workspace=tmp_path)) is None
 
 
 def test_served_lists_are_watched_as_a_store_exports_them(tmp_path):

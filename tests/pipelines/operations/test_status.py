@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -48,9 +47,10 @@ def test_all_is_well_with_a_young_bundle(shop: Path) -> None:
     assert found.served["challenger"] == "v3"
     assert found.served["age_days"] < 0.1
     assert found.commands["update"]["last"]["outcome"] == "done"
-    assert found.disk["bundles"] > 100_000
-    assert found.memory["free"] > 0
+    assert found.disk["free"] > 0
+    before = {path: path.lstat().st_mtime_ns for path in shop.rglob("*")}
     result = run("status", "-w", shop)
+    assert {path: path.lstat().st_mtime_ns for path in shop.rglob("*")} == before
     assert result.exit_code == 0, result.output
     assert result.output.startswith("all is well\nchampion: v2")
     assert json.loads(run("status", "-w", shop, "--json").stdout)["served"]["champion"] == "v2"
@@ -105,7 +105,7 @@ def test_partitions_that_do_not_come_are_late(shop: Path) -> None:
     manifest = PartitionsManifest(
         source="events",
         watermark_days=3,
-        partitions={"2026-11-18": partition(), "2026-11-20": partition(late=True)},
+        partitions={"2026-11-18": partition(), "2026-11-20": partition()},
         set_aside={"2026-11-21": SetAside(files=(), reason="no column item_id", since="x")},
     )
     (shop / "partitions").mkdir()
@@ -113,7 +113,6 @@ def test_partitions_that_do_not_come_are_late(shop: Path) -> None:
     midday = datetime(2026, 11, 21, 12, tzinfo=UTC)
     found = look(shop, now=midday)
     assert found.partitions["missing"] == ["2026-11-19"]
-    assert found.partitions["late"] == ["2026-11-20"]
     assert found.problems == [
         "partitions missing: 2026-11-19",
         "partition 2026-11-21 was set aside: no column item_id",
@@ -142,10 +141,10 @@ def test_alarms_of_the_monitor_count(shop: Path) -> None:
 def test_records_that_wait_for_the_server_are_late_after_a_day(shop: Path) -> None:
     run_file = open_outbox(shop).new_file("release")
     run_file.tags({"a": "b"})
-    assert look(shop).outbox["waiting"] == 0, "it is running"
+    assert look(shop).waiting_records == 0, "it is running"
     run_file.end("FINISHED")
     found = look(shop)
-    assert found.outbox["waiting"] == 1
+    assert found.waiting_records == 1
     assert found.problems == []
     later = datetime.now(UTC) + timedelta(days=2)
     (problem,) = [one for one in look(shop, now=later).problems if "tracked runs" in one]
@@ -158,10 +157,3 @@ def test_a_disk_that_cannot_take_a_run_is_a_problem(
     usage = shutil.disk_usage(shop)._replace(free=1 << 20)
     monkeypatch.setattr("pipelines.operations.status.shutil.disk_usage", lambda _: usage)
     assert "recsys gc makes room" in look(shop).problems[0]
-
-
-def test_looking_writes_nothing(shop: Path) -> None:
-    before = {path: path.lstat().st_mtime_ns for path in shop.rglob("*")}
-    time.sleep(0.01)
-    assert run("status", "-w", shop).exit_code == 0
-    assert {path: path.lstat().st_mtime_ns for path in shop.rglob("*")} == before

@@ -1,7 +1,6 @@
 """Partitions of events: each counts once, whatever order, state or version they arrive in."""
 
 import errno
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,7 @@ from pipelines.engine.forgotten import LIST, add_to_list
 from pipelines.partitions import ingest as module
 from pipelines.partitions.ingest import IngestReport, ingest
 from pipelines.partitions.manifest import DAYS, FOLDER, PartitionsManifest
-from pipelines.partitions.source import keys_between, read_key
+from pipelines.partitions.source import read_key
 from pipelines.presets.resolve import with_dataset
 from recsys.data.durable import locked
 from tests.fake_disk import fake_disk
@@ -70,17 +69,26 @@ def rows_of(config: RunConfig) -> pl.DataFrame:
 
 
 def test_days_are_read_once_and_new_ones_later(config: RunConfig, tmp_path: Path) -> None:
-    for day in range(3):
-        write_day(tmp_path / "events", day)
+    paths = [write_day(tmp_path / "events", day) for day in range(3)]
+    assert ingest(config, until="2026-01-02").new == ["2026-01-01", "2026-01-02"]
     first = ingest(config)
-    assert first.new == ["2026-01-01", "2026-01-02", "2026-01-03"]
-    assert first.rows == 60
+    assert (first.new, first.unchanged, first.rows) == (["2026-01-03"], 2, 20)
+    # Days after the last one are not gone because they were not looked for.
+    assert ingest(config, until="2026-01-01").gone == []
+    # Files that were written again with the same content change nothing.
+    before = manifest_of(config).digests()
+    paths[1].write_bytes(paths[1].read_bytes())
     second = ingest(config)
     assert (second.new, second.unchanged, second.changed) == ([], 3, False)
+    assert manifest_of(config).digests() == before
     write_day(tmp_path / "events", 3)
-    assert ingest(config).new == ["2026-01-04"]
+    paths[0].unlink()
+    third = ingest(config)
+    assert (third.new, third.gone) == (["2026-01-04"], ["2026-01-01"])
     assert rows_of(config).height == 80
     assert rows_of(config).schema["event_time"] == pl.Datetime("us", "UTC")
+    with locked(config.workspace / FOLDER / ".lock"), pytest.raises(WorkspaceBusyError):
+        ingest(config)
 
 
 def test_a_corrected_day_replaces_its_events(config: RunConfig, tmp_path: Path) -> None:
@@ -92,7 +100,8 @@ def test_a_corrected_day_replaces_its_events(config: RunConfig, tmp_path: Path) 
     assert report.corrected == ["2026-01-02"]
     assert manifest_of(config).partitions["2026-01-02"].revision == 2
     assert rows_of(config).height == 20 + 33 + 20
-    # The version before goes when the next call sweeps.
+    # The version before goes when the next call sweeps, with what a killed call left.
+    (config.workspace / FOLDER / DAYS / ".partial-2026-01-02~1").mkdir()
     ingest(config)
     kept = {path.name for path in (config.workspace / FOLDER / DAYS).iterdir()}
     assert kept == {"2026-01-01~1", "2026-01-02~2", "2026-01-03~1"}
@@ -112,42 +121,21 @@ def test_days_that_were_read_are_there_after_a_power_cut(config: RunConfig, tmp_
     assert not ingest(config).changed
 
 
-def test_a_file_that_was_written_anew_with_the_same_content_changes_nothing(
-    config: RunConfig, tmp_path: Path
-) -> None:
-    path = write_day(tmp_path / "events", 0)
-    ingest(config)
-    before = manifest_of(config).digests()
-    path.write_bytes(path.read_bytes())
-    report = ingest(config)
-    assert not report.changed
-    assert manifest_of(config).digests() == before
-
-
 def test_late_and_missing_days_are_named(config: RunConfig, tmp_path: Path) -> None:
     for day in (0, 1, 5):
         write_day(tmp_path / "events", day)
     report = ingest(config)
     # Days 3 and 4 may come yet: the watermark is two days behind the newest.
     assert report.missing == ["2026-01-03"]
+    assert manifest_of(config).missing == ["2026-01-03", "2026-01-04", "2026-01-05"]
     write_day(tmp_path / "events", 4)
     later = ingest(config)
     assert later.late == ["2026-01-05"]
-    assert later.behind_watermark == []
     write_day(tmp_path / "events", 2)
     latest = ingest(config)
-    assert (latest.late, latest.behind_watermark) == (["2026-01-03"], ["2026-01-03"])
+    assert latest.late == ["2026-01-03"]
     assert any("came late" in note for note in latest.notes())
     assert rows_of(config).height == 100
-
-
-def test_a_copied_day_is_set_aside(config: RunConfig, tmp_path: Path) -> None:
-    path = write_day(tmp_path / "events", 0)
-    ingest(config)
-    (path.parent / "2026-01-02.csv").write_bytes(path.read_bytes())
-    report = ingest(config)
-    assert "same files as 2026-01-01" in report.set_aside["2026-01-02"]
-    assert rows_of(config).height == 20
 
 
 def test_a_corrupt_day_is_set_aside_and_read_when_it_is_whole(
@@ -172,13 +160,19 @@ def test_a_corrupt_day_is_set_aside_and_read_when_it_is_whole(
     assert manifest_of(config).set_aside == {}
 
 
-def test_a_corrupt_correction_leaves_the_version_before(config: RunConfig, tmp_path: Path) -> None:
-    path = write_day(tmp_path / "events", 0)
+def test_versions_that_cannot_be_used_leave_the_one_before(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    path, other = (write_day(tmp_path / "events", day) for day in (0, 1))
     ingest(config)
-    path.write_bytes(b"")
-    report = ingest(config)
-    assert "empty" in report.set_aside["2026-01-01"]
-    assert rows_of(config).height == 20
+    for content, words in (
+        (b"", "empty"),
+        (other.read_bytes(), "same files as 2026-01-02"),
+        (re.sub(rb"(?m)^u\d+", b"", path.read_bytes()), "max_bad_share"),
+    ):
+        path.write_bytes(content)
+        assert words in ingest(config).set_aside["2026-01-01"]
+        assert rows_of(config).height == 40
 
 
 @pytest.mark.parametrize(
@@ -188,7 +182,7 @@ def test_a_corrupt_correction_leaves_the_version_before(config: RunConfig, tmp_p
         (lambda frame: frame.drop("value"), "column value is missing"),
     ],
 )
-def test_changed_columns_are_said_before_rows_are_read(
+def test_changed_columns_are_said_before_rows_are_read_and_can_be_accepted(
     config: RunConfig,
     tmp_path: Path,
     change: Callable[[pl.DataFrame], pl.DataFrame],
@@ -201,15 +195,8 @@ def test_changed_columns_are_said_before_rows_are_read(
     report = ingest(config)
     assert word in report.schema_changes["2026-01-02"]
     assert rows_of(config).height == 20
-
-
-def test_changed_columns_can_be_accepted(config: RunConfig, tmp_path: Path) -> None:
-    write_day(tmp_path / "events", 0)
-    ingest(config)
-    path = write_day(tmp_path / "events", 1)
-    pl.read_csv(path).drop("value").write_csv(path)
-    assert ingest(config).schema_changes
-    assert ingest(config, accepted=["2026-01-02"]).new == ["2026-01-02"]
+    if word != "user_id":
+        assert ingest(config, accepted=["2026-01-02"]).new == ["2026-01-02"]
 
 
 def test_a_type_that_changed_is_a_schema_change(config: RunConfig, tmp_path: Path) -> None:
@@ -244,24 +231,6 @@ def test_rows_that_cannot_be_used_are_kept_with_their_reasons(
     assert sum(pl.read_parquet(part).height for part in parts) == 4
 
 
-def test_too_many_bad_rows_set_a_day_aside(config: RunConfig, tmp_path: Path) -> None:
-    write_day(tmp_path / "events", 0)
-    path = write_day(tmp_path / "events", 1)
-    path.write_text(re.sub(r"^u\d+", "", path.read_text(), flags=re.MULTILINE))
-    report = ingest(config)
-    assert "max_bad_share" in report.set_aside["2026-01-02"]
-
-
-def test_what_is_gone_from_the_source_goes_on_counting(config: RunConfig, tmp_path: Path) -> None:
-    path = write_day(tmp_path / "events", 0)
-    write_day(tmp_path / "events", 1)
-    ingest(config)
-    path.unlink()
-    report = ingest(config)
-    assert report.gone == ["2026-01-01"]
-    assert rows_of(config).height == 40
-
-
 def test_partitions_build_the_features_that_one_file_builds(
     config: RunConfig, tmp_path: Path
 ) -> None:
@@ -282,16 +251,6 @@ def test_partitions_build_the_features_that_one_file_builds(
             for folder in (tmp_path / "by_day", tmp_path / "whole")
         )
         assert np.array_equal(one, other)
-
-
-def test_later_days_are_left_as_they_are(config: RunConfig, tmp_path: Path) -> None:
-    for day in range(3):
-        write_day(tmp_path / "events", day)
-    assert ingest(config, until="2026-01-02").new == ["2026-01-01", "2026-01-02"]
-    assert ingest(config).new == ["2026-01-03"]
-    # Nor are they gone because they were not looked for.
-    assert ingest(config, until="2026-01-01").gone == []
-    assert not manifest_of(config).partitions["2026-01-03"].gone
 
 
 def test_a_day_to_come_waits_until_the_clock_is_right(
@@ -328,32 +287,7 @@ def test_a_full_disk_is_no_fault_of_the_file(
     assert ingest(config).new == ["2026-01-01"]
 
 
-def test_leftovers_of_a_killed_call_are_swept(config: RunConfig, tmp_path: Path) -> None:
-    write_day(tmp_path / "events", 0)
-    ingest(config)
-    leftover = config.workspace / FOLDER / DAYS / ".partial-2026-01-02~1"
-    leftover.mkdir()
-    ingest(config)
-    assert not leftover.exists()
-
-
-def test_two_calls_at_once_do_not_mix(config: RunConfig, tmp_path: Path) -> None:
-    write_day(tmp_path / "events", 0)
-    ingest(config)
-    with locked(config.workspace / FOLDER / ".lock"), pytest.raises(WorkspaceBusyError):
-        ingest(config)
-
-
-def test_a_damaged_manifest_is_named(config: RunConfig, tmp_path: Path) -> None:
-    write_day(tmp_path / "events", 0)
-    ingest(config)
-    path = config.workspace / FOLDER / "partitions.json"
-    path.write_text(path.read_text()[:-40])
-    with pytest.raises(ValueError, match=r"partitions.json cannot be read .*; delete"):
-        ingest(config)
-
-
-def test_hours_and_globs_and_object_stores(tmp_path: Path) -> None:
+def test_hours_of_a_day_and_globs_and_object_stores(tmp_path: Path) -> None:
     import fsspec
 
     store = fsspec.filesystem("memory")
@@ -363,37 +297,34 @@ def test_hours_and_globs_and_object_stores(tmp_path: Path) -> None:
     store.pipe("/shop/events/_SUCCESS", b"")
     data = DataConfig(partitions="memory://shop/events/")
     config = RunConfig(workspace=tmp_path / "run", data=data)
-    assert ingest(config).new == ["2026-01-01T07", "2026-01-01T08"]
-    glob = replace(data, partitions="memory://shop/events/dt=*/hour=08/*.csv")
-    assert ingest(replace(config, data=glob)).gone == ["2026-01-01T07"]
+    assert ingest(config).new == ["2026-01-01"]
     assert rows_of(config).height == 2
+    glob = replace(data, partitions="memory://shop/events/dt=*/hour=08/*.csv")
+    assert ingest(replace(config, data=glob)).corrected == ["2026-01-01"]
+    assert rows_of(config).height == 1
 
 
-@pytest.mark.parametrize(
-    ("place", "words"),
-    [
-        ("nowhere", "there is no folder"),
-        ("s4://bucket/events", "is no address that can be read"),
-    ],
-)
-def test_places_that_cannot_be_read_are_explained(tmp_path: Path, place: str, words: str) -> None:
-    place = place if "://" in place else str(tmp_path / place)
-    config = RunConfig(workspace=tmp_path / "run", data=DataConfig(partitions=place))
-    with pytest.raises(ValueError, match=words):
-        ingest(config)
-
-
-def test_paths_without_a_date_are_explained(config: RunConfig, tmp_path: Path) -> None:
-    write_day(tmp_path / "events", 0).rename(tmp_path / "events" / "monday.csv")
-    with pytest.raises(ValueError, match=r"monday.csv has no date in its path"):
-        ingest(config)
-
-
-def test_days_and_hours_in_one_place_are_refused(config: RunConfig, tmp_path: Path) -> None:
+def test_places_and_manifests_that_cannot_be_read_are_explained(
+    config: RunConfig, tmp_path: Path
+) -> None:
     path = write_day(tmp_path / "events", 0)
-    (path.parent / "2026-01-02T05.csv").write_bytes(path.read_bytes())
-    with pytest.raises(ValueError, match=r"of days .* and of hours"):
-        ingest(config)
+    ingest(config)
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "monday.csv").write_bytes(path.read_bytes())
+    places = {
+        str(tmp_path / "nowhere"): "there is no folder",
+        "s4://bucket/events": "is no address that can be read",
+        str(tmp_path / "odd"): "monday.csv has no date in its path",
+    }
+    for place, words in places.items():
+        with pytest.raises(ValueError, match=words):
+            ingest(replace(config, data=DataConfig(partitions=place)))
+    manifest = config.workspace / FOLDER / "partitions.json"
+    text = manifest.read_text()
+    for damaged in (text[:-40], text.replace('"2026-01-01": {', '"2026-01-01T05": {')):
+        manifest.write_text(damaged)
+        with pytest.raises(ValueError, match=r"partitions.json cannot be read .*; delete"):
+            ingest(config)
 
 
 @pytest.mark.parametrize(
@@ -402,33 +333,16 @@ def test_days_and_hours_in_one_place_are_refused(config: RunConfig, tmp_path: Pa
         ("/2026-11-22.csv", "2026-11-22"),
         ("/date=2026-11-22/part-0.parquet", "2026-11-22"),
         ("/2026/11/22/a.jsonl", "2026-11-22"),
-        ("/2026/11/22/13.jsonl", "2026-11-22T13"),
-        ("/dt=2026-11-22/hour=05/p.parquet", "2026-11-22T05"),
+        ("/2026/11/22/13.jsonl", "2026-11-22"),
+        ("/dt=2026-11-22/hour=05/p.parquet", "2026-11-22"),
         ("/events-20261122.csv.gz", "2026-11-22"),
-        ("/2026112213.csv", "2026-11-22T13"),
+        ("/2026112213.csv", "2026-11-22"),
         ("/2026-11-22/00012-abc.parquet", "2026-11-22"),
         ("/2026-13-45/2026-11-22.csv", "2026-11-22"),
     ],
 )
 def test_keys_are_read_from_paths(path: str, key: str) -> None:
     assert read_key(path, "events") == key
-
-
-def test_keys_between_cross_months_and_hours() -> None:
-    assert keys_between("2026-02-27", "2026-03-01") == ["2026-02-27", "2026-02-28", "2026-03-01"]
-    assert keys_between("2026-01-01T22", "2026-01-02T00") == [
-        "2026-01-01T22",
-        "2026-01-01T23",
-        "2026-01-02T00",
-    ]
-
-
-def test_the_manifest_says_what_is_missing(config: RunConfig, tmp_path: Path) -> None:
-    for day in (0, 2):
-        write_day(tmp_path / "events", day)
-    ingest(config)
-    document = json.loads((config.workspace / FOLDER / "partitions.json").read_text())
-    assert document["missing"] == ["2026-01-02"]
 
 
 def test_forgotten_users_are_taken_out_of_partitions_that_were_read(config: RunConfig) -> None:
@@ -442,12 +356,8 @@ def test_forgotten_users_are_taken_out_of_partitions_that_were_read(config: RunC
     before = manifest_of(config)
 
     def users(key: str) -> list[str]:
-        folder = (
-            config.workspace
-            / FOLDER
-            / DAYS
-            / f"{key}~{manifest_of(config).partitions[key].revision}"
-        )
+        revision = manifest_of(config).partitions[key].revision
+        folder = config.workspace / FOLDER / DAYS / f"{key}~{revision}"
         tables = [pl.read_parquet(path)["user_id"] for path in folder.glob("events-*.parquet")]
         return pl.concat(tables).to_list()
 

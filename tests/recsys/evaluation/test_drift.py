@@ -1,4 +1,4 @@
-"""Distances, the two-sample test and learned bands against known answers."""
+"""Distances and learned bands against known answers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from recsys.evaluation.drift import (
     Past,
     effective_number,
     expected_score,
-    mean_shift,
     mix_distance,
-    stability_index,
     tail_bound,
-    two_sample_auc,
     usual_band,
 )
 
@@ -29,21 +26,6 @@ def past_of(scores, residuals=None, streaks=None, first_weekday=0):
         streaks=np.zeros(size, np.int64) if streaks is None else np.asarray(streaks),
         weekdays=(first_weekday + np.arange(size)) % 7,
     )
-
-
-def test_stability_index_is_that_of_the_formula():
-    day, window = np.array([30.0, 70.0]), np.array([500.0, 500.0])
-    p, q = np.array([30.5, 70.5]) / 101, np.array([0.5, 0.5])
-    assert stability_index(day, window) == pytest.approx(((p - q) * np.log(p / q)).sum())
-
-
-def test_two_samples_of_one_distribution_are_not_told_apart_and_shifted_ones_are():
-    rng = np.random.default_rng(1)
-    x, y = rng.normal(size=(800, 5)), rng.normal(size=(800, 5))
-    folds = np.arange(800) % 2
-    assert two_sample_auc(x, y, folds, folds) == pytest.approx(0.5, abs=0.04)
-    # Two normals whose means are 1 apart are ordered rightly with chance Phi(1 / sqrt 2) = 0.76.
-    assert two_sample_auc(x + np.eye(5)[0], y, folds, folds) == pytest.approx(0.76, abs=0.03)
 
 
 def test_a_weekday_is_expected_at_its_usual_deviation():
@@ -89,16 +71,6 @@ def test_effective_number_counts_equal_categories_whatever_the_number_of_draws()
     assert found == pytest.approx([20, 20], rel=0.05)
     assert effective_number(np.array([9.0])) == 1
     assert np.isnan(effective_number(np.array([1.0])))
-
-
-def test_means_shift_by_the_length_of_their_difference():
-    vectors = np.eye(2)
-    shift = mean_shift(vectors, np.array([1.0, 0.0]), vectors, np.array([1.0, 1.0]))
-    # The reference's vectors lie as far from their mean as the day's mean does.
-    assert shift == pytest.approx(1)
-    scaled = mean_shift(3 * vectors, np.array([1.0, 0.0]), 3 * vectors, np.array([1.0, 1.0]))
-    assert scaled == pytest.approx(1)
-    assert np.isnan(mean_shift(vectors[:1], np.ones(1), vectors[:1], np.ones(1)))
 
 
 def test_less_than_a_week_expects_nothing():

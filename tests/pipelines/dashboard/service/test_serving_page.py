@@ -199,12 +199,12 @@ def test_parity_says_what_is_equal_and_what_differs(workspace: Path):
     assert words.tone == "good"
     assert "90 of 90 recomputed lists are equal to the last bit (100%)" in words.lines[0]
     assert words.lines[2] == "10 were not recomputed: their bundle is not in the folder any more."
-    kind = {"what": HOSTILE, "path": "f.py: g", "count": 5, "first": 4, "largest": 0.5}
+    kind = {"what": HOSTILE, "count": 5, "first": 4, "largest": 0.5}
     parity |= {"equal": 85, "differences": [{**kind, "example": "ab"}]}
     path.write_text(json.dumps(parity))
     page = watched(workspace)
     assert sections(page)["parity"].blocks[0].tone == "bad"
-    assert table(page, "parity").rows == [(HOSTILE, 4, 0.5, "f.py: g", "ab")]
+    assert table(page, "parity").rows == [(HOSTILE, 4, 0.5, "ab")]
     path.write_text('{"time"')
     assert "parity.json" in watched(workspace).notices[0]
 
