@@ -237,7 +237,7 @@ def test_lists_of_forgotten_users_and_of_many_hidden_items_are_computed_as_they_
     assert report.equal == served.num_lists - own
 
 
-def test_the_command_writes_what_the_gate_reads(served, tmp_path):
+def test_the_command_writes_its_report_and_a_line_of_history(served, tmp_path):
     bundles = copied(served, tmp_path)
     call = ["parity", "-b", str(bundles), "--store", served.store, "--sample", "50"]
     result = CliRunner().invoke(app, [*call, "--serving-config", str(served.config)])
