@@ -92,7 +92,9 @@ def slow_truth(bundle, document, live):
         f"context.{name}": FEATURES[name].value(state, moment) for name in bundle.context_features
     }
     owner = row if forgotten is None else 0
-    features |= {f"user.{name}": int(values[owner]) for name, values in users.features.items()}
+    features |= {"user": owner} | {
+        f"user.{name}": int(values[owner]) for name, values in users.features.items()
+    }
     return moment, [item for *_, item in events], [time for time, *_ in events], features
 
 
