@@ -58,7 +58,7 @@ def test_says_what_is_wrong(arguments: tuple[object, ...], message: str) -> None
         fused_top_k(*arguments)  # type: ignore[arg-type]
 
 
-SMALL = [(1, 1, 1, 1), (3, 33, 5, 40), (17, 130, 48, 10), (2, 1100, 100, 3)]
+SMALL = [(1, 1, 1, 1), (3, 33, 5, 40), (17, 130, 48, 10), (2, 1100, 40, 3)]
 """Queries, items, width, list length: a part of a block of queries; more than 32 groups of 32."""
 LARGE = [
     (17, 700, 48, 10),
