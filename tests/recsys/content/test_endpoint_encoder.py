@@ -8,7 +8,6 @@ from recsys.content.embedding_cache import encode_cached
 from recsys.content.encoder import HashEncoder
 from recsys.content.endpoint import Endpoint
 from recsys.content.endpoint_encoder import EndpointEncoder
-from recsys.content.minilm import MiniLMEncoder
 from recsys.content.prompt import EndpointError
 from tests.recsys.content.openai_server import Reply, Request, embeddings_reply, openai_server
 
@@ -29,18 +28,6 @@ def encoder_of(
 
 def hashed(request: Request) -> Reply:
     return embeddings_reply(HashEncoder(16).encode(request["input"]).tolist())
-
-
-def test_a_real_model_behind_a_real_socket_gives_its_own_vectors():
-    minilm = MiniLMEncoder(device="cpu")
-    texts = ["rose soap", "", "mountain bike with disc brakes", "clay mask for dry skin"]
-    with openai_server(
-        embed=lambda request: embeddings_reply(minilm.encode(request["input"]).tolist())
-    ) as server:
-        vectors = encoder_of(server.base_url, 384, 2).encode(texts)
-    assert np.allclose(vectors, minilm.encode(texts), atol=1e-5)
-    assert [len(request["input"]) for request in server.requests] == [1, 2]
-    assert {request["encoding_format"] for request in server.requests} == {"float"}
 
 
 def test_a_server_that_dies_half_way_loses_nothing_that_was_paid(tmp_path):

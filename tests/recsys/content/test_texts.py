@@ -11,7 +11,6 @@ import pytest
 
 from recsys.content import minilm as minilm_module
 from recsys.content.columns import (
-    NUM_PARTS,
     ColumnEncoder,
     EncodedColumn,
     Kind,
@@ -78,18 +77,6 @@ def test_a_number_fills_the_parts_below_it() -> None:
     numbers = np.array([-5.0, 5.0, 30.0, 99.0])
     expected = [[0, 0, 0], [0.5, 0, 0], [1, 1, 0.5], [1, 1, 1]]
     assert piecewise(numbers, edges).tolist() == expected
-
-
-def test_parts_hold_equally_many_items_and_near_numbers_are_near() -> None:
-    numbers = (np.arange(1, 1001) ** 3).tolist()
-    column = EncodedColumn.fit("price", "number", numbers)
-    assert len(column.edges) == NUM_PARTS + 1
-    encoded = column.encode(numbers)[:, :-1]
-    lengths = (encoded**2).sum(1)
-    assert lengths.mean() == pytest.approx(1.0, abs=1e-5)
-    assert encoded.mean(0) == pytest.approx(np.zeros(NUM_PARTS), abs=1e-5)
-    by_distance = np.linalg.norm(encoded - encoded[500], axis=1)[500:]
-    assert (np.diff(by_distance) > 0).all(), "the farther, the less alike"
 
 
 @pytest.mark.parametrize(

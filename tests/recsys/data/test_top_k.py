@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -10,7 +10,6 @@ from recsys.data.top_k import (
     ItemMask,
     best_of_one,
     reranked_places,
-    select_top_k,
 )
 from tests.recsys.testing.tensors import top_k_of_scores
 
@@ -62,17 +61,6 @@ def test_a_nan_of_a_masked_item_does_no_harm():
 def test_a_mask_of_another_catalogue_is_refused():
     with pytest.raises(ValueError, match="mask covers 4 item rows, the catalogue has 3"):
         top_k_of_scores(torch.zeros(1, 3), 1, ItemMask.all(4))
-
-
-@settings(max_examples=200, deadline=None)
-@given(seed=st.integers(0, 10_000), columns=st.integers(1, 50), k=st.integers(1, 60))
-def test_one_query_alone_is_ranked_as_in_a_batch(seed: int, columns: int, k: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    scores = torch.randn(1, columns, generator=generator).mul(2).round()
-    scores[torch.rand(1, columns, generator=generator) < 0.2] = -torch.inf
-    alone, beside = select_top_k(scores, k), select_top_k(scores.expand(2, -1), k)
-    assert torch.equal(alone.scores[0], beside.scores[0])
-    assert torch.equal(alone.item_rows[0], beside.item_rows[0])
 
 
 @pytest.mark.parametrize("few", [0, 10_000])

@@ -30,7 +30,6 @@ from recsys.evaluation.calibration import (
     list_miscalibration,
     reliability_curve,
 )
-from recsys.evaluation.ranking import ndcg_at_k
 from recsys.evaluation.slices import (
     Slice,
     category_slices,
@@ -236,17 +235,6 @@ def test_metrics_of_a_slice_see_its_targets_alone():
     assert others.metrics["recall@10"].mean == 0.5
     assert others.metrics["ndcg@10"].mean == pytest.approx(0.25)
     assert others.metrics["ndcg@10"].num_users == 2
-
-
-def test_user_slices_that_cover_all_users_average_to_the_whole():
-    generator = torch.Generator().manual_seed(1)
-    ranks = Jagged.one_each(torch.randint(1, 40, (200,), generator=generator))
-    odd = torch.arange(200) % 2 == 1
-    parts = slice_metrics(
-        ranks, user_slices(ranks, "parity", {"odd": odd, "even": ~odd}), ["ndcg@10"]
-    )
-    total = sum(part.num_users * part.metrics["ndcg@10"].mean for part in parts)
-    assert total / 200 == pytest.approx(float(ndcg_at_k(ranks, 10).mean()))
 
 
 def test_popularity_counts_users_not_events():

@@ -165,20 +165,6 @@ def test_a_narrow_beam_keeps_what_a_search_with_lists_keeps(case: Case, beam_wid
         assert found.scores[request].tolist() == scores + [-torch.inf] * holes
 
 
-def test_the_context_is_encoded_once_and_the_model_called_once_a_level() -> None:
-    calls = []
-
-    def counting(tables: Tables, beams: Beams[Tensor] | None, /) -> Decoded[Tensor]:
-        calls.append(None if beams is None else tuple(beams.parents.shape))
-        return decode_table(tables, beams)
-
-    sizes = (3, 4, 5)
-    codes = torch.cartesian_prod(*(torch.arange(size) for size in sizes))
-    search = BeamSearch(counting, Trie.build(codes, sizes), beam_width=6, semantic_ids_version=None)
-    search.search(draw_tables(sizes, 2, 0, False), 10)
-    assert calls == [None, (2, 3), (2, 6)]
-
-
 def test_another_version_of_the_semantic_ids_is_refused_with_both_named() -> None:
     trie = trie_of({1: (0, 0)}, (2, 2), version="ids-of-monday")
     with pytest.raises(ValueError, match=r"generates semantic IDs ids-of-sunday.*ids-of-monday"):

@@ -1,7 +1,5 @@
 """A training with a limit in seconds, by a clock that only steps and validations move."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -9,7 +7,6 @@ from torch import nn
 from recsys.training import progress
 from recsys.training.loop import train
 from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
-from recsys.training.passes import TrainingConfig
 from recsys.training.progress import SilentProgress
 
 pytestmark = pytest.mark.numerics
@@ -142,18 +139,3 @@ def test_a_killed_run_resumes_with_the_seconds_it_had_spent(clock, tmp_path):
     finished, _ = run(Line(clock), config, checkpoint_dir=tmp_path)
     assert finished == result
     assert clock.seconds == again
-
-
-def test_a_refit_takes_the_chosen_steps_along_the_shortened_schedule(clock):
-    training = TrainingConfig(batch_size=10, max_epochs=50.0, max_seconds=60.0)
-    config = replace(training.for_examples(100), metric="fit", eval_every=10, log_every=1)
-    result, _ = run(Line(clock), config)
-    refit = training.for_refit(result.best_step, (100, 110), result.schedule_steps)
-    assert refit.num_steps == pytest.approx(1.1 * result.best_step, abs=1)
-    assert refit.schedule.decay_steps == pytest.approx(1.1 * result.num_steps, abs=1)
-    model = Line(clock)
-    began = clock.seconds
-    again, rates = run(model, replace(refit, log_every=1), validated=False)
-    assert clock.seconds - began <= 60
-    assert rates[-1] < 0.1 * max(rates)
-    assert again.best_metric is None

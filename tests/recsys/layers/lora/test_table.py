@@ -77,21 +77,6 @@ def test_own_rows_move_by_the_formula_and_others_by_no_bit():
     torch.testing.assert_close(model(batch()), corrected, rtol=0, atol=TABLE_CLOSE)
 
 
-def test_rows_learn_while_the_table_stays_and_cost_what_was_counted():
-    model = Shop()
-    digest, alone = digest_of_weights(model), model(batch()).detach()
-    adapter = LoraAdapter(model, CONFIG, rows={"item": OWN}).attach()
-    assert torch.equal(model(batch()), alone)
-    assert adapter.num_parameters == 2 * (5 + 3) + 2 * (3 + 5)
-    model(batch()).square().sum().backward()
-    assert bool((adapter.table_correction("item").b.grad.abs().sum(1) > 0).all())
-    assert model.tables.weight("item").grad is None
-    assert digest_of_weights(model) == digest
-    few = LoraConfig(targets=("read",), tables=("item",), rank=2, max_share=0.1)
-    with pytest.raises(ValueError, match=r"32 parameters, .* of the base's 98; at most 10.0%"):
-        LoraAdapter(model, few, rows={"item": OWN})
-
-
 @torch.no_grad()
 def test_what_is_saved_is_loaded_again_and_merged_by_peft(tmp_path):
     model = Shop()

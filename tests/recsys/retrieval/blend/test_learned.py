@@ -7,7 +7,7 @@ from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import ndcg_at_k
 from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.blend.learned import LearnedBlend
-from recsys.retrieval.blend.source_features import FEATURES, Blended, merge_lists
+from recsys.retrieval.blend.source_features import FEATURES, Blended
 from tests.recsys.retrieval.blend.plain_fusion import reciprocal_rank_fusion
 
 NUM_ITEMS, LENGTH = 400, 30
@@ -105,30 +105,6 @@ def test_log_odds_move_an_item_as_much_as_they_say_and_sources_share_them():
     # Rows beyond the table get nothing.
     short = blend.blend(lists, 4, log_odds=log_odds[:4])
     assert short.scores[0].tolist() == [2.5, 1.0, 1.0, 1.0]
-
-
-def test_no_better_weights_are_found_by_searching_ndcg():
-    """Weights by coordinate search on the metric itself, on what they are measured on."""
-    lists, targets, _ = two_worlds(400)
-    lists["noise"] = source(targets.values, torch.zeros(400), torch.Generator().manual_seed(5))
-    blend = LearnedBlend.fit(lists, targets)
-    features = merge_lists(lists).features(blend.scales).flatten(2)  # [B, L, P]
-    rows = merge_lists(lists).item_rows
-
-    def measured(weights: Tensor) -> float:
-        order = (features @ weights).argsort(dim=1, descending=True, stable=True)
-        ranked = Blended(rows, rows.gather(1, order), rows, ())
-        return float(ndcg(ranked, targets).mean())
-
-    weights = blend.weights[-1, -1].flatten().clone()
-    ours = best = measured(weights)
-    for place in range(len(weights)):
-        for factor in (0.0, 0.5, 0.8, 1.25, 2.0):
-            trial = weights.clone()
-            trial[place] *= factor
-            if measured(trial) > best:
-                weights, best = trial, measured(trial)
-    assert ours > 0.97 * best
 
 
 def weighing(sources: tuple[str, ...], **weights: list[float]) -> LearnedBlend:
