@@ -9,14 +9,14 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.data.windows import BatchOrder
 from recsys.models.configs import TwoTowerConfig
-from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.item_tower import FeatureSizes
 from recsys.models.two_tower import TwoTower
 from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
+from tests.recsys.models.parity import NUM_ITEM_ROWS, catalogue
 from tests.recsys.testing.tensors import rounding, top_k_of_scores
 
 pytestmark = pytest.mark.numerics
 
-NUM_ITEM_ROWS = 41
 SMALL = TwoTowerConfig(
     embedding_dim=16,
     hidden_dim=32,
@@ -32,15 +32,6 @@ CLOSE = rounding(8 + 2 * (16 + 32) + 16)
 INPUTS = FeatureSizes(
     num_item_rows=NUM_ITEM_ROWS, content_dim=4, num_categories=3, user_features={"taste": 3}
 )
-
-
-def catalogue(num_item_rows: int = NUM_ITEM_ROWS) -> ItemCatalogue:
-    """Content says the parity, the category too; row 0 has neither."""
-    parity = torch.arange(num_item_rows) % 2
-    content = torch.stack([parity, 1 - parity, parity, 1 - parity], dim=1).float()
-    content[0] = 0
-    lists = [[], *([int(value) + 1] for value in parity[1:])]
-    return ItemCatalogue(content, Jagged.from_lists(lists))
 
 
 def taste_feature(sequences: Sequences) -> dict[str, np.ndarray]:

@@ -15,17 +15,15 @@ from torch import Tensor
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import ItemMask, TopK
-from recsys.data.windows import BatchOrder, training_windows, window_batch
 from recsys.layers.codes.tokens import Beams
 from recsys.models.generative.config import GenerativeConfig
 from recsys.models.generative.model import GenerativeInputs, GenerativeModel
-from recsys.models.item_tower import ItemCatalogue
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.semantic_ids.trie import Trie
 from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
+from tests.recsys.models.parity import NUM_ITEM_ROWS, catalogue, queries, trained
 from tests.recsys.testing.tensors import top_k_of_scores
 
-NUM_ITEM_ROWS = 41
 SIZES = (4, 4, 4)
 SMALL = GenerativeConfig(
     num_layers=1,
@@ -44,15 +42,6 @@ VARIANTS = {
     "vectors and places": replace(SMALL, items="codes_vectors", carries_place=True),
 }
 CODES_ALONE = replace(SMALL, items="codes", dense_weight=0.0)
-
-
-def catalogue(num_item_rows: int = NUM_ITEM_ROWS) -> ItemCatalogue:
-    """Content says the parity, the category too; row 0 has neither."""
-    parity = torch.arange(num_item_rows) % 2
-    content = torch.stack([parity, 1 - parity, parity, 1 - parity], dim=1).float()
-    content[0] = 0
-    lists = [[], *([int(value) + 1] for value in parity[1:])]
-    return ItemCatalogue(content, Jagged.from_lists(lists))
 
 
 def draw_codes(num_item_rows: int = NUM_ITEM_ROWS, seed: int = 0, without: int = 1) -> Tensor:
@@ -147,32 +136,9 @@ def score_all_items(model: GenerativeModel, lists: list[list[int]]) -> Tensor:
     return scores
 
 
-def queries(sequences: Sequences, split: str = "test") -> JaggedBatch:
-    labels = sequences.label_positions(split)  # type: ignore[arg-type]
-    return window_batch(sequences, sequences.offsets[sequences.users_of(labels)], labels)
-
-
-@torch.enable_grad()
-def trained(
-    sequences: Sequences, model: GenerativeModel, seed: int, steps: int, learning_rate: float = 1e-2
-) -> tuple[GenerativeModel, list[float]]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
-    windows = training_windows(sequences, "train", model.config.max_length)
-    order = BatchOrder(len(windows), 16, seed)
-    losses = []
-    for step in range(steps):
-        chosen = order.indices(step)
-        loss = model.loss(window_batch(sequences, windows.starts[chosen], windows.ends[chosen]))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return model.eval(), losses
-
-
 def fit(sequences: Sequences, seed: int, config: GenerativeConfig, steps: int) -> GenerativeModel:
     torch.manual_seed(seed)
-    return trained(sequences, built(config), seed, steps)[0]
+    return trained(sequences, built(config), seed, steps)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

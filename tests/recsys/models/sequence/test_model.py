@@ -6,17 +6,17 @@ import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
-from recsys.data.windows import BatchOrder, training_windows, window_batch
+from recsys.data.windows import training_windows, window_batch
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import (
     SequenceModel,
 )
 from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
+from tests.recsys.models.parity import NUM_ITEM_ROWS, catalogue, queries, trained
 from tests.recsys.testing import synthetic
 from tests.recsys.testing.tensors import rounding
 
-NUM_ITEM_ROWS = 41
 SMALL = SequenceConfig(
     embedding_dim=16,
     hidden_dim=32,
@@ -42,49 +42,15 @@ VARIANTS = {
 }
 
 
-def catalogue(num_item_rows: int = NUM_ITEM_ROWS) -> ItemCatalogue:
-    """Content says the parity, the category too; row 0 has neither."""
-    parity = torch.arange(num_item_rows) % 2
-    content = torch.stack([parity, 1 - parity, parity, 1 - parity], dim=1).float()
-    content[0] = 0
-    lists = [[], *([int(value) + 1] for value in parity[1:])]
-    return ItemCatalogue(content, Jagged.from_lists(lists))
-
-
-def queries(sequences: Sequences, split: str = "test") -> JaggedBatch:
-    """What was known before each label, with times."""
-    labels = sequences.label_positions(split)  # type: ignore[arg-type]
-    return window_batch(sequences, sequences.offsets[sequences.users_of(labels)], labels)
-
-
 def built(config: SequenceConfig, *, bare: bool = False, num_item_rows: int = NUM_ITEM_ROWS):
     inputs = FeatureSizes(num_item_rows=num_item_rows) if bare else INPUTS
     known = ItemCatalogue.empty(num_item_rows) if bare else catalogue()
     return SequenceModel(config, inputs, known, torch.ones(num_item_rows, dtype=torch.int64))
 
 
-@torch.enable_grad()
-def trained(
-    sequences: Sequences, model: SequenceModel, seed: int, steps: int = 60
-) -> tuple[SequenceModel, list[float]]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    windows = training_windows(sequences, "train", model.config.max_length)
-    order = BatchOrder(len(windows), 16, seed)
-    losses = []
-    for step in range(steps):
-        chosen = order.indices(step)
-        batch = window_batch(sequences, windows.starts[chosen], windows.ends[chosen])
-        loss = model.loss(batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return model.eval(), losses
-
-
 def fit(sequences: Sequences, seed: int, config: SequenceConfig = SMALL, steps: int = 60):
     torch.manual_seed(seed)
-    return trained(sequences, built(config), seed, steps)[0]
+    return trained(sequences, built(config), seed, steps)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -135,7 +101,7 @@ def test_the_last_item_decides_where_order_is_everything(name: str) -> None:
     world = synthetic.markov_world(num_users=120, num_items=20, events_per_user=10)
     sequences = synthetic.sequences(world)
     torch.manual_seed(2)
-    model, _ = trained(
+    model = trained(
         sequences, built(VARIANTS[name], bare=True, num_item_rows=21), seed=2, steps=150
     )
     positions, batch = sequences.label_positions("test"), queries(sequences)
