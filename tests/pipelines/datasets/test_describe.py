@@ -67,7 +67,7 @@ def test_planted_defects_are_read_as_the_run_reads_them(tmp_path: Path) -> None:
         "user_id": made.events.user_ids, "item_id": made.events.item_ids,
         "when": made.events.times,
     })  # fmt: skip
-    future, early = pl.lit(4_857_667_200), pl.lit(3)
+    future, early = pl.lit(4_857_667_200), pl.lit(3, dtype=pl.Int64)
     planted = [table.head(7), table.head(4).with_columns(when=future)]
     table = pl.concat([table, *planted, table.head(3).with_columns(when=early)])
     table.write_csv(tmp_path / "events.csv")
