@@ -2,6 +2,8 @@
 
 import json
 import socket
+import subprocess
+import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -266,3 +268,16 @@ def test_columns_of_constants_or_nothing_say_only_what_is_missing() -> None:
     assert constant.encode([5, None])[:, :-1].any() == np.False_
     nothing = EncodedColumn.fit("price", "number", [None, None])
     assert nothing.encode([None, 3.0]).tolist() == [[1.0], [0.0]]
+
+
+def test_hashing_is_the_same_in_every_process():
+    code = (
+        "from recsys.content.encoder import HashEncoder;"
+        "print(HashEncoder(32).encode(['rose shampoo rose']).tobytes().hex())"
+    )
+    outputs = {
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+        for _ in range(2)
+    }
+    expected = HashEncoder(32).encode(["rose shampoo rose"]).tobytes().hex()
+    assert outputs == {f"{expected}\n".encode()}

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from recsys.training.checkpoint import CheckpointError, load_latest
+from recsys.training.checkpoint import CheckpointError, checkpoint_paths, load_latest
 from recsys.training.loop import TrainingDiverged, train
 from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
 
@@ -205,3 +205,28 @@ def test_folder_that_cannot_be_written_stops_the_run_at_its_start(tmp_path):
     with pytest.raises(OSError, match=r"cannot be written in .*checkpoints: .*choose another"):
         run(Line(), config_of(3), loss_at=asked.append, checkpoint_dir=folder)
     assert not asked
+
+
+def test_finite_loss_with_infinite_gradient_is_a_bad_step():
+    def loss_at(step):
+        # The square root has an infinite slope at zero.
+        return model.loss_at(step) + (model.line.weight.sum() * 0).sqrt()
+
+    model = Line()
+    before = weights_of(model)
+    result = run(model, config_of(3), loss_at=loss_at)
+    assert result.bad_steps == 3
+    assert_same_weights(model, before)
+
+
+def test_no_checkpoint_is_made_in_a_bad_streak(tmp_path):
+    def loss_at(step):
+        return model.loss_at(step) * (math.nan if step >= 8 else 1.0)
+
+    model = Line()
+    with pytest.raises(TrainingDiverged):
+        run(model, config_of(50, checkpoint_every=1), loss_at=loss_at, checkpoint_dir=tmp_path)
+    assert [path.name for path in checkpoint_paths(tmp_path)] == [
+        "step-000000007",
+        "step-000000008",
+    ]
