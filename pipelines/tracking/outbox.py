@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,16 +28,14 @@ from recsys.data.durable import write_durably
 ALIASES = "aliases.json"
 
 
-def flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Turn nested tables into dotted keys."""
-    values: dict[str, str] = {}
+def leaves(table: Mapping[str, Any], mark: str, above: str = "") -> Iterator[tuple[str, Any]]:
+    """List the values of nested tables with their keys, joined by ``mark``."""
     for name, value in table.items():
+        key = f"{above}{mark}{name}" if above else name
         if isinstance(value, Mapping):
-            values |= flat(value, f"{above}{name}.")
+            yield from leaves(value, mark, key)
         else:
-            text = value if isinstance(value, str) else json.dumps(value, default=str)
-            values[f"{above}{name}"] = text
-    return values
+            yield key, value
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -160,7 +158,11 @@ class Outbox:
             **{f"version.{name}": number for name, number in planned.versions.items()},
         }
         run = self.new_file(name)
-        run.append("start", stage=planned.stage, params=flat(planned.config), tags=tags)
+        params = {
+            key: value if isinstance(value, str) else json.dumps(value, default=str)
+            for key, value in leaves(planned.config, ".")
+        }
+        run.append("start", stage=planned.stage, params=params, tags=tags)
         return run
 
     def new_file(self, name: str) -> OutboxRun:

@@ -16,7 +16,7 @@ from pipelines.engine.artifacts import MANIFEST, RUN, Manifest, read_json
 from pipelines.engine.run_log import RunLog
 from pipelines.tracking.decisions import CHAMPION
 from pipelines.tracking.entries import register
-from pipelines.tracking.outbox import Outbox, OutboxRun
+from pipelines.tracking.outbox import Outbox, OutboxRun, leaves
 from serving.bundle.manifest import CURRENT
 
 DOCUMENTS = {
@@ -31,14 +31,8 @@ DOCUMENTS = {
 
 def collect_numbers(table: Mapping[str, Any], above: str = "") -> dict[str, float]:
     """Collect the numbers of nested tables by path; other values are left out."""
-    values: dict[str, float] = {}
-    for name, value in table.items():
-        key = f"{above}/{name}" if above else name
-        if isinstance(value, Mapping):
-            values |= collect_numbers(value, key)
-        elif isinstance(value, (int, float)):
-            values[key] = float(value)
-    return values
+    found = leaves(table, "/", above)
+    return {key: float(value) for key, value in found if isinstance(value, (int, float))}
 
 
 def record_release(run: OutboxRun, artefact: Path, bundles: Path, model: str) -> None:
