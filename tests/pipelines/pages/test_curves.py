@@ -1,8 +1,6 @@
 import json
 
-import pytest
-
-from pipelines.pages.report_data import read_curve, thinned
+from pipelines.pages.report_data import read_curve
 
 
 def write(folder, lines, **ending):
@@ -34,12 +32,3 @@ def test_another_metric_stands_in_and_none_is_no_error(tmp_path):
     assert (given.metric, given.validation) == ("recall@10", [(10, 0.3)])
     assert (shuffled.validation, shuffled.best_step) == ([], None)
     assert none is None
-
-
-@pytest.mark.parametrize("count", [1, 199, 200, 201, 5_000])
-def test_long_curves_keep_their_ends_and_fit(count):
-    points = [(step, float(step)) for step in range(count)]
-    kept = thinned(points)
-    assert len(kept) == min(count, 200)
-    assert (kept[0], kept[-1]) == (points[0], points[-1])
-    assert kept == sorted(set(kept))

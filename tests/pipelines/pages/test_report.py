@@ -5,7 +5,6 @@ import json
 import pytest
 
 from pipelines.pages.document import Chart, Section, Table
-from pipelines.pages.encoding import encoded
 from pipelines.pages.figures import counted
 from pipelines.pages.file import page_html
 from pipelines.pages.report import report_page
@@ -56,11 +55,6 @@ def test_every_number_of_the_report_is_on_the_page(page, plain_report):
     assert "1-5" in charts["slices-history_length"].note.split("No users in:")[1].split(".")[0]
 
 
-def test_keys_of_blocks_differ(page):
-    keys = [one.key for one in blocks_of(page.blocks, object) if hasattr(one, "key")]
-    assert len(set(keys)) == len(keys)
-
-
 def test_the_first_screen_says_what_is_served_and_whom_it_fails(reported):
     data = reported(models=("popularity", "blend", "blend_fast", "ranked"))
     page = report_page(data)
@@ -93,37 +87,11 @@ def test_titles_are_only_text(reported):
     assert set(HOSTILE) <= set(page.notices)
 
 
-@pytest.mark.parametrize(
-    ("options", "present", "absent"),
-    [
-        ({"has_times": False}, [], []),
-        ({"categories": ()}, ["slices"], []),
-        ({"models": ("popularity",)}, ["results"], ["significance", "training"]),
-        ({"models": ("popularity", "brand_new")}, ["significance"], ["training"]),
-        ({"orders": ("given", "shuffled")}, ["ties"], []),
-        ({"ranker": False}, ["significance"], ["ranker"]),
-    ],
-)
-def test_what_is_not_there_is_left_out(reported, options, present, absent):
-    found = sections(report_page(reported(**options)))
-    assert set(present) <= found
-    assert not set(absent) & found
-
-
 def test_the_ranker_and_its_routing_are_shown(page):
     assert "The ranker's order is served" in str(page)
     # A task of one class has no AUC.
     assert {row[1] for row in block_of(page, Table, "calibration").rows} == {0.88, None}
     assert block_of(page, Table, "experts-sparse").rows
-
-
-def test_equal_evaluations_give_equal_bytes(reported, page):
-    assert page_html(report_page(reported()), "report") == page_html(page, "report")
-
-
-def test_size_follows_models_and_not_users(reported, page):
-    many = report_page(reported(num_users=3_000, num_items=500, num_resamples=100))
-    assert len(encoded(many)) < len(encoded(page)) + 40_000
 
 
 def test_models_have_one_order_so_one_colour_on_every_page(plain_report):

@@ -11,10 +11,8 @@ from pipelines.pages.summary import (
     comparisons,
     headline_model,
     notices,
-    protocol,
     served_model,
     summarize_tests,
-    time_span,
 )
 from pipelines.pages.wording import MODELS
 from pipelines.publishing.comparison import served_row
@@ -99,32 +97,3 @@ def test_verdict_tells_what_the_tests_show(reported):
         ("two_tower", "blend"),
     ]
     assert all(one.difference == 0.1 for one in comparisons(data))
-
-
-def test_what_to_be_careful_about_is_said(reported):
-    data = reported(warnings=("no event_time",), quarantined=(("no item_id", 7),))
-    data = replace(data, provenance=replace(data.provenance, num_test_looks=30))
-    told = "\n".join(notices(data))
-    for words in ("no event_time", "7 rows could not be used", "Only 60 users", "30 times"):
-        assert words in told
-
-
-def test_protocol_names_what_was_hidden_and_how_much_was_ranked(reported):
-    data = reported()
-    told = " ".join(protocol(data))
-    assert "last item is held out for test" in told
-    assert "catalogue of 40 items for each of 60 users" in told
-    assert "left out of the lists" in told
-    later = replace(data, split_kind="global_time", excludes_history=False)
-    later.features.update(
-        validation_from="2024-05-01T00:00:00+00:00", test_from="2024-06-02T00:00:00+00:00"
-    )
-    told = " ".join(protocol(later))
-    assert "from 2 June 2024 on are held out for test" in told
-    assert "from 1 May 2024 until then" in told
-    assert "may be listed again" in told
-
-
-def test_time_span_is_days_or_said_to_be_absent(reported):
-    assert time_span(reported()) == "2 January 2024 to 30 June 2024"
-    assert time_span(reported(has_times=False)) == "no timestamps, only an order"

@@ -12,7 +12,7 @@ from pipelines.dashboard.data.paired import (
     interval,
     p_values,
 )
-from pipelines.dashboard.data.slices import CROSS, Slicing, crossed, everything, slice_label
+from pipelines.dashboard.data.slices import CROSS, Slicing, crossed, everything
 from recsys.data.batch import Jagged
 from recsys.evaluation.bootstrap import bootstrap_intervals
 from recsys.evaluation.config import BootstrapConfig
@@ -96,16 +96,6 @@ def test_a_users_items_of_one_slice_are_one_value() -> None:
     assert found.second.tolist() == pytest.approx([(1 + 0) / 2, (1 + 1 + 1) / 3])
 
 
-def test_a_slice_without_users_has_no_value_and_nothing_fails() -> None:
-    nobody = Slicing("half", ("some", "none"), np.zeros(3, np.int32), np.arange(3, dtype=np.int32))
-    pairs = Pairs(joined_of(np.arange(1, 4), drawn_ranks(1, 3)))
-    found = pairs.moments(0, 1, nobody, "ndcg@10")
-    assert found.num_users.tolist() == [3, 0]
-    assert np.isnan(found.difference[1])
-    assert p_values(found)[1] == 1
-    assert len(interval(found, 0.95)[0]) == 2
-
-
 def test_crossing_gives_each_combination_of_a_query() -> None:
     first = Slicing("a", ("x", "y"), np.array([0, 1, 1], np.int32), np.array([0, 0, 2], np.int32))
     second = Slicing("b", ("u", "v"), np.array([1, 0, 1], np.int32), np.array([0, 1, 2], np.int32))
@@ -113,12 +103,6 @@ def test_crossing_gives_each_combination_of_a_query() -> None:
     assert both.group == f"a{CROSS}b"
     pairs = list(zip(both.queries.tolist(), [both.names[code] for code in both.codes], strict=True))
     assert pairs == [(0, "x x v"), (0, "y x v"), (2, "y x v")]
-
-
-def test_keys_of_slices_are_said_in_words() -> None:
-    assert (
-        slice_label("category x user_activity/books x new") == "category books, user activity new"
-    )
 
 
 def test_slicings_are_those_of_the_log(tmp_path: Path) -> None:

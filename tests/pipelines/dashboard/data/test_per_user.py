@@ -73,16 +73,6 @@ def test_bundles_are_joined_by_the_ids_of_their_answers(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_without_ranks_says_which_stage_makes_them(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match=r"recsys run .* --until evaluate"):
-        side(run_of(tmp_path))
-
-
-def test_an_unknown_model_names_those_there_are(runs: dict[str, Run]) -> None:
-    with pytest.raises(NotFoundError, match="'bert'; it has blend, ease"):
-        side(runs["first"], "bert")
-
-
 def test_a_table_that_is_torn_is_said_in_words(tmp_path: Path) -> None:
     path = write_workspace(tmp_path / "torn", world(9, num_users=50), {"blend": Model(seed=1)})
     chosen = side(run_of(path))

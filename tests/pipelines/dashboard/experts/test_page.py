@@ -1,9 +1,6 @@
 """The page of experts and adapters as a document."""
 
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.experts import build
@@ -12,7 +9,7 @@ from pipelines.dashboard.query import Query
 from pipelines.pages.document import Chart, Page, Table, Tiles
 from pipelines.pages.encoding import encoded
 from tests.pipelines.dashboard.documents import blocks_of, sections
-from tests.pipelines.dashboard.experts.conftest import HOSTILE, write_ranker
+from tests.pipelines.dashboard.experts.conftest import HOSTILE
 
 
 def block(page: Page, key: str) -> Any:
@@ -48,25 +45,6 @@ def test_a_harmful_adapter_is_refused_with_the_slice_it_harms(experts_context: C
     ]
     verdicts: Table = block(page, "verdicts-books")
     assert [row[3] for row in verdicts.rows] == ["yes", "no", "yes"]
-
-
-@pytest.mark.parametrize("text", ["{", "{}", "[1]", '[{"domain": 1, "verdicts": [{}]}]'])
-def test_half_written_outcomes_are_noticed(
-    experts_context: Context, experts_workspace: Path, text: str
-) -> None:
-    (experts_workspace / "adapt_domains" / "adapters.json").write_text(text)
-    page = build(experts_context, Query.of())
-    assert page.notices
-    assert sections(page)["mixture-sparse"]
-
-
-def test_a_dense_ranker_says_what_to_configure(
-    experts_context: Context, experts_workspace: Path
-) -> None:
-    write_ranker(experts_workspace / "train_ranker" / "given", None)
-    page = build(experts_context, Query.of())
-    assert page.lead == "The ranker has no experts."
-    assert 'trunk = "sparse"' in str(sections(page)["ranker"])
 
 
 def test_a_real_run_and_its_bundle_show_the_same_experts(context: Context) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pipelines.dashboard.data.answers import Answers
 from pipelines.dashboard.exposure import NAMES, count_exposure
 from pipelines.dashboard.items import ENTRY, build, read_shown, wilson
-from pipelines.dashboard.query import NotFoundError, Query, QueryError
+from pipelines.dashboard.query import Query
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.document import Section, Table, Window
 from tests.pipelines.dashboard.conftest import HOSTILE_TITLES
@@ -112,13 +112,3 @@ def test_the_table_is_ordered_by_every_column(context, column, descending):
     numbers = [value for value in numbers if value is not None]
     assert numbers == sorted(numbers, reverse=descending)
     assert len(rows.rows) == rows.total == rows.found
-
-
-def test_search_and_what_is_not_there(context, tmp_path):
-    found = ENTRY.rows["items"](context, Query(), Window(search="<SCRIPT>"))
-    assert [row[0].text for row in found.rows] == [HOSTILE_TITLES[0]]
-    assert "no item 'x'" in build(context, Query.of(item="x")).notices[0]
-    with pytest.raises(QueryError, match="model is 'x'"):
-        build(context, Query.of(model="x"))
-    with pytest.raises(NotFoundError, match="recsys run"):
-        build(dashboard(tmp_path), Query())

@@ -113,14 +113,6 @@ def test_a_decision_that_was_altered_is_named_and_not_believed(shop: Path):
     assert "cannot be trusted" in section.blocks[0].lines[2]
 
 
-def test_without_the_key_signatures_are_not_verified(shop: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("RECSYS_SIGNING_KEY")
-    page = page_of(shop)
-    assert "RECSYS_SIGNING_KEY is not set here, so no signature is verified" in page.notices
-    states = {row[4] for row in block_of(page, Table, "decisions").rows}
-    assert states == {"signed, not verified"}
-
-
 def test_a_refusal_is_shown_whole_with_what_to_do(shop: Path):
     section = block_of(page_of(shop, version="v4"), Section, "decision")
     (verdicts,) = (one for one in section.blocks if isinstance(one, Table))
@@ -234,17 +226,6 @@ def test_a_rollback_to_a_version_whose_decision_was_altered_is_refused(shop: Pat
     with pytest.raises(QueryError, match=r"v1 is not served: .* was altered after it was signed"):
         ENTRY.actions["rollback"](context_of(shop.parent), sent(action))
     assert served_version(shop / "bundles") == "v2"
-
-
-def test_nothing_released_and_a_bundle_that_is_gone_are_said(tmp_path: Path):
-    (tmp_path / "empty").mkdir()
-    page = build(context_of(tmp_path / "empty"), Query.of())
-    assert "Nothing was released yet" in page.blocks[0].lines[0]
-    write_synthetic_bundle(tmp_path, "v1")
-    (tmp_path / "current").symlink_to("bundle-v2")
-    page = build(context_of(tmp_path), Query.of(version="v1"))
-    assert "v2 is to be served, but its bundle is not in" in page.notices[0]
-    assert tiles(page)["Champion"].tone == "bad"
 
 
 def test_half_written_files_are_said_and_the_rest_is_shown(shop: Path):

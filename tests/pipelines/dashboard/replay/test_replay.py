@@ -9,7 +9,7 @@ import pytest
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.replay import backtests, build, exports
 from pipelines.pages.backtest import backtest_page
-from pipelines.pages.backtest_numbers import ReplayResults, falling, measure_ageing
+from pipelines.pages.backtest_numbers import ReplayResults, measure_ageing
 from pipelines.pages.document import Chart, Page, Table
 from tests.pipelines.dashboard.documents import block_of, control_of, dashboard, words
 
@@ -131,11 +131,6 @@ def test_stale_models_lose_a_hundredth_a_day(page: Page) -> None:
     assert "the loss reaches 10% after 10 days" in said
 
 
-def test_a_fitted_line_never_rises() -> None:
-    fitted = falling([1.0, 0.8, 0.9, 0.5], [1e9, 1.0, 3.0, 1.0])
-    assert fitted.tolist() == pytest.approx([1.0, 0.875, 0.875, 0.5])
-
-
 def test_quality_stands_beside_cost(page: Page) -> None:
     rows = {row[0]: row for row in block_of(page, Table, "cost").rows}
     # Four steps behind the first one.
@@ -179,16 +174,6 @@ def test_what_is_not_finished_or_cannot_be_read_is_said(tmp_path: Path) -> None:
     assert "5 steps" in build(dashboard(tmp_path), Query.of()).lead
 
 
-def test_values_that_are_no_numbers_are_left_out() -> None:
-    document = handmade()
-    one = document["rows"][0]
-    one["metrics"], other = values(float("nan")), document["rows"][7]
-    other["standard_errors"] = values(float("nan"))
-    rows = block_of(backtest_page(document), Chart, "policies").rows
-    full = {row[0]: row[4] for row in rows if row[2] == "full"}
-    assert full == {2: None, 3: 0.002, 4: 0.002, 5: 0.002}
-
-
 def test_a_backtest_can_be_chosen_and_one_that_is_gone_is_not_found(tmp_path: Path) -> None:
     other = {**handmade(), "data_set": "other"}
     keys = []
@@ -215,16 +200,3 @@ def test_a_run_shows_its_own_backtest(tmp_path: Path) -> None:
     assert block_of(page, Chart, "policies").origins[0].run == run.key
     with pytest.raises(NotFoundError, match="recsys backtest"):
         exports(context, Query.of(run="another"))
-
-
-def test_hidden_folders_and_partitions_are_not_searched(tmp_path: Path) -> None:
-    for name in (".hidden", "day=2026-01-01"):
-        put(tmp_path / name / "one", handmade())
-    put(tmp_path / "shop" / "deep" / "one", handmade())
-    assert [one.name for one in backtests(dashboard(tmp_path))] == ["one"]
-
-
-def test_what_does_not_change_is_drawn_once(tmp_path: Path) -> None:
-    put(tmp_path / "one", handmade())
-    context = dashboard(tmp_path)
-    assert build(context, Query.of()).blocks is build(context, Query.of()).blocks

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.query import NotFoundError, Query, QueryError
+from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.differences import build
 from pipelines.pages.document import Page, Table
 from tests.pipelines.dashboard.documents import block_of, blocks_of, dashboard
@@ -53,27 +53,6 @@ def test_settings_data_code_and_metrics_that_differ_are_listed(tmp_path: Path) -
     assert metrics[1][2:] == (0.13, 0.15, pytest.approx(0.02))
 
 
-def test_equal_runs_have_no_difference(tmp_path: Path) -> None:
-    write_run(tmp_path / "a")
-    write_run(tmp_path / "b", began=BEGAN + timedelta(days=1))
-    context = dashboard(tmp_path)
-    page = build(context, Query())
-    assert page.lead == (
-        "From a to b: no setting that shapes results differs; the data are the same; code and "
-        "versions are the same."
-    )
-    assert not rows_of(page, "setting")
-    assert {row[4] for row in block_of(page, Table, "metrics-table").rows} == {0.0}
-
-
-def test_places_are_no_settings(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", settings='workspace = "a"\n[data]\nevents = "x/a.csv"')
-    write_run(tmp_path / "b", settings='workspace = "b"\n[data]\nevents = "x/a.csv"')
-    page = build(dashboard(tmp_path), Query())
-    assert rows_of(page, "place") == [("workspace", "a", "b")]
-    assert "no setting that shapes results differs" in page.lead
-
-
 def test_bundles_of_a_real_workspace(context: Context) -> None:
     page = build(context, Query())
     settings = {row[0]: row[1:] for row in rows_of(page, "setting")}
@@ -99,15 +78,3 @@ def test_what_is_not_on_record_is_said(tmp_path: Path) -> None:
     runs = tuple(run.key for run in context.stores.runs())
     page = build(context, Query.of(runs=runs))
     assert "settings are not on record for both; the data are not on record for both" in page.lead
-
-
-def test_one_run_or_none_is_no_pair(tmp_path: Path) -> None:
-    write_run(tmp_path / "a")
-    context = dashboard(tmp_path)
-    assert "Choose two runs" in build(context, Query()).lead
-    key = context.stores.runs()[0].key
-    assert "Choose two runs" in build(context, Query.of(runs=key)).lead
-    with pytest.raises(QueryError, match="at most 2"):
-        build(context, Query.of(runs=("a", "b", "c")))
-    with pytest.raises(NotFoundError):
-        build(context, Query.of(runs=("a", "b")))

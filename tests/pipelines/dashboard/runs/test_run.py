@@ -1,6 +1,5 @@
 """The page of one run, real and synthetic, whole and broken."""
 
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from pipelines.dashboard.runs.run import build
 from pipelines.pages.document import Chart, Section, Table, Tiles, Words
 from tests.pipelines.dashboard.documents import block_of, blocks_of, control_of, dashboard
 from tests.pipelines.dashboard.planted import Model, world, write_workspace
-from tests.pipelines.dashboard.synthetic_runs import BEGAN, write_bundle, write_json, write_run
+from tests.pipelines.dashboard.synthetic_runs import write_run
 
 
 def test_a_real_run_has_its_figures_costs_settings_ledger_and_files(context: Context) -> None:
@@ -101,34 +100,6 @@ def test_a_run_measured_on_test_alone_has_its_figures(tmp_path: Path) -> None:
     tables = [table.key for table in blocks_of(page.blocks, Table)]
     assert "intervals-test" in tables
     assert "intervals-validation" not in tables
-
-
-def test_a_run_half_written_says_what_is_missing(tmp_path: Path) -> None:
-    context, path = made(tmp_path)
-    (path / "evaluate/metrics.json").unlink()
-    page = build(context, Query())
-    assert page.notices[0].startswith("not evaluated: 3 stages are made. Go on with: recsys run")
-    states = {one.label: one.value for one in block_of(page, Tiles).tiles}
-    assert states["status"] == "unfinished"
-
-
-def test_a_torn_ledger_and_manifests_of_others_are_no_error(tmp_path: Path) -> None:
-    context, path = made(tmp_path)
-    (path / "ledger.jsonl").write_text('{"time": "x"}\n[1]\n{"ti', encoding="utf-8")
-    write_json(path / "train_two_tower/manifest.json", {"stage": "x", "versions": 3, "rows": 1})
-    (path / "build_features/manifest.json").write_text("{", encoding="utf-8")
-    tiles = {tile.label: tile.value for tile in block_of(build(context, Query()), Tiles).tiles}
-    assert tiles["looks at the test split"] == "2"
-
-
-def test_the_run_before_of_the_same_data_is_offered(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", dataset="ml")
-    write_run(tmp_path / "b", dataset="beauty", began=BEGAN + timedelta(days=1))
-    write_run(tmp_path / "c", dataset="ml", began=BEGAN + timedelta(days=2))
-    write_bundle(tmp_path / "c/bundles", "v1")
-    page = build(dashboard(tmp_path), Query())
-    assert page.title == "c"
-    assert "Compare with a" in [link.label for link in block_of(page, Words).links]
 
 
 def test_with_one_run_the_first_page_is_that_run(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from pipelines.dashboard.service.request_log import (
     quantiles,
 )
 from serving.online.sqlite_store import SqliteStore
-from serving.online.store import RequestRecord
 from tests.pipelines.dashboard.service.online_log import BEGIN_MS, record, write_log
 
 HOUR_MS = 3_600_000
@@ -53,15 +52,6 @@ def test_records_are_counted():
     assert named(found, "arm") == {"x: a": 1, "x: b": 1}
     # No user's id is kept.
     assert found.columns == ["minute_ms", "surface", "kind", "name", "bucket", "count"]
-
-
-def test_a_record_that_cannot_be_read_is_counted_and_the_rest_is_read():
-    bad = [b"{", b"[]", b'{"unix_ms": "soon"}', b'{"items": 1}', b"\xff", b""]
-    records = [RequestRecord(f"{n:032x}", n, None, document) for n, document in enumerate(bad)]
-    found = count_records([record(0, BEGIN_MS), *records, record(1, BEGIN_MS + 1)])
-    assert named(found.counts, "bundle") == {"v1": 2}
-    assert found.num_unreadable == len(bad)
-    assert count_records([]).counts.is_empty()
 
 
 def test_quantiles_are_within_five_percent_and_memory_follows_minutes():

@@ -10,8 +10,8 @@ from pipelines.dashboard.query import Query, QueryError
 from pipelines.dashboard.service.request_log import request_log
 from pipelines.dashboard.service.serving import build
 from serving.online.sqlite_store import SqliteStore
-from tests.pipelines.dashboard.documents import charts, dashboard, sections, table, tiles, words
-from tests.pipelines.dashboard.service.online_log import BEGIN_MS, write_log
+from tests.pipelines.dashboard.documents import charts, dashboard, sections, table, tiles
+from tests.pipelines.dashboard.service.online_log import write_log
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 STAGES = ("hydrate", "filter", "retrieve", "rank", "select")
@@ -91,18 +91,6 @@ def test_a_champion_without_a_logged_list_is_said(workspace: Path):
     assert build(context, Query.of()).notices == []
 
 
-def test_lines_are_not_drawn_over_stretches_without_lists(workspace: Path):
-    timed = {"timings_ms": {"total": 1.0}}
-    write_log(workspace / "online", 2, lambda _: timed, every_ms=60_000)
-    context = logging(
-        workspace, 2, lambda _: timed, every_ms=60_000, begin_ms=BEGIN_MS + 240_000, first=2
-    )
-    for chart in charts(build(context, Query.of())).values():
-        rows = [row for row in chart.rows if row[1] in ("v1", "p50")]
-        assert [row[0][14:16] for row in rows] == ["00", "01", "06", "07"]
-        assert [row[3] for row in rows] == [0, 0, 1, 1]
-
-
 def test_versions_stages_and_sources(logged):
     page = build(logged, Query.of())
     found = charts(page)
@@ -136,13 +124,6 @@ def test_range_and_surface_choose(logged):
             build(logged, Query.of(**{name: value}))
 
 
-def test_a_long_log_is_drawn_by_day_and_missing_times_are_said(workspace: Path):
-    context = logging(workspace, 100, lambda _: {}, every_ms=3_600_000)
-    page = build(context, Query.of(range="all"))
-    assert [row[2] for row in charts(page)["versions"].rows] == [24, 24, 24, 24, 4]
-    assert "kept no times" in words(page)
-
-
 def test_while_the_log_is_read_that_is_said(workspace: Path, monkeypatch: pytest.MonkeyPatch):
     write_log(workspace / "online", 10, lambda _: {})
     gate, read = threading.Event(), SqliteStore.requests_between
@@ -160,21 +141,6 @@ def test_while_the_log_is_read_that_is_said(workspace: Path, monkeypatch: pytest
     request_log(context, workspace / "online").now(60)
     page = build(context, Query.of())
     assert (page.notices, page.refresh_seconds) == ([], None)
-
-
-@pytest.mark.parametrize(
-    ("key", "said"),
-    [
-        ("log", "recsys serve "),
-        ("monitor", "recsys monitor"),
-        ("parity", "recsys parity"),
-        ("experiments", "No list of an experiment"),
-        ("off-policy", "recsys ope"),
-    ],
-)
-def test_nothing_to_show_says_what_to_do(workspace: Path, key: str, said: str):
-    page = build(dashboard(workspace.parent), Query.of())
-    assert said in sections(page)[key].blocks[0].lines[0]
 
 
 def watched(workspace: Path):

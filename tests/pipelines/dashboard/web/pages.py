@@ -17,7 +17,6 @@ from pipelines.pages.document import (
     Link,
     LinkedCell,
     Lists,
-    Node,
     Option,
     Origin,
     Page,
@@ -26,7 +25,6 @@ from pipelines.pages.document import (
     Table,
     Tile,
     Tiles,
-    Tree,
     Window,
     Words,
 )
@@ -94,14 +92,8 @@ def lists() -> Lists:
     return Lists(key="lists", lists=found, origins=[ORIGIN])
 
 
-def blocks(query: Query) -> Sequence[object]:
-    children = [Node(label="1-4", note="12 items")] if query.text("node") == "1" else []
+def blocks() -> Sequence[object]:
     opens = Link(label="", page="every", parameters={"node": "1"})
-    nodes = [
-        Node(label=HOSTILE[1], note="40 items", link=opens, children=children),
-        Node(label="2", children=[Node(label="2-7"), Node(label="2-8")]),
-    ]
-    tree = Tree(key="tree", title="Codes", note="A tree to walk.", nodes=nodes)
     action = Action(
         key="promote",
         title="Promote bundle-v2",
@@ -136,7 +128,7 @@ def blocks(query: Query) -> Sequence[object]:
             blocks=[chart("first"), chart("second", "var(--m1)")],
         ),
         Section(key="tables", title="Tables", blocks=[table, long]),
-        Section(key="others", title="Lists and trees", blocks=[lists(), tree, action]),
+        Section(key="others", title="Lists", blocks=[lists(), action]),
     ]
 
 
@@ -163,7 +155,7 @@ def every(context: Context, query: Query) -> Page:
         title=f"Every block {HOSTILE[2]}",
         lead=f"Model {query.text('model', 'none')}, k {query.text('k', '10')}, "
         f"item {query.text('item', 'none')}.",
-        blocks=blocks(query),  # type: ignore[arg-type]
+        blocks=blocks(),  # type: ignore[arg-type]
         controls=controls(query),
         notices=["A store is gone.", HOSTILE[0]],
     )

@@ -107,20 +107,6 @@ def test_runs_are_found_by_key_or_folder_and_a_wrong_name_says_which_there_are(t
         export.find_runs(stores, ["nowhere"])
 
 
-def test_a_page_that_takes_two_runs_is_of_the_first_with_each_other(tmp_path):
-    def pair(context: Context, query: Query) -> Page:
-        query.several("runs", at_most=2)
-        return Page(title="p", lead="", blocks=[])
-
-    entry = PageEntry(name="pair", title="Pair", build=pair)
-    context = Context(stores=OneRun(tmp_path), exported=True)
-    runs = [replace(RUN, key=key) for key in ("a", "b", "c")]
-    documents, left_out = export.build_documents(context, [entry], runs)
-    assert left_out == []
-    pairs = [one.parameters["runs"] for one in documents if "runs" in one.parameters]
-    assert pairs == [("a", "b"), ("a", "c")]
-
-
 @pytest.fixture
 def window(chromium, exported):
     with windows(chromium, exported.as_uri()) as new:
@@ -155,9 +141,3 @@ def test_controls_offer_what_the_file_holds(window):
     window.until("document.querySelector('.answer').textContent.startsWith('Model 2')")
     window.settled()
     assert page.locator(".words a").count() == 0, "a file of a run is not in this file"
-
-
-@pytest.mark.slow
-def test_a_page_that_is_not_in_the_file_is_said(window):
-    window.open("gone", expected="failed")
-    assert "does not hold that page" in window.page.inner_text(".answer")

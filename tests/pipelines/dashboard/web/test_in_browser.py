@@ -188,16 +188,6 @@ def test_a_chart_has_a_table_downloads_and_a_tooltip(window):
     assert b"NDCG@10" in saved["SVG"]
 
 
-def test_charts_follow_the_width(window):
-    shown = window(1440)
-    shown.open("every")
-    width = "document.querySelector('#first svg').width.baseVal.value"
-    before = shown.page.evaluate(width)
-    shown.page.set_viewport_size({"width": 390, "height": 800})
-    shown.until(f"{width} < 340 && {width} < {before}")
-    assert not shown.overflows()
-
-
 def test_the_same_item_is_marked_in_all_lists(window):
     shown = window()
     shown.open("every")
@@ -207,14 +197,6 @@ def test_the_same_item_is_marked_in_all_lists(window):
     assert shown.page.eval_on_selector_all(
         "li.same", "all => all.map(one => one.dataset.item)"
     ) == ["2", "2"]
-
-
-def test_a_tree_opens_by_its_links(window):
-    shown = window()
-    shown.open("every")
-    shown.page.locator(".tree a").first.click()
-    shown.page.wait_for_selector(".tree li li:has-text('1-4')")
-    assert shown.page.url.endswith("?node=1")
 
 
 def test_an_action_needs_confirmation_and_the_key(window):
@@ -258,18 +240,6 @@ def test_it_is_navigated_by_keyboard_and_announced(window):
     assert page.evaluate("document.activeElement.tagName") == "H1"
     assert page.inner_text("#announced") == "Other page: shown"
     assert page.get_attribute("nav a[aria-current=page]", "href") == "#/other?model=3"
-
-
-def test_contents_lead_to_sections_and_stand_in_the_address(window):
-    shown = window()
-    shown.open("every")
-    page = shown.page
-    page.locator(".contents a", has_text="Tables").click()
-    shown.until("document.activeElement.id === 'title-tables'")
-    assert page.url.endswith("#/every#tables")
-    page.reload()
-    shown.settled()
-    assert focused(shown) == "title-tables"
 
 
 @pytest.mark.parametrize(

@@ -118,11 +118,6 @@ def test_a_spreadsheet_takes_no_title_for_a_formula():
     assert list(csv_lines(table, lambda _: rows, Window()))[1] == "'=1+1,'@x,-0.5,plain\n"
 
 
-def test_suggestions_are_of_what_was_typed(client):
-    found = client.get("/api/suggest/every/items", params={"w.text": "TOM"}).json()
-    assert found == [{"value": "4", "label": HOSTILE[4]}]
-
-
 def test_an_action_needs_the_key_and_a_page_of_ours(keyed):
     address, values = "/api/act/every/promote", {"version": "v2", "reason": "better"}
     DONE.clear()

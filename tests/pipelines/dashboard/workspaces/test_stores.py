@@ -1,6 +1,5 @@
 """All runs of all places: found without reading events, read anew where they changed."""
 
-import shutil
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -34,11 +33,6 @@ def test_runs_are_listed_newest_first_at_any_depth(tmp_path: Path) -> None:
     assert stores.run(newest.key) is newest
     assert stores.workspaces() == list(stores.runs())
     assert stores.problems() == ()
-
-
-def test_a_root_may_be_a_workspace(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "one")
-    assert names(Stores(Places(roots=[path]))) == ["one"]
 
 
 def test_what_cannot_hold_runs_is_not_descended_into(tmp_path: Path) -> None:
@@ -120,21 +114,6 @@ def test_only_what_changed_is_read_anew(tmp_path: Path, monkeypatch: pytest.Monk
     assert found.metrics == {"test/blend/ndcg@10": 0.5}
 
 
-def test_a_root_that_vanishes_is_said_and_the_rest_stays(tmp_path: Path) -> None:
-    write_run(tmp_path / "one/a")
-    write_run(tmp_path / "two/b")
-    stores = Stores(Places(roots=[tmp_path / "one", tmp_path / "two"]))
-    gone = next(run for run in stores.runs() if run.name == "a")
-    shutil.rmtree(tmp_path / "one")
-    assert names(stores) == ["b"]
-    assert stores.problems() == (f"{tmp_path / 'one'} cannot be read: No such file or directory",)
-    with pytest.raises(NotFoundError, match=gone.key):
-        stores.run(gone.key)
-    write_run(tmp_path / "one/a")
-    assert stores.run(gone.key).name == "a"
-    assert stores.problems() == ()
-
-
 def test_a_watching_store_replies_with_what_is_there_while_it_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,14 +159,6 @@ def test_one_run_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
     assert runs["good"].status == "complete"
     assert runs["bad"].status in ("unfinished", "unreadable")
     assert runs["bad"].problems
-
-
-def test_no_place_has_no_run(tmp_path: Path) -> None:
-    stores = Stores(Places(roots=[tmp_path / "nowhere"]))
-    assert stores.runs() == ()
-    assert stores.problems() == (
-        f"{tmp_path / 'nowhere'} cannot be read: No such file or directory",
-    )
 
 
 def test_a_look_that_fails_is_said_and_the_next_one_is_made(

@@ -4,8 +4,6 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pytest
-
 from pipelines.dashboard.workspaces.read import read_workspace
 from serving.recommend import Recommender
 from tests.pipelines.dashboard.synthetic_runs import METRICS, write_json, write_run, write_stage
@@ -54,26 +52,6 @@ def test_a_damaged_file_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
     assert run.seconds == 30.0
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "null", '{"given": 3}', '{"given": {"test": [1]}}'])
-def test_json_of_another_shape_is_no_error(tmp_path: Path, text: str) -> None:
-    path = write_run(tmp_path / "run")
-    (path / "evaluate/metrics.json").write_text(text, encoding="utf-8")
-    run = read_workspace(path)
-    assert (run.served, dict(run.metrics)) == (None, {})
-
-
-def test_values_that_are_no_numbers_are_left_out_and_named(tmp_path: Path) -> None:
-    values = {"ndcg@10": float("nan"), "recall@10": 0.3, "mrr@10": float("inf"), "map@10": "x"}
-    metrics = {"test": {"blend": values}}
-    run = read_workspace(write_run(tmp_path / "run", metrics))  # type: ignore[arg-type]
-    assert run.status == "complete"
-    assert run.metrics == {"test/blend/recall@10": 0.3}
-    assert run.problems == (
-        "metrics that are no numbers are left out: test/blend/ndcg@10 (nan), test/blend/mrr@10 "
-        "(inf), test/blend/map@10 (x)",
-    )
-
-
 def test_a_run_of_an_older_format_says_so_and_keeps_its_metrics(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     write_stage(path / "evaluate", format=1)
@@ -81,13 +59,6 @@ def test_a_run_of_an_older_format_says_so_and_keeps_its_metrics(tmp_path: Path) 
     assert run.status == "unreadable"
     assert run.metrics["test/blend/ndcg@10"] == 0.13
     assert "written in format 1; this version of recsys reads format 2" in run.problems[0]
-
-
-def test_settings_that_cannot_be_read_are_said(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "run", settings="seed = ")
-    run = read_workspace(path)
-    assert (run.status, dict(run.config)) == ("complete", {})
-    assert run.problems[0].startswith("config.toml is no TOML")
 
 
 def test_a_real_workspace_has_the_digests_of_its_release(workspace: Path) -> None:

@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from pipelines.pages.document import Table
-from pipelines.pages.encoding import encoded
 from pipelines.pages.semantic_ids import semantic_ids_page, write_semantic_id_report
 from recsys.semantic_ids.codes import SemanticIds
-from recsys.semantic_ids.collisions import assign_semantic_ids
 from recsys.semantic_ids.kmeans import Centres
 from recsys.semantic_ids.lifecycle import retire
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans
@@ -141,21 +139,6 @@ def test_another_quantizer_and_no_ids_are_refused(planted_ids):
         planted_ids(id_rows=np.zeros(9, np.int64))
 
 
-def test_one_level_and_one_item_have_a_page(planted_ids):
-    quantizer = ResidualKMeans([Centres(torch.eye(2), torch.zeros(2))])
-    vectors = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
-    made = planted_ids(
-        quantizer=quantizer,
-        ids=assign_semantic_ids(quantizer, vectors),
-        vectors=vectors,
-        id_rows=np.arange(2),
-        items=planted_items(["only"], [1], [""]),
-    )
-    page = page_of(made)
-    assert block_of(page, Table, "prefixes-kept").rows[0][7] is None
-    assert block_of(page, Table, "levels").rows[0][1:3] == (2, 1)
-
-
 def test_unused_and_crowded_codes_are_warned_of(planted_ids):
     codes = torch.cat([torch.zeros(30, 1), torch.arange(30)[:, None]], 1).int()
     codes = torch.cat([torch.full((1, 2), -1, dtype=torch.int32), codes])
@@ -173,27 +156,3 @@ def test_unused_and_crowded_codes_are_warned_of(planted_ids):
     warned = " ".join(page_of(made).notices)
     assert "Level 1 uses 1 of its 40 codes (2.5%)" in warned
     assert "The most used first code has 40 times the mean" in warned
-
-
-def test_size_holds_for_a_catalogue_of_22_thousand(planted_ids):
-    generator = torch.Generator().manual_seed(0)
-    quantizer = ResidualKMeans(
-        [
-            Centres(torch.randn(256, 16, generator=generator) / 2**level, torch.zeros(256))
-            for level in range(3)
-        ]
-    )
-    vectors = torch.randn(22_001, 16, generator=generator)
-    vectors[0] = 0
-    rows = range(22_000)
-    items = planted_items(
-        [f"title of item {row} " * 10 for row in rows], rows, [f"c{row % 37}" for row in rows]
-    )
-    made = planted_ids(
-        quantizer=quantizer,
-        ids=assign_semantic_ids(quantizer, vectors),
-        vectors=vectors,
-        id_rows=np.arange(22_001),
-        items=items,
-    )
-    assert len(encoded(page_of(made))) < 300_000
