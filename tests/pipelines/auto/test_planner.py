@@ -136,13 +136,6 @@ def test_an_encoder_that_is_set_is_not_cut_and_its_seconds_are_planned() -> None
     assert part.seconds == 25.0
 
 
-def test_columns_of_ones_own_are_not_cut_from_the_planned_encoder() -> None:
-    assert plan_of().rounds[1].choices["content_similarity"] == {"columns": 384}
-    own = plan_of(user={"content": {"columns": ["price"]}}).rounds[1].choices
-    assert own["content"] == {"encoder": "minilm+words"}
-    assert "content_similarity" not in own
-
-
 def test_an_encoder_that_is_set_and_has_no_time_is_left_out_and_said() -> None:
     user = {"content": {"encoder": "endpoint"}}
     for left in (600.0, 20.0):
@@ -150,26 +143,6 @@ def test_an_encoder_that_is_set_and_has_no_time_is_left_out_and_said() -> None:
         assert all("content.encoder" in one.deferred for one in plan.rounds)
         (part,) = [one for one in plan.left_out if one.name == "content"]
         assert "900 s are needed" in part.why
-
-
-def test_an_encoder_that_is_set_is_read_though_nothing_is_trained() -> None:
-    user = {"content": {"encoder": "endpoint"}, "sequence_training": {"enabled": False}}
-    *_, last = plan_of(user=user, encoder=timed("bge", 25.0)).rounds
-    assert last.deferred == ()
-    user = {"content": {"encoder": "endpoint"}}
-    few = replace(SHOP, num_events=400)
-    plan = plan_of(few, user=user, encoder=timed("bge", 25.0))
-    assert [one.name for one in plan.rounds] == ["first bundle", "fuller bundle"]
-    assert sum(part.seconds for part in plan.rounds[1].parts if part.name == "content") == 25.0
-
-
-def test_text_search_waits_for_the_second_round_where_it_takes_long() -> None:
-    slow = replace(MACHINE, flops=50e9)
-    first, best, *_ = plan_of(machine=slow, left=1_800.0).rounds
-    assert first.choices["search"] == {"enabled": False}
-    assert best.choices["search"] == {"enabled": True}
-    fast = replace(MACHINE, flops=2e12)
-    assert plan_of(machine=fast).rounds[0].choices["search"] == {"enabled": True}
 
 
 def test_what_is_set_on_waits_for_the_round_after_the_first() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,12 +25,6 @@ def test_texts_need_fewer_passes_and_less_of_the_neighbours() -> None:
     assert 0 < text.model.neighbour_weight < ids.model.neighbour_weight
 
 
-def test_more_users_get_larger_batches() -> None:
-    assert (
-        sequence_recipe(**MANY).training.batch_size > sequence_recipe(**SHORT).training.batch_size
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "reads_times"),
     [({}, False), ({"has_times": True}, True), ({"has_times": True, "has_text": False}, False)],
@@ -45,12 +38,6 @@ def test_large_catalogues_are_sampled() -> None:
     assert sequence_recipe(**SHORT).model.num_uniform_negatives is None
     large = {**SHORT, "num_items": 1_000_000}
     assert sequence_recipe(**large).model.num_uniform_negatives is not None
-
-
-@pytest.mark.parametrize("shape", [SHORT, LONG])
-def test_each_member_is_as_wide_as_one_alone(shape: dict[str, Any]) -> None:
-    one, four = sequence_recipe(**shape).model, sequence_recipe(**shape, num_members=4).model
-    assert four == replace(one, embedding_dim=4 * one.embedding_dim, num_members=4)
 
 
 def test_a_training_is_enabled_and_validated_a_few_times() -> None:

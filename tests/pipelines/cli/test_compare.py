@@ -87,13 +87,6 @@ def test_runs_in_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
     }
 
 
-def test_a_run_named_twice_is_refused(tmp_path: Path) -> None:
-    run = evaluated(tmp_path / "x")
-    result = recsys("compare", run, run / "evaluate", "--models", "a")
-    assert result.exit_code == 2
-    assert "is named twice" in " ".join(result.output.split())
-
-
 def test_ledger_lists_every_look(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     assert "no look at a test split yet" in recsys("ledger", tmp_path).output
@@ -112,9 +105,3 @@ def test_ledger_lists_every_look(tmp_path: Path) -> None:
     looks = json.loads(recsys("ledger", tmp_path, "--json").stdout, parse_constant=pytest.fail)
     assert looks[0]["ndcg@10"] == {"popularity": 0.0312, "blend": None}
     assert [look.get("stage") for look in looks] == ["evaluate", "compare", None]
-
-
-def test_ledger_of_no_folder_says_what_to_name(tmp_path: Path) -> None:
-    result = recsys("ledger", tmp_path / "nowhere")
-    assert result.exit_code == 2
-    assert "Name the folder or the TOML file" in " ".join(result.output.split())

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from pipelines.cli.main import app
 from pipelines.config.removed import REMOVED_KEYS, RENAMED_KEYS
 from pipelines.config.run import TRAININGS, RunConfig
-from pipelines.config.toml import dataclasses_in, merge, nested, set_value, to_toml
+from pipelines.config.toml import dataclasses_in, merge, nested, to_toml
 from pipelines.config.upgrade import upgrade_text
 from pipelines.engine.artifacts import plain
 from pipelines.engine.runner import run_stages
@@ -98,14 +98,6 @@ def test_a_file_that_cannot_be_edited_is_refused(text: str) -> None:
 def test_an_old_key_is_refused_with_what_to_do(key: str) -> None:
     with pytest.raises(ValueError, match=rf"'{key.split('.')[0]}.*was (renamed|removed)"):
         resolve(preset="shop", assignments=[f"{key}=1"])
-
-
-def test_no_preset_differs_in_a_key_that_is_fixed() -> None:
-    default = plain(RunConfig(workspace=Path("any")))
-    for name, make in PRESETS.items():
-        found = plain(make())
-        for key in REMOVED_KEYS:
-            assert set_value(found, key) == set_value(default, key), (name, key)
 
 
 def test_no_more_than_320_keys_can_be_set() -> None:

@@ -43,11 +43,6 @@ def test_repeats_and_future_dates_are_noticed() -> None:
     assert "data.time_unit" in warnings[1]
 
 
-def test_order_without_times_is_said() -> None:
-    table = pl.DataFrame({"user_id": ["u"], "item_id": ["a"], "sequence_index": [0]})
-    assert "only the order is known" in describe(table).warnings[0]
-
-
 def test_users_of_one_event_and_a_dominant_item_are_noticed() -> None:
     table = pl.DataFrame({
         "user_id": [f"u{n}" for n in range(10)],

@@ -11,24 +11,8 @@ from pipelines.datasets.parsers import (
     movielens_1m_sequences,
     movielens_100k_official,
     movielens_100k_recbole,
-    readable_title,
     with_domain,
 )
-
-
-@pytest.mark.parametrize(
-    ("title", "readable"),
-    [
-        ("Net, The (1995)", "The Net (1995)"),
-        ("Misérables, Les (1995)", "Les Misérables (1995)"),
-        ("Avventura, L' (1960)", "L'Avventura (1960)"),
-        ("Toy Story (1995)", "Toy Story (1995)"),
-        ("Good, the Bad and the Ugly, The", "The Good, the Bad and the Ugly"),
-        ("City of Lost Children, The (1995)", "The City of Lost Children (1995)"),
-    ],
-)
-def test_trailing_articles_go_first(title: str, readable: str) -> None:
-    assert readable_title(title) == readable
 
 
 def write_100k_official(folder: Path) -> None:

@@ -150,15 +150,6 @@ def test_fusion_as_weights_orders_as_reciprocal_rank_fusion() -> None:
     assert merged.item_rows.equal(fused.item_rows)
 
 
-def test_one_source_is_served_in_its_order_and_filled_up() -> None:
-    given = examples({"sequence": 0.4, "two_tower": 0.2})
-    merged = single(single_profile(tuple(given.lists), "two_tower")).lists(
-        given.lists, given.history_lengths, given.item_counts
-    )
-    assert merged.item_rows[:, :LENGTH].equal(given.lists["two_tower"].item_rows)
-    assert bool((merged.item_rows[:, LENGTH] > 0).all())
-
-
 def single(blend: LearnedBlend) -> ProfileBlend:
     return ProfileBlend(served=blend, folds=())
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.tuning.space import Setting, as_table, assignments, find_row, parse_space
+from pipelines.tuning.space import Setting, find_row, parse_space
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,3 @@ def test_settings_of_one_model_are_measured_on_it_and_others_on_the_blend():
     of_one = parse_space(["sequence.dropout=0.0..0.5", "sequence_training.num_steps=1..9"])
     assert find_row(of_one) == "sequence"
     assert find_row(parse_space(["sequence.dropout=0.0..0.5", "ease.a=1,2"])) == "blend_fast"
-
-
-def test_values_are_written_as_a_configuration_reads_them():
-    values = {"a.b": 0.25, "a.c": True, "d.e": "word", "d.f": 3}
-    assert assignments(values) == ["a.b=0.25", "a.c=true", 'd.e="word"', "d.f=3"]
-    assert as_table(values) == {"a": {"b": 0.25, "c": True}, "d": {"e": "word", "f": 3}}
