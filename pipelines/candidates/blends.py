@@ -4,7 +4,7 @@
                                reciprocal rank fusion or one source alone
 <order>/folds/<profile>_<i>/   fitted without half i of the validation users, to measure that half
 <order>/blends.json            trials on validation, the served blend and the reason
-<order>/text_search/           search of items by text, next to search_metrics.json
+<order>/text_search/           search of items by text
 
 Profile ``full`` queries every source, ``fast`` leaves out the generative model's beam and all
 members but the first of a sequence model with ``fast_members``. Without either they are one, and
@@ -31,8 +31,7 @@ FULL: Profile = "full"
 BLEND, BLEND_FAST, RANKED = "blend", "blend_fast", "ranked"
 """Rows of the metrics."""
 FILE = "blends.json"
-TEXT_SEARCH, SEARCH_FILE = "text_search", "search_metrics.json"
-"""Beside the blends: what finds items by a text, and what that is worth on validation."""
+TEXT_SEARCH = "text_search"
 
 
 def list_profiles(sources: Mapping[str, object]) -> dict[Profile, tuple[str, ...]]:

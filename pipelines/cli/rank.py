@@ -26,7 +26,7 @@ from features.parallel import end_with_the_parent
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import validate
 from pipelines.engine.console import EXIT_CODES
-from pipelines.engine.launch import ERROR, JOB, LOGGED, RAISED, ROWS, STEP
+from pipelines.engine.launch import ERROR, JOB, LOGGED, RAISED, ROWS
 from pipelines.engine.ray_ranks import LOG
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import StageContext
@@ -74,7 +74,6 @@ def build_context(job: Mapping[str, Any], folder: Path, rank: int) -> StageConte
         making=job["making"],
         show_progress=job["show_progress"] and rank == 0,
         run=RunLog() if rank else LogFile(folder / LOGGED),
-        latest_step=folder / STEP.format(rank),
     )
 
 

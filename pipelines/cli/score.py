@@ -170,8 +170,7 @@ def progress(*, show: bool) -> Iterator[Any]:
                 bar.advance(task, message["lists"])
             elif "lost" in message:
                 print_lines(
-                    f"a worker ended by {message['how']} in part {message['lost']}; another makes "
-                    "that part again",
+                    f"a worker was killed; {message['lost']} parts are made by others",
                     note=True,
                     style="yellow",
                 )

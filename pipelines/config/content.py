@@ -92,9 +92,6 @@ class EnrichItemsConfig(EnrichmentConfig):
     endpoint: EndpointConfig | None = None
     batch_size: int = 16
     """Items a local model describes at once."""
-    keep_helpful: bool = False
-    """Measure each attribute first, and read only those by which retrieval among the
-    training events gains; false reads topics, summary and queries unmeasured."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

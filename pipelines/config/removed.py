@@ -15,7 +15,6 @@ RENAMED_KEYS: Mapping[str, str] = {
     "training": "two_tower_training",
     "features.user_columns": "features.user_features",
     "features.partitions": "features.file_groups",
-    "enrichment.gate": "enrichment.keep_helpful",
     "release.compared_by": "release.deciding_metric",
 }
 """Old and new name of a key or a section, in the order in which they are renamed."""
@@ -99,6 +98,8 @@ REMOVED_KEYS: Mapping[str, str] = {
     "release.gate.max_size_ratio": "leave it out: the size of a bundle refuses nothing",
     "release.gate.min_judged": "leave it out: it was for judges of lists",
     "monitoring.max_examples": "leave it out: the two-sample test was removed",
+    "enrichment.gate": "leave it out: name the attributes to read in [[enrichment.attributes]]",
+    "enrichment.keep_helpful": "leave it out: name the attributes in [[enrichment.attributes]]",
     "ranker.router = noisy": "use softmax, which balances experts by biases and is better",
     **dict.fromkeys(
         [

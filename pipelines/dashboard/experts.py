@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.sides import one_run, run_control, suggest_runs
 from pipelines.dashboard.query import NotFoundError, Query
@@ -94,7 +92,7 @@ def _mixture(run: Run, places: list[Path]) -> tuple[str, list[Section]]:
             missing = f"The ranker's measurements cannot be read: {type(error).__name__}: {error}"
             break
         if ranker is not None and ranker["trunks"]:
-            return _routed(ranker, place / "build_features")
+            return _routed(ranker)
         if ranker is not None:
             missing = f"No ranker could be trained: {ranker['reason']}"
             break
@@ -102,17 +100,9 @@ def _mixture(run: Run, places: list[Path]) -> tuple[str, list[Section]]:
     return "This run has no experts.", [Section(key="ranker", title="Ranker", blocks=[words])]
 
 
-def _routed(ranker: Document, features: Path) -> tuple[str, list[Section]]:
+def _routed(ranker: Document) -> tuple[str, list[Section]]:
     """Show the trunks, and of each router its balance and what its experts are for."""
     routings = routings_of(ranker)
-    rows = {one["item_row"] for routing in routings for own in routing["items"] for one in own}
-    titles: dict[int, str] = {}
-    try:
-        items = pl.scan_parquet(features / "items.parquet")
-        known = items.filter(pl.col("item_row").is_in(sorted(rows)))
-        titles = dict(known.select("item_row", "display_text").collect().iter_rows())
-    except (OSError, pl.exceptions.PolarsError):
-        pass
     lead = "The ranker has no experts."
     if routings:
         own = routings[0]
@@ -121,7 +111,7 @@ def _routed(ranker: Document, features: Path) -> tuple[str, list[Section]]:
             f"the busiest has {max(own['load']):.1%} of the visits, "
             f"{1 + own['max_violation']:.2f} times the mean."
         )
-    return lead, [ranker_section(ranker), *(routing_section(one, titles) for one in routings)]
+    return lead, [ranker_section(ranker), *(routing_section(one) for one in routings)]
 
 
 def _adapted(places: list[Path], problems: list[str]) -> Iterator[Section]:

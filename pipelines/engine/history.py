@@ -5,7 +5,7 @@
     running/<command>-<process>  locked while a command runs; says when it began
 
 A command that is killed writes no line. It leaves its file in ``running``, whose lock the kernel
-released, and the next command writes the line for it; likewise where the disk is too full for it.
+released, and the next command writes the line for it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,6 @@ class Recording:
         self._command = command
         self._began, self._begin = datetime.now(UTC), time.perf_counter()
         self._mark = ExitStack()
-        self._marked_at: Path | None = None
 
     def at(self, workspace: Path) -> None:
         """Record in a workspace; one that is not there yet gets its line at the end only."""
@@ -72,8 +71,7 @@ class Recording:
             with suppress(OSError):
                 _note_killed(workspace)
             with suppress(OSError):
-                marked = _marked(workspace, self._run(KILLED))
-                self._marked_at = self._mark.enter_context(marked)
+                self._mark.enter_context(_marked(workspace, self._run(KILLED)))
 
     def _run(self, exit_code: int) -> CommandRun:
         return CommandRun(
@@ -97,13 +95,9 @@ class Recording:
             try:
                 append(self.workspace, run)
             except OSError as unwritten:
-                ended = run if error is not None else self._run(find_exit_code(unwritten))
-                _leave_to_next(self._marked_at, ended)
                 if error is None:
                     raise
-                log.print(
-                    f"note: the next command records this in {HISTORY}: {unwritten}", markup=False
-                )
+                log.print(f"note: not recorded in {HISTORY}: {unwritten}", markup=False)
 
 
 @contextmanager
@@ -141,27 +135,14 @@ def read_history(workspace: Path) -> list[CommandRun]:
 
 
 @contextmanager
-def _marked(workspace: Path, run: CommandRun) -> Iterator[Path]:
+def _marked(workspace: Path, run: CommandRun) -> Iterator[None]:
     """Keep a locked file with the line to append if the process is killed."""
     path = workspace / RUNNING / f"{run.command}-{os.getpid()}-{time.time_ns()}"
     path.parent.mkdir(exist_ok=True)
     with locked(path, wait=False):
         path.write_text(json.dumps(asdict(run)), encoding="utf-8")
-        yield path
+        yield
         path.unlink(missing_ok=True)
-
-
-def _leave_to_next(path: Path | None, run: CommandRun) -> None:
-    """Leave a line that cannot be appended in the file of the running command, under a new name.
-
-    It takes the place of the line for a kill, so that a full disk has room for it.
-    """
-    with suppress(OSError):
-        if path is not None:
-            with path.open("r+", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(run), default=str))
-                file.truncate()
-            path.rename(path.with_name(f"{path.name}-ended"))
 
 
 def _note_killed(workspace: Path) -> None:
@@ -173,9 +154,7 @@ def _note_killed(workspace: Path) -> None:
             # Empty: killed before it had begun, or unlinked and made again by this lock.
             with suppress(ValueError, TypeError):
                 run = CommandRun(**json.loads(path.read_text(encoding="utf-8")))
-                if run.exit_code == KILLED:
-                    run = replace(run, outcome="failed", reasons=[KILLED_REASON])
-                append(workspace, run)
+                append(workspace, replace(run, outcome="failed", reasons=[KILLED_REASON]))
             path.unlink()
 
 

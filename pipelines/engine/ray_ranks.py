@@ -14,9 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,9 +23,8 @@ from pipelines.engine.errors import ClusterError
 from pipelines.engine.ray_cluster import first_line, ray_cluster
 from pipelines.engine.torchrun import WORK, Failure
 
-LOG, PROCESS = "log-{}.txt", "process-{}"
-"""Files with a rank's log, and the number of its process."""
-SECONDS_BETWEEN_LOOKS = 1.0
+LOG = "log-{}.txt"
+"""File of a rank's log."""
 SECONDS_TO_FAIL = 3.0
 """How long other ranks may take to fail of themselves once one has."""
 SECONDS_TO_STOP = 10.0
@@ -101,95 +98,75 @@ def one_rank(folder: str, variables: Mapping[str, str]) -> Failure:
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-    (Path(folder) / PROCESS.format(rank)).write_text(str(process.pid))
-    return Failure(process.wait(), process.pid, platform.node())
+    return Failure(process.wait(), platform.node())
 
 
 def start_on_ray(folder: Path, config: RunConfig) -> dict[int, Failure]:
     """Run the ranks of a launch on the run's cluster; return those that failed first."""
-    with ray_cluster(config.ray) as run:
-        return place_ranks(folder, config, run.hosts)
+    with ray_cluster(config.ray):
+        import ray
+
+        try:
+            return place_ranks(folder, config)
+        except ray.exceptions.RayError as error:
+            raise ClusterError(
+                f"the ranks could not be placed on the Ray cluster: {first_line(error)}; see `ray "
+                "status`, and run the same command again"
+            ) from error
 
 
-def place_ranks(folder: Path, config: RunConfig, hosts: str) -> dict[int, Failure]:
+def place_ranks(folder: Path, config: RunConfig) -> dict[int, Failure]:
     """Run the ranks in a placement group of the cluster that this process has joined."""
     import ray
 
-    with naming_lost_cluster(ray):
-        size, wait = config.ray.ranks, config.torchrun.wait_seconds
-        needed = size_bundle(config, ray.cluster_resources())
-        group = ray.util.placement_group([needed] * size, strategy="PACK")
-        if not group.wait(wait):
-            raise ClusterError(
-                f"the Ray cluster ({hosts}) had no room for {size} ranks of {needed} each in "
-                f"{wait:g} s; see `ray status`, end other work, or lower ray.ranks"
-            )
-
-        def task(function: Any, bundle: int, **options: Any) -> Any:
-            strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=bundle
-            )
-            options |= {"scheduling_strategy": strategy, "max_retries": 0}
-            return ray.remote(function).options(**options)
-
-        found = ray.get([task(place_here, one, num_cpus=0).remote() for one in range(size)])
-        nodes = list(dict.fromkeys(place.node for place in found))
-        bundles = sorted(range(size), key=lambda one: nodes.index(found[one].node))
-        places = [found[bundle] for bundle in bundles]
-        variables = set_variables(places)
-        takes = {"num_cpus": needed["CPU"], "num_gpus": needed.get("GPU", 0)}
-        ranks = {
-            task(one_rank, bundle, **takes).remote(str(folder.absolute()), variables[rank]): rank
-            for rank, bundle in enumerate(bundles)
-        }
-        failures = _wait(ray, ranks, places, folder)
-        ray.util.remove_placement_group(group)
-        return failures
-
-
-@contextmanager
-def naming_lost_cluster(ray: Any) -> Iterator[None]:
-    """Raise an error of Ray as one that says what to do."""
-    try:
-        yield
-    except ray.exceptions.RayError as error:
+    size, wait = config.ray.ranks, config.torchrun.wait_seconds
+    needed = size_bundle(config, ray.cluster_resources())
+    group = ray.util.placement_group([needed] * size, strategy="PACK")
+    if not group.wait(wait):
         raise ClusterError(
-            f"the ranks could not be placed on the Ray cluster: {first_line(error)}; see `ray "
-            "status`, and run the same command again"
-        ) from error
+            f"the Ray cluster had no room for {size} ranks of {needed} each in "
+            f"{wait:g} s; see `ray status`, end other work, or lower ray.ranks"
+        )
+
+    def task(function: Any, bundle: int, **options: Any) -> Any:
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=bundle
+        )
+        options |= {"scheduling_strategy": strategy, "max_retries": 0}
+        return ray.remote(function).options(**options)
+
+    found = ray.get([task(place_here, one, num_cpus=0).remote() for one in range(size)])
+    nodes = list(dict.fromkeys(place.node for place in found))
+    bundles = sorted(range(size), key=lambda one: nodes.index(found[one].node))
+    places = [found[bundle] for bundle in bundles]
+    variables = set_variables(places)
+    takes = {"num_cpus": needed["CPU"], "num_gpus": needed.get("GPU", 0)}
+    ranks = {
+        task(one_rank, bundle, **takes).remote(str(folder.absolute()), variables[rank]): rank
+        for rank, bundle in enumerate(bundles)
+    }
+    failures = _wait(ray, ranks, places)
+    ray.util.remove_placement_group(group)
+    return failures
 
 
-def _wait(
-    ray: Any, ranks: Mapping[Any, int], places: Sequence[Place], folder: Path
-) -> dict[int, Failure]:
+def _wait(ray: Any, ranks: Mapping[Any, int], places: Sequence[Place]) -> dict[int, Failure]:
     """Wait for all ranks, or end the others once one has failed."""
-    pending, failures, shown, until = list(ranks), dict[int, Failure](), 0, float("inf")
-    while pending and time.monotonic() < until:
-        done, pending = ray.wait(pending, timeout=SECONDS_BETWEEN_LOOKS)
-        shown = _show(folder, shown)
+    pending, failures, seconds = list(ranks), dict[int, Failure](), None
+    while pending:
+        done, pending = ray.wait(pending, timeout=seconds)
+        if not done:
+            break
         for reference in done:
-            rank = ranks[reference]
             try:
                 ended = Failure(*ray.get(reference))
             except ray.exceptions.RayError:
                 # The rank ended with the worker or node that had started it.
-                path = folder / PROCESS.format(rank)
-                process = int(path.read_text()) if path.exists() else 0
-                ended = Failure(-signal.SIGKILL, process, places[rank].host)
+                ended = Failure(-signal.SIGKILL, places[ranks[reference]].host)
             if ended.code:
-                failures[rank] = ended
-                until = min(until, time.monotonic() + SECONDS_TO_FAIL)
+                failures[ranks[reference]] = ended
+                seconds = SECONDS_TO_FAIL
     for reference in pending:
         ray.cancel(reference, force=True)
     ray.wait(pending, num_returns=len(pending), timeout=SECONDS_TO_STOP)
-    _show(folder, shown)
     return failures
-
-
-def _show(folder: Path, shown: int) -> int:
-    """Show what the first rank printed from a place on; return where that ends."""
-    path = folder / LOG.format(0)
-    text = path.read_bytes()[shown:] if path.exists() else b""
-    sys.stderr.write(text.decode(errors="replace"))
-    sys.stderr.flush()
-    return shown + len(text)

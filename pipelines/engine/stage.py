@@ -33,8 +33,6 @@ class StageContext:
     show_progress: bool = False
     run: RunLog = field(default_factory=RunLog)
     """Log of metrics that are worth seeing before the stage is done."""
-    latest_step: Path | None = None
-    """File in which a rank of several says how far its training is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,6 @@ class Failure(NamedTuple):
 
     code: int
     """Exit code; less than 0: a signal."""
-    process: int
     host: str
 
 
@@ -72,7 +71,7 @@ def start(stage: str, folder: Path, config: RunConfig) -> dict[int, Failure]:
             elastic_launch(launch, sys.executable)("-m", WORK, place)
         except ChildFailedError as error:
             return {
-                rank: Failure(failure.exitcode, failure.pid, platform.node())
+                rank: Failure(failure.exitcode, platform.node())
                 for rank, failure in error.failures.items()
             }
         except DistStoreError as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pipelines.pages.charts import numbers, percent, shares, texts
 from pipelines.pages.document import Block, Section, Table, Tile, Tiles, Words
 from pipelines.pages.report_data import Document, routings_of
@@ -67,12 +65,8 @@ def _calibration(trunk: Document) -> Table:
     )
 
 
-def routing_section(routing: Document, titles: Mapping[int, str] | None = None) -> Section:
-    """Show the balance of a router, and what its experts are for.
-
-    Args:
-        titles: Of the items that go most to an expert, by item row.
-    """
+def routing_section(routing: Document) -> Section:
+    """Show the balance of a router, and what its experts are for."""
     trunk, dead, most = routing["trunk"], routing["dead_experts"], routing["max_violation"]
     count = routing["num_experts"]
     tiles = [
@@ -97,32 +91,25 @@ def routing_section(routing: Document, titles: Mapping[int, str] | None = None) 
         note=f"One layer of {count} experts, {routing['top_k']} of each candidate; measured on "
         f"{routing['num_candidates']:,} candidates of validation. A candidate's experts are the "
         "same for all tasks, which have heads of their own.",
-        blocks=[Tiles(tiles=tiles), _expert_table(routing, titles or {})],
+        blocks=[Tiles(tiles=tiles), _expert_table(routing)],
     )
 
 
-def _expert_table(routing: Document, titles: Mapping[int, str]) -> Table:
-    """Tabulate the groups and items that go most to each expert."""
+def _expert_table(routing: Document) -> Table:
+    """Tabulate the groups of items that go most to each expert."""
     groups, rows = group_loads(routing), []
     for place, share in enumerate(routing["load"]):
         own = sorted(groups, key=lambda one: -one[3][place])[:NAMED]
         named = [
             f"{one[1]} ({one[3][place]:.1f} times)" for one in own if one[3][place] >= SPECIFIC
         ]
-        items = [
-            f"{titles[one['item_row']]} ({one['share']:.0%})"
-            for one in (routing["items"][place] if routing["items"] else ())
-            if one["item_row"] in titles
-        ]
-        rows.append((f"expert {place + 1}", share, "; ".join(named) or "none", "; ".join(items)))
-    stored = "" if routing["items"] else " Items are not stored with this run; train it again."
+        rows.append((f"expert {place + 1}", share, "; ".join(named) or "none"))
     return Table(
         key=f"experts-{routing['trunk']}",
         title="What each expert is for",
         note=f"Even would be {percent(1 / routing['num_experts'])} of the visits each. Groups "
-        f"whose share of visits is at least {SPECIFIC} times the expert's share of all, and items "
-        f"most of whose visits go to it.{stored}",
-        columns=[*texts("expert"), *shares("share of visits"), *texts("groups", "items")],
+        f"whose share of visits is at least {SPECIFIC} times the expert's share of all.",
+        columns=[*texts("expert"), *shares("share of visits"), *texts("groups")],
         rows=rows,
     )
 

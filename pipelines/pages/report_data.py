@@ -178,7 +178,7 @@ def read_ranker(artefact: Path, tie_order: str) -> Document | None:
     for row in rows:
         routing = row["routing"]
         if routing is not None:
-            routing = {"items": [], **routing, "trunk": row["trunk"]}
+            routing = {**routing, "trunk": row["trunk"]}
         trunks.append({"examined": [], **row, "routing": routing})
     return {**made, "trunks": trunks}
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from pipelines.candidates.blends import RANKED
-from recsys.data.batch import Jagged
 from recsys.evaluation.calibration import (
     area_under_curve,
     expected_calibration_error,
@@ -34,14 +33,7 @@ BLOCK = 64
 MAX_QUERIES = 500
 """Queries whose routing is measured."""
 NUM_BINS = 10
-MAX_CATEGORIES = 8
 TIERS = ("long tail", "middle", "popular")
-HISTORIES = (0, 5, 20)
-"""Most events of a history of each group of users; the last group has more."""
-MIN_VISITS = 20
-"""Visits of an item below which the share of an expert says little."""
-TOP_ITEMS = 5
-"""Items named of each expert."""
 
 
 class Grouping(NamedTuple):
@@ -131,41 +123,18 @@ def task_measures(logits: Tensor, probabilities: Tensor, labels: Tensor) -> dict
 
 
 def group_items(inputs: ModelInputs, item_counts: Tensor, features: Path) -> list[Grouping]:
-    """Group items by domain where they have one, by popularity, by first category."""
+    """Group items by domain, if they have one, and by popularity."""
     found = []
     items = pl.read_parquet(features / "items.parquet").sort("item_row")
     if "domain" in items.columns and items["domain"].null_count() < len(items):
         names = sorted(items["domain"].drop_nulls().cast(pl.String).unique())
-        found.append(Grouping("domain", tuple(names), _group_of_rows(items["domain"], names)))
+        places = {name: place for place, name in enumerate(names)}
+        rows = [-1, *(places.get(str(value), -1) for value in items["domain"])]
+        found.append(Grouping("domain", tuple(names), torch.tensor(rows)))
     ranks = item_counts.argsort(stable=True).argsort(stable=True)
     tiers = (ranks * len(TIERS)) // len(ranks)
     found.append(Grouping("popularity", TIERS, tiers))
-    categories = inputs.catalogue.categories
-    if len(categories.values):
-        known = pl.read_parquet(features / "vocabularies" / "categories.parquet").sort("row")
-        found.append(_by_category(categories, item_counts, known["id"].to_list()))
     return found
-
-
-def _group_of_rows(column: pl.Series, names: Sequence[str]) -> Tensor:
-    places = {name: place for place, name in enumerate(names)}
-    values = [-1, *(places.get(str(value), -1) for value in column)]
-    return torch.tensor(values)
-
-
-def _by_category(categories: Jagged, item_counts: Tensor, names: Sequence[str]) -> Grouping:
-    """Group by an item's first category, among those with the most events."""
-    first = torch.full((categories.batch_size,), -1)
-    has = categories.lengths() > 0
-    first[has] = categories.values[categories.offsets[:-1][has]]
-    weight = torch.zeros(len(names) + 1, dtype=torch.float64)
-    weight.index_add_(0, first[has], item_counts[: len(has)][has].double())
-    largest = weight.argsort(descending=True, stable=True)[:MAX_CATEGORIES].tolist()
-    largest = [row for row in largest if row > 0 and float(weight[row]) > 0]
-    place = torch.full((len(names) + 2,), -1)
-    place[torch.tensor(largest, dtype=torch.int64)] = torch.arange(len(largest))
-    # Category rows count from 1; the last place is of items without a category.
-    return Grouping("category", tuple(names[row - 1] for row in largest), place[first])
 
 
 def routed(model: Ranker, examples: RankingExamples, chosen: Tensor) -> Iterator[Tensor]:
@@ -190,13 +159,12 @@ def measure_routing(
     rows = examples.candidates.item_rows[chosen]
     rows = rows[rows > 0]
     use = expert_use(experts, num_experts)
-    parted = [(one.name, one.groups, one.of_item[rows]) for one in groupings]
-    parted.append(by_activity(examples, chosen))
     by = []
-    for name, groups, group in parted:
+    for one in groupings:
+        group = one.of_item[rows]
         known = group >= 0
-        load = load_by_group(experts[known], group[known], num_experts, len(groups))
-        by.append({"name": name, "groups": groups, "load": load.tolist()})
+        load = load_by_group(experts[known], group[known], num_experts, len(one.groups))
+        by.append({"name": one.name, "groups": one.groups, "load": load.tolist()})
     return {
         "num_experts": num_experts,
         "top_k": model.config.top_k,
@@ -206,41 +174,4 @@ def measure_routing(
         "max_violation": use.max_violation,
         "dead_experts": use.dead_experts,
         "by": by,
-        "items": top_items(experts, rows, num_experts),
     }
-
-
-def by_activity(examples: RankingExamples, chosen: Tensor) -> tuple[str, tuple[str, ...], Tensor]:
-    """Group candidates by the length of their user's history, [M]."""
-    lengths = examples.queries["history"].lengths()[chosen]
-    group = torch.bucketize(lengths, torch.tensor(HISTORIES))
-    bounds = [*zip((0, *(most + 1 for most in HISTORIES)), HISTORIES, strict=False)]
-    names = [f"{least} to {most}" if least != most else str(most) for least, most in bounds]
-    each = (examples.candidates.item_rows[chosen] > 0).sum(1)
-    return "activity", (*names, f"over {HISTORIES[-1]}"), group.repeat_interleave(each)
-
-
-def top_items(experts: Tensor, rows: Tensor, num_experts: int) -> list[list[dict[str, Any]]]:
-    """List the items that go most to each expert, by item row.
-
-    Args:
-        experts: Of each candidate, [M, K].
-        rows: Item row of each candidate, [M].
-    """
-    items, place = torch.unique(rows, return_inverse=True)
-    share = load_by_group(experts, place, num_experts, len(items))
-    visits = torch.bincount(place)
-    share[visits < MIN_VISITS] = 0
-    found = []
-    for expert in range(num_experts):
-        # Equal shares by visits.
-        worth = share[:, expert].double() + visits.double() / (1 + visits.sum())
-        best = worth.argsort(descending=True, stable=True)[:TOP_ITEMS].tolist()
-        found.append(
-            [
-                {"item_row": int(items[one]), "share": float(share[one, expert])}
-                for one in best
-                if float(share[one, expert]) > 0
-            ]
-        )
-    return found

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.scoring.job import FAILED, LISTS, Job
 from recsys.data.durable import PARTIAL, digest_of_file, replace_file, write_durably
 from serving.recommend import Recommender
 from serving.schemas import Request
 
-REPORT_EVERY = 100
-"""Users after which a worker says how far it is."""
+if TYPE_CHECKING:
+    import polars as pl
+
 MAX_MESSAGE = 500
 """Characters that are kept of why a list failed."""
 
@@ -65,94 +66,74 @@ def find_part(out: Path, job: Job, number: int) -> Part | None:
 
 
 def make_part(
-    recommender: Recommender,
-    job: Job,
-    number: int,
-    keys: Sequence[str],
-    out: Path,
-    progressed: Callable[[int], object] = lambda _: None,
+    recommender: Recommender, job: Job, number: int, keys: Sequence[str], out: Path
 ) -> Part:
-    """Make the lists of a part and put its file in place."""
-    lists = Lists(recommender, job, number)
-    for done, key in enumerate(keys, 1):
-        lists.add(key)
-        if done % REPORT_EVERY == 0:
-            progressed(REPORT_EVERY)
-    progressed(len(keys) % REPORT_EVERY)
-    failures = out / FAILED / f"{name_file(number).removesuffix('.parquet')}.jsonl"
-    if lists.failures:
-        failures.parent.mkdir(exist_ok=True)
-        lines = (json.dumps(one, ensure_ascii=False) + "\n" for one in lists.failures)
-        write_durably(failures, "".join(lines))
-    else:
-        failures.unlink(missing_ok=True)
-    return lists.write(out / LISTS / name_file(number), len(keys))
+    """Make the lists of a part and put its file in place.
 
-
-class Lists:
-    """Lists of a part, a row an item."""
-
-    def __init__(self, recommender: Recommender, job: Job, number: int) -> None:
-        self._recommender, self._job, self._number = recommender, job, number
-        self._rows: list[tuple[Any, ...]] = []
-        self.failures: list[dict[str, str]] = []
-        self.degraded: Counter[str] = Counter()
-
-    def add(self, key: str) -> None:
-        """Make a list; an error is kept with the key and ends nothing."""
+    An error ends one list: it is kept with the key, and the next run tries the key again.
+    """
+    rows: list[tuple[Any, ...]] = []
+    failures: list[dict[str, str]] = []
+    degraded = Counter[str]()
+    for key in keys:
         try:
-            request = Request.model_validate(self._job.request(key))
+            request = Request.model_validate(job.request(key))
             # As `answer` makes it; the clock and what is drawn are the job's.
-            made = self._recommender.make(
-                request, now_ms=1_000 * self._job.unix_time, seed=self._job.seed(key)
-            )
+            made = recommender.make(request, now_ms=1_000 * job.unix_time, seed=job.seed(key))
         except Exception as error:
-            # Whatever is wrong with one, the others get their lists; the count is in the log line.
             message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
-            self.failures.append({"id": key, "error": message})
-            return
-        self.degraded.update({note.code for note in made.reply.degraded})
-        self._rows += [
+            failures.append({"id": key, "error": message})
+            continue
+        degraded.update({note.code for note in made.reply.degraded})
+        rows += [
             (key, rank, item.item_id, item.score, item.source, item.semantic_id)
             for rank, item in enumerate(made.reply.items, 1)
         ]
-
-    def write(self, path: Path, num_keys: int) -> Part:
-        """Write the file under a temporary name and rename it."""
-        import polars as pl
-
-        part = Part(
-            number=self._number,
-            num_keys=num_keys,
-            rows=len(self._rows),
-            failed=len(self.failures),
-            degraded=dict(sorted(self.degraded.items())),
-        )
-        said = asdict(part)
-        del said["sha256"], said["made"]
-        metadata = {"job": self._job.digest, "part": json.dumps(said, sort_keys=True)}
-        frame = self._frame(pl)
+    path = out / FAILED / f"part-{number:05}.jsonl"
+    if failures:
         path.parent.mkdir(exist_ok=True)
-        replace_file(path, lambda partial: frame.write_parquet(partial, metadata=metadata))
-        return Part(**said, sha256=digest_of_file(path))
+        lines = (json.dumps(one, ensure_ascii=False) + "\n" for one in failures)
+        write_durably(path, "".join(lines))
+    else:
+        path.unlink(missing_ok=True)
+    part = Part(
+        number=number,
+        num_keys=len(keys),
+        rows=len(rows),
+        failed=len(failures),
+        degraded=dict(sorted(degraded.items())),
+    )
+    said = asdict(part)
+    del said["sha256"], said["made"]
+    metadata = {"job": job.digest, "part": json.dumps(said, sort_keys=True)}
+    table = make_table(recommender, job, number, rows)
+    path = out / LISTS / name_file(number)
+    path.parent.mkdir(exist_ok=True)
+    replace_file(path, lambda partial: table.write_parquet(partial, metadata=metadata))
+    return replace(part, sha256=digest_of_file(path))
 
-    def _frame(self, pl: Any) -> Any:
-        """The columns of `Recommender.recommend`, and which surface and part."""
-        catalogue = self._recommender.bundle.catalogue
-        named = "query_item_id" if self._job.key == "item_id" else "user_id"
-        text, number = pl.String(), pl.Int64()
-        schema = {named: text, "rank": number, "item_id": text, "score": pl.Float64()}
-        schema |= {"source": text, "semantic_id": text}
-        items = pl.DataFrame(self._rows, schema=schema, orient="row")
-        ids = items["item_id"].to_list()
-        texts = {one: catalogue.display_texts[catalogue.row_of(one) or 0] for one in set(ids)}
-        return items.select(
-            *(named, "rank", "item_id"),
-            pl.Series("display_text", [texts[one] for one in ids], dtype=pl.String),
-            *("score", "source", "semantic_id"),
-            pl.lit(self._job.surface).alias("surface"),
-            pl.lit(self._number, dtype=pl.Int32).alias("partition"),
-        )
+
+def make_table(
+    recommender: Recommender, job: Job, number: int, rows: Sequence[tuple[Any, ...]]
+) -> pl.DataFrame:
+    """Make the columns of `Recommender.recommend`, with surface and part."""
+    import polars as pl
+
+    catalogue = recommender.bundle.catalogue
+    named = "query_item_id" if job.key == "item_id" else "user_id"
+    text, whole = pl.String(), pl.Int64()
+    schema = {named: text, "rank": whole, "item_id": text, "score": pl.Float64()}
+    schema |= {"source": text, "semantic_id": text}
+    items = pl.DataFrame(rows, schema=schema, orient="row")
+    ids = items["item_id"].to_list()
+    texts = {one: catalogue.display_texts[catalogue.row_of(one) or 0] for one in set(ids)}
+    return items.select(
+        *(named, "rank", "item_id"),
+        pl.Series("display_text", [texts[one] for one in ids], dtype=pl.String),
+        *("score", "source", "semantic_id"),
+        pl.lit(job.surface).alias("surface"),
+        pl.lit(number, dtype=pl.Int32).alias("partition"),
+    )
 
 
 def sweep(out: Path) -> None:

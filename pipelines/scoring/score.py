@@ -1,42 +1,64 @@
-"""Make lists for many users: one job at a time in a folder, in a fresh process."""
+"""Make lists for many users: one job at a time in a folder, in a fresh process.
+
+The fresh process loads the bundle and forks workers, which share its memory; on a Ray cluster each
+node loads the bundle once. Nothing here uses Polars before the fork: threads of its pool would be
+missing afterwards.
+"""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
-import subprocess
-import sys
+import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from functools import lru_cache
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from pipelines.engine.errors import ClusterError, WorkspaceBusyError
-from pipelines.engine.workspace import check_writable
-from pipelines.scoring.job import ScoreRequest
-from recsys.data.durable import locked
+import torch
+from pydantic import ValidationError
 
-ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
+from features.parallel import end_with_the_parent
+from pipelines.config.operation import RayConfig
+from pipelines.engine.artifacts import MANIFEST, read_json
+from pipelines.engine.errors import ClusterError, WorkspaceBusyError
+from pipelines.engine.ray_cluster import ray_cluster
+from pipelines.engine.stage import installed_version
+from pipelines.engine.workspace import check_writable
+from pipelines.scoring.job import Job, ScoreRequest, find_key, list_keys, plan, write_manifest
+from pipelines.scoring.parts import Part, find_part, make_part, sweep
+from recsys.data.durable import locked
+from serving.query import fitted
+from serving.recommend import Recommender
+from serving.schemas import Request
+from serving.settings import ServingOptions
+from serving.surfaces import find_surfaces
+
 LOCK = ".lock"
-START = "from pipelines.scoring.process import main; main()"
-ERRORS: dict[str, type[Exception]] = {
-    "ValueError": ValueError,
-    "OSError": OSError,
-    "ClusterError": ClusterError,
-}
+MAX_TRIES = 2
+Report = Callable[[Mapping[str, Any]], object]
+Task = tuple[ScoreRequest, Job, int, Sequence[str]]
 
 
 def score(
     request: ScoreRequest,
-    report: Callable[[Mapping[str, Any]], object] = lambda _: None,
+    report: Report = lambda _: None,
     *,
     keys: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Make the lists of a job that are missing; return numbers of the job and of this run.
 
-    ``report`` gets ``lists_in_all``, then ``lists`` made since the last message, each ``part``, and
-    a part that was ``lost`` with its worker.
+    ``report`` gets ``lists_in_all``, then ``lists`` of each part, and ``lost`` parts of a worker
+    that was killed.
     """
     out = Path(request.out)
     check_writable(out, "the folder of lists", "--out")
@@ -61,36 +83,165 @@ def score(
     return outcome
 
 
-def _in_process(
-    request: ScoreRequest, report: Callable[[Mapping[str, Any]], object]
-) -> dict[str, Any]:
-    source, target = os.pipe()
-    with os.fdopen(source) as lines:
-        process = subprocess.Popen(
-            [sys.executable, "-c", START, str(target)],
-            pass_fds=[target],
-            stdin=subprocess.PIPE,
-            env={**os.environ, **ONE_THREAD},
-            text=True,
+def _in_process(request: ScoreRequest, report: Report) -> dict[str, Any]:
+    """Make the lists in a process of their own; pass on its messages and its error."""
+    spawn = get_context("spawn")
+    messages, theirs = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=work, args=(request, theirs))
+    process.start()
+    theirs.close()
+    try:
+        while True:
+            kind, value = messages.recv()
+            if kind == "outcome":
+                return dict(value)
+            if kind == "error":
+                raise value
+            report(value)
+    except EOFError:
+        process.join()
+        raise RuntimeError(
+            f"the process that loads the bundle ended with code {process.exitcode}; see above"
+        ) from None
+    finally:
+        process.kill()
+        process.join()
+
+
+def work(request: ScoreRequest, messages: Connection) -> None:
+    """Make the lists of a job; send what happens, and at last the outcome or an error."""
+    end_with_the_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["POLARS_MAX_THREADS"] = "1"
+
+    def send(kind: str, value: object) -> None:
+        messages.send((kind, value))
+
+    try:
+        send("outcome", make_lists(request, lambda message: send("report", message)))
+    except (ValueError, OSError, ClusterError) as error:
+        send("error", error)
+
+
+def make_lists(request: ScoreRequest, report: Report) -> dict[str, Any]:
+    """Make every list that is missing; return numbers for the log line."""
+    begun = time.perf_counter()
+    torch.set_num_threads(1)
+    recommender = loaded(request.bundle, request.config, request.profile)
+    keys = list_keys(request, find_key(request.surface, recommender), recommender.bundle)
+    out = Path(request.out).absolute()
+    job = plan(request, recommender, keys, installed_version("recsys-platform"))
+    check_request(job, recommender)
+    sweep(out)
+    if not (out / MANIFEST).exists():
+        write_manifest(out, job, {"complete": False})
+    report({"lists_in_all": len(keys)})
+    tasks = [(request, job, part, job.list_keys(part, keys)) for part in range(job.num_parts)]
+    parts = {}
+    for part in make_on_ray(tasks) if request.engine == "ray" else make_here(tasks, report):
+        parts[part.number] = part
+        report({"lists": part.num_keys})
+    # A process that was killed may have left files of parts that another one made.
+    sweep(out)
+    described = totals(job, [parts[number] for number in range(job.num_parts)])
+    described["complete"] = described["num_failed"] / job.num_keys <= request.max_failed_share
+    write_manifest(out, job, described)
+    made = [part for part in parts.values() if part.made]
+    return {
+        **{name: value for name, value in described.items() if name != "partitions"},
+        "parts": job.num_parts,
+        "parts_made": len(made),
+        "lists_made": sum(part.num_keys for part in made),
+        "seconds": round(time.perf_counter() - begun, 1),
+        "unix_time": job.unix_time,
+    }
+
+
+@lru_cache(maxsize=1)
+def loaded(bundle: str, config: str | None, profile: Any) -> Recommender:
+    """Load a bundle once a process; forked workers have it from their parent."""
+    options = ServingOptions(profile=profile, config=None if config is None else Path(config))
+    return Recommender.load(bundle, options).warm()
+
+
+def totals(job: Job, parts: list[Part]) -> dict[str, Any]:
+    """Sum up the parts for the manifest."""
+    degraded = sum((Counter(part.degraded) for part in parts), Counter[str]())
+    num_failed = sum(part.failed for part in parts)
+    return {
+        "num_lists": job.num_keys - num_failed,
+        "num_failed": num_failed,
+        "rows": sum(part.rows for part in parts),
+        "degraded": dict(sorted(degraded.items())),
+        "partitions": [part.described() for part in parts],
+    }
+
+
+def check_request(job: Job, recommender: Recommender) -> None:
+    """Refuse options that every request would fail with."""
+    surfaces = find_surfaces(recommender.bundle.exclude_history, recommender.configuration.surfaces)
+    try:
+        fitted(Request.model_validate(job.request("1")), surfaces[job.surface])
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        lines = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults]
+        raise ValueError("; ".join(line.removeprefix(": ") for line in lines)) from None
+
+
+def make_here(tasks: Sequence[Task], report: Report) -> Iterator[Part]:
+    """Make parts in forked processes; after a kill, the parts in hand are made once more."""
+    todo, tries = {task[2]: task for task in tasks}, 0
+    gc.collect()
+    gc.freeze()
+    while todo:
+        pool = ProcessPoolExecutor(
+            min(tasks[0][0].workers, len(todo)), get_context("fork"), end_with_the_parent
         )
-        os.close(target)
-        message: dict[str, Any] = {}
-        with process:
-            assert process.stdin is not None
-            try:
-                process.stdin.write(json.dumps(asdict(request)))
-                process.stdin.close()
-                for line in lines:
-                    message = json.loads(line)
-                    report(message)
-            except BaseException:
-                process.kill()
-                raise
-    if "outcome" in message:
-        found: dict[str, Any] = message["outcome"]
-        return found
-    if "error" in message:
-        raise ERRORS[message["error"]](message["message"])
-    raise RuntimeError(
-        f"the process that loads the bundle ended with code {process.returncode}; see above"
-    )
+        try:
+            for future in as_completed([pool.submit(make, task) for task in todo.values()]):
+                part = future.result()
+                del todo[part.number]
+                tries = 0
+                yield part
+        except BrokenProcessPool as error:
+            tries += 1
+            if tries == MAX_TRIES:
+                raise ValueError(
+                    f"worker processes were killed twice while they made parts "
+                    f"{', '.join(map(str, sorted(todo)[:5]))}; often there is too little memory: "
+                    "lower --workers. Run the same command again for the parts that are missing"
+                ) from error
+            report({"lost": len(todo)})
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def make_on_ray(tasks: Sequence[Task]) -> Iterator[Part]:
+    """Make parts as tasks of a Ray cluster, whose nodes see bundle and folder at the same paths."""
+    request = tasks[0][0]
+    elsewhere = request.address or os.environ.get("RAY_ADDRESS")
+    at_once = 0 if elsewhere else min(request.workers, len(tasks))
+    with ray_cluster(RayConfig(address=request.address, tasks_at_once=at_once)) as run:
+        yield from run(make, tasks)
+
+
+def make(task: Task) -> Part:
+    """Find or make a part in this process."""
+    request, job, number, keys = task
+    torch.set_num_threads(1)
+    # Lists grow while a part is made, and hold no cycles.
+    gc.set_threshold(20_000, 20, 50)
+    out = Path(request.out).absolute()
+    if read_json(out / MANIFEST).get("job_digest") != job.digest:
+        raise ValueError(f"the folder of lists {out} is not that of the job")
+    if (part := find_part(out, job, number)) is not None:
+        return part
+    recommender = loaded(request.bundle, request.config, request.profile)
+    content = (recommender.bundle.digest, recommender.configuration.version)
+    if content != (job.bundle_digest, job.configuration):
+        loaded.cache_clear()
+        raise ValueError(
+            f"bundle {request.bundle} or its configuration has another content here: put it on a "
+            "file system that all nodes of the Ray cluster mount at the same path"
+        )
+    return make_part(recommender, job, number, keys, out)

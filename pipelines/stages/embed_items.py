@@ -5,7 +5,7 @@ Texts are cached by their hashes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,59 +30,17 @@ from pipelines.inputs.item_columns import (
     image_files,
     images_name,
 )
-from pipelines.inputs.tensors import CONTENT_FILE, released_order
+from pipelines.inputs.tensors import CONTENT_FILE
 from pipelines.stages.enrich_items import described_by, load_enrichment
-from recsys.content.attribute_gate import K, choose_attributes, cut_queries
-from recsys.content.attribute_schema import Extraction, build_extraction
-from recsys.content.attributes import Value, enriched_text
+from recsys.content.attribute_schema import build_extraction
+from recsys.content.attributes import enriched_text
 from recsys.content.columns import ColumnEncoder
 from recsys.content.embedding_cache import encode_cached, in_turn
-from recsys.content.encoder import Vectors
-from recsys.data.dataset import Sequences
 
 
 def raw_files(config: RunConfig) -> Mapping[str, Path]:
     """List the files of an encoder that is given by path."""
     return {**encoder_files(config.content), **image_files(config.content)}
-
-
-def attributes_that_help(
-    context: StageContext,
-    texts: Sequence[str],
-    known: Sequence[Mapping[str, Value] | None],
-    encode: Callable[[list[str]], Vectors],
-    extraction: Extraction,
-) -> Sequence[str]:
-    """Measure every attribute, write ``attribute_gate.json`` and name those to read."""
-    features = context.inputs["build_features"]
-    sequences = Sequences.load(features / "sequences" / released_order(features))
-    histories = [
-        np.asarray(sequences.item_rows[start:end]) - 1
-        for start, end in zip(sequences.offsets, sequences.train_end, strict=False)
-    ]
-
-    def texts_with(name: str | None, rows: Sequence[int]) -> list[str]:
-        keep = () if name is None else (name,)
-        donors = (known[row] for row in rows)
-        pairs = zip(texts, donors, strict=True)
-        return [enriched_text(*one, keep=keep, schema=extraction.schema) for one in pairs]
-
-    seed = context.config.seed
-    queries = cut_queries(histories, seed)
-    names = list(extraction.schema["properties"])
-    decisions = choose_attributes(
-        names, texts_with, encode, queries, num_items=len(texts), seed=seed
-    )
-    document = [decision.document() for decision in decisions]
-    (context.output / "attribute_gate.json").write_text(to_json({"attributes": document}))
-    for one in decisions:
-        log.print(
-            f"  attribute {one.attribute}: {'kept' if one.kept else 'dropped'}, {one.reason} "
-            f"(NDCG@{K} {one.gain:+.4f}, {one.low:+.4f} to {one.high:+.4f}, "
-            f"{one.num_queries:,} queries)",
-            style="dim",
-        )
-    return [decision.attribute for decision in decisions if decision.kept]
 
 
 def embed_items(
@@ -92,14 +50,17 @@ def embed_items(
 ) -> StageRows:
     """Write [num_item_rows, D] float32; row 0 and items of which nothing is known are zeros.
 
-    An item's text gains the attributes that enrichment found for it; with
-    ``enrichment.keep_helpful`` only those by which retrieval gains. Its columns follow the text's
+    An item's text gains the attributes that enrichment found for it. Its columns follow the text's
     vector.
+
+    Args:
+        keep: Attributes that the served models read; None takes all that texts are made of.
     """
     config = context.config.content
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet").sort("item_row")
     extraction = build_extraction(context.config.enrichment.attributes)
     known = load_enrichment(context.inputs["enrich_items"], extraction)
+    keep = extraction.keep if keep is None else keep
     encoder = make_encoder(config)
     rows = list(items.iter_rows(named=True))
     values = [known.get(row["item_row"]) for row in rows]
@@ -113,17 +74,10 @@ def embed_items(
 
         on_ray = context.config.engine == "ray"
         encoding = partial(encoded_on_ray, config, context.config.ray) if on_ray else in_turn
-
-        def encode(these: Sequence[str]) -> Vectors:
-            cache = cache_dir("embeddings")
-            return encode_cached(these, encoder, cache, progress=report, encoding=encoding)
-
-        if keep is None and known and context.config.enrichment.keep_helpful:
-            keep = attributes_that_help(context, texts, values, encode, extraction)
-        keep = extraction.keep if keep is None else keep
         pairs = zip(texts, values, strict=True)
         texts = [enriched_text(*one, keep=keep, schema=extraction.schema) for one in pairs]
-        vectors[1:] = encode(texts)
+        cache = cache_dir("embeddings")
+        vectors[1:] = encode_cached(texts, encoder, cache, progress=report, encoding=encoding)
     images = image_columns(config, items)
     columns = fit_columns(items, config, images) if columns is None else columns
     if columns.dim:
@@ -139,11 +93,7 @@ def embed_items(
         "images": images_name(config),
         "num_texts": num_texts,
         "num_enriched": len(known),
-        "described_by": described_by(
-            context.inputs["enrich_items"],
-            extraction.keep if keep is None else keep,
-            extraction.keep,
-        )
+        "described_by": described_by(context.inputs["enrich_items"], keep, extraction.keep)
         if known
         else None,
     }

@@ -17,7 +17,6 @@ import torch
 from pipelines.candidates.blends import (
     FAST,
     FILE,
-    SEARCH_FILE,
     TEXT_SEARCH,
     evaluation_queries,
     list_profiles,
@@ -62,7 +61,7 @@ def fit_search(
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet")
     tower = {field.name: getattr(config.search, field.name) for field in fields(TextTowerConfig)}
     with one_thread():
-        fitted = fit_text_search(
+        search = fit_text_search(
             item_texts(items),
             TextTowerConfig(**tower),
             evaluation_queries(inputs, "validation", config),
@@ -71,9 +70,8 @@ def fit_search(
             inputs.item_counts("train"),
             config.seed,
         )
-    if fitted is not None:
-        fitted.search.save(context.output / order / TEXT_SEARCH)
-        (context.output / order / SEARCH_FILE).write_text(to_json(fitted.metrics))
+    if search is not None:
+        search.save(context.output / order / TEXT_SEARCH)
 
 
 def fit_blend(context: StageContext) -> StageRows:

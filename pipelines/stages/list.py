@@ -60,8 +60,8 @@ STAGES = [
         function=embed_items,
         description="Encode each item's text into a vector",
         reads=("build_features", "enrich_items"),
-        writes="content embeddings, and which attributes helped",
-        sections=("content", "enrichment.keep_helpful", "enrichment.attributes"),
+        writes="content embeddings",
+        sections=("content", "enrichment.attributes"),
         raw_files=encoder_files,
     ),
     Stage(

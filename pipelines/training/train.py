@@ -112,18 +112,6 @@ class ProgressBar:
         self._bar.update(self._task, completed=step, total=num_steps, numbers=numbers)
 
 
-class StepFile:
-    """Shows progress, and keeps the latest step where the launching process can read it."""
-
-    def __init__(self, shown: ProgressBar, path: Path) -> None:
-        self._shown, self._path = shown, path
-        path.write_text("before its first step")
-
-    def show(self, step: int, num_steps: int, **values: float) -> None:
-        self._path.write_text(f"after step {step} of {num_steps}")
-        self._shown.show(step, num_steps, **values)
-
-
 @contextmanager
 def training_run(
     context: StageContext,
@@ -152,7 +140,7 @@ def training_run(
             seed=context.config.seed,
             device=place,
             checkpoint_dir=checkpoint_dir,
-            progress=StepFile(progress, context.latest_step) if context.latest_step else progress,
+            progress=progress,
             curve=curve,
             ranks=ranks,
         )

@@ -9,10 +9,8 @@ import polars as pl
 import pytest
 from click.testing import Result
 
-from recsys.content.attributes import SCHEMA
 from recsys.content.encoder import HashEncoder
 from recsys.content.language_model import model_digest
-from recsys.content.prompt import item_text
 from tests.recsys.content.openai_server import (
     OpenAIServer,
     Reply,
@@ -134,26 +132,6 @@ def test_enrichment_and_embeddings_by_endpoint_end_to_end(
 def titled(headers: object) -> dict[str, str]:
     assert isinstance(headers, dict)
     return {name.title(): value for name, value in headers.items()}
-
-
-def test_attributes_that_nothing_shows_to_help_are_read_by_no_model(
-    toml: Callable[[str], Path], recsys: Recsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SHOP_KEY", SECRET)
-    with openai_server(chat=answer) as server:
-        settings = '[content]\nencoder = "hash"\n[enrichment]\nmodel = "endpoint"\n'
-        settings += "keep_helpful = true\ntoken_budget = 1_000_000\n"
-        config = toml(settings + endpoint_table("enrichment", server))
-        result = recsys("run", "-c", config, "--until", "embed_items", "-q")
-    assert result.exit_code == 0, result.output
-    run = tmp_path / "run/embed_items"
-    found = json.loads((run / "attribute_gate.json").read_text())["attributes"]
-    assert [one["attribute"] for one in found] == list(SCHEMA["properties"])
-    assert not any(one["kept"] for one in found)
-    assert "at least 30 are needed" in found[0]["reason"]
-    assert json.loads((run / "content.json").read_text())["described_by"]["kept"] == []
-    plain = HashEncoder().encode([item_text("rose soap", categories=["Shop"])])
-    assert (np.load(run / "content.npy") == plain[0]).all(1).any()
 
 
 OWN_ATTRIBUTES = """

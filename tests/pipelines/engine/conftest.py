@@ -1,4 +1,4 @@
-"""A Ray cluster a module, since tests kill its nodes, and one training without ranks for all."""
+"""A Ray cluster a module, since tests kill its nodes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pipelines.engine.runner import run_stages
-from tests.pipelines.engine.two_groups import CHOSEN, settings
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +30,3 @@ def cluster() -> Iterator[Any]:
         yield made
         ray.shutdown()
         made.shutdown()
-
-
-@pytest.fixture(scope="package")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train the two-tower in one process, into the workspace ``local``."""
-    made = tmp_path_factory.mktemp("engines")
-    run_stages(CHOSEN, settings(made, "local"))
-    return made

@@ -1,8 +1,6 @@
 import errno
 import json
 import os
-import re
-import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -111,23 +109,7 @@ def test_killed_anywhere_leaves_the_old_artifact_or_the_new_one(tmp_path: Path) 
     assert outcomes[-1] == (0, "new")
 
 
-def test_disk_full_fails_loudly_and_leaves_no_partial_artifact(tmp_path: Path) -> None:
-    write_artifact(tmp_path / "build", "old")
-
-    def fill_the_disk() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        write_artifact(tmp_path / "build", "new" * 10_000)
-
-    assert in_child(fill_the_disk) == 1
-    sweep(tmp_path)
-    assert look_up_content(tmp_path / "build")[0] == "old"
-
-
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_failed_fsync_is_not_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+def test_failed_fsync_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever flush fails, the error rises; only the last ones come after the new is whole."""
     fsync, flushes, fails_at = os.fsync, 0, -1
     outcomes = []
@@ -136,7 +118,7 @@ def test_failed_fsync_is_not_saved(
         nonlocal flushes
         flushes += 1
         if flushes - 1 == fails_at:
-            raise OSError(code, os.strerror(code))
+            raise OSError(errno.EIO, "I/O error")
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", failing)
@@ -148,7 +130,7 @@ def test_failed_fsync_is_not_saved(
         folder.mkdir()
         write_artifact(folder / "build", "old")
         flushes, fails_at = 0, place
-        with pytest.raises(OSError, match=re.escape(os.strerror(code))):
+        with pytest.raises(OSError, match="I/O error"):
             write_artifact(folder / "build", "new")
         fails_at = -1
         sweep(folder)

@@ -30,12 +30,6 @@ def test_a_command_that_ends_well_leaves_one_line(tmp_path: Path) -> None:
     assert list((tmp_path / "running").iterdir()) == []
 
 
-def test_a_command_says_that_there_was_nothing_to_do(tmp_path: Path) -> None:
-    with recorded(tmp_path, "ingest") as recording:
-        recording.outcome = "nothing to do"
-    assert [line.outcome for line in read_history(tmp_path)] == ["nothing to do"]
-
-
 @pytest.mark.parametrize(
     ("error", "code", "outcome", "reasons"),
     [
@@ -81,28 +75,6 @@ def test_a_disk_that_is_full_does_not_hide_the_first_error(
     assert read_history(tmp_path) == []
     with pytest.raises(OSError, match="No space left"), recorded(tmp_path, "run"):
         pass
-
-
-def test_what_a_full_disk_had_no_room_for_is_recorded_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(history_module, "append", full)
-        with pytest.raises(OSError, match="no room"), recorded(tmp_path, "update"):
-            raise OSError("no room for the model")
-        with pytest.raises(OSError, match="No space left"), recorded(tmp_path, "gc"):
-            pass
-    with recorded(tmp_path, "status"):
-        pass
-    lines = {line.command: line for line in read_history(tmp_path)}
-    assert (lines["update"].exit_code, lines["update"].outcome) == (74, "failed")
-    assert "no room for the model" in lines["update"].reasons[0]
-    assert (lines["gc"].exit_code, lines["gc"].outcome) == (74, "failed")
-    assert lines["status"].exit_code == 0
-    assert list((tmp_path / "running").iterdir()) == []
 
 
 def test_a_torn_line_is_left_out_and_swallows_nothing(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import os
 import signal
-import time
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,19 +12,20 @@ import numpy as np
 import pytest
 
 from features.build import build_features
-from pipelines.backtest.backtest import backtest
 from pipelines.config.operation import RayConfig
 from pipelines.engine.errors import ClusterError
-from pipelines.engine.ray_cluster import RayRunner, ray_cluster
+from pipelines.engine.ray_cluster import ray_cluster
 from pipelines.inputs.content_models import encoded_on_ray, make_encoder
 from pipelines.presets.resolve import resolve
+from pipelines.scoring.job import ScoreRequest
+from pipelines.scoring.score import score
 from pipelines.stages.build_features import features_config
 from pipelines.tuning.space import parse_space
 from pipelines.tuning.study import Tuning, tune
 from recsys.content.embedding_cache import encode_cached
-from recsys.data.versions import describe_difference
 from tests.conftest import TINY_SHOP
 from tests.recsys.testing.synthetic import markov_world, write_csv
+from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 ray = pytest.importorskip("ray")
 
@@ -52,12 +55,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def arrays_in(path: Path) -> list[list[int]]:
-    """Item rows of a file of lists; its seconds differ from run to run."""
-    with np.load(path) as arrays:
-        return arrays["item_rows"].tolist()
-
-
 def square(number: int) -> int:
     return number * number
 
@@ -70,14 +67,6 @@ def dies_once(task: tuple[int, str]) -> int:
         marker.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return number * number
-
-
-def slow(task: tuple[int, str]) -> str:
-    """Say which process worked, and be at it for a moment."""
-    number, folder = task
-    (Path(folder) / f"begun-{number}").touch()
-    time.sleep(0.5)
-    return ray.get_runtime_context().get_node_id()
 
 
 def always_dies(_: int) -> int:
@@ -105,9 +94,9 @@ def test_results_come_in_order_and_a_lost_worker_is_replaced(cluster, tmp_path: 
 
 def test_errors_name_what_and_where(cluster, tmp_path: Path) -> None:
     with ray_cluster(RayConfig(retries=0)) as run:
-        with pytest.raises(ValueError, match=r"3 is no price \(on node .+\)"):
+        with pytest.raises(ValueError, match="3 is no price"):
             list(run(refuses, [3]))
-        with pytest.raises(FileNotFoundError, match=r"gone\.csv is not on node .*same paths"):
+        with pytest.raises(FileNotFoundError, match=r"gone\.csv is not on a node .*same paths"):
             list(run(reads, [str(tmp_path / "gone.csv")]))
         with pytest.raises(ClusterError, match=r"a task was lost 1 times: .*tasks_at_once"):
             list(run(always_dies, [1]))
@@ -151,27 +140,6 @@ def test_texts_encoded_on_the_cluster_have_the_vectors_of_texts_encoded_here(
     assert np.array_equal(encode_cached(texts, encoder, tmp_path / "there"), there)
 
 
-def test_a_backtest_on_the_cluster_has_the_lists_of_one_here(
-    cluster, shop: Path, tmp_path: Path
-) -> None:
-    settings = ["backtest.num_steps=3", "two_tower_training.enabled=false"]
-    found = {}
-    for engine in ("local", "ray"):
-        folder = tmp_path / engine
-        config = resolve(
-            shop / "shop.toml",
-            preset=None,
-            assignments=[*settings, f"engine={engine}", f"workspace={folder}"],
-        )
-        said: list[str] = []
-        backtest(config, folder / "backtest", said.append, show_progress=False)
-        assert sum(line.startswith("step ") for line in said) == 6
-        lists = sorted(folder.glob("backtest/steps/*/lists/*.npz"))
-        found[engine] = {str(path.relative_to(folder)): arrays_in(path) for path in lists}
-    assert found["local"]
-    assert found["ray"] == found["local"]
-
-
 def test_trials_on_the_cluster_are_proposed_as_others_end(
     cluster, shop: Path, tmp_path: Path
 ) -> None:
@@ -180,45 +148,30 @@ def test_trials_on_the_cluster_are_proposed_as_others_end(
     )
     space = parse_space(["item_to_item.window=2..30"])
     said: list[str] = []
-    found = tune(config, space, Tuning(num_trials=7), tmp_path / "tune", said.append)
-    assert [one["number"] for one in found["trials"]] == list(range(7))
+    found = tune(config, space, Tuning(num_trials=3), tmp_path / "tune", said.append)
+    assert [one["number"] for one in found["trials"]] == list(range(3))
     assert all(one["metric"] is not None for one in found["trials"])
-    assert len(said) == 7
+    assert len(said) == 3
 
 
-def test_a_node_that_is_killed_costs_nothing_but_time(cluster, tmp_path: Path) -> None:
-    """A third node goes while its tasks run; the others do them."""
-    third = cluster.add_node(num_cpus=1)
+@pytest.mark.slow
+def test_a_node_killed_midway_leaves_the_lists_of_one_process(cluster, tmp_path: Path) -> None:
+    """A third node goes while parts of `recsys score` are made; the others make them."""
+    size = SyntheticSize(num_items=60, num_users=1_000, ranker=True)
+    write_synthetic_bundle(tmp_path / "bundles", "v1", size)
+    bundle = str(tmp_path / "bundles" / "bundle-v1")
+    whole = ScoreRequest(bundle=bundle, out=str(tmp_path / "whole"), k=800)
+    score(whole)
+    third, seen = cluster.add_node(num_cpus=1), threading.Event()
     cluster.wait_for_nodes()
-    run = RayRunner(RayConfig())
-    assert len(run.nodes) == 3
-    found = run(slow, [(number, str(tmp_path)) for number in range(8)])
-    first = next(found)
-    cluster.remove_node(third, allow_graceful=False)
-    rest = list(found)
-    assert len([first, *rest]) == 8
-    assert len({path.name for path in tmp_path.glob("begun-*")}) == 8
-    assert len(set(rest[-3:])) <= 2
 
+    def kill(message: Mapping[str, object]) -> None:
+        if "lists" in message and not seen.is_set():
+            seen.set()
+            cluster.remove_node(third, allow_graceful=False)
 
-def test_an_address_where_nothing_answers_is_refused_at_once(monkeypatch) -> None:
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    wrong = RayConfig(address="127.0.0.1:9")
-    words = r"nothing answers at 127\.0\.0\.1:9 .*ray start --head"
-    with pytest.raises(ClusterError, match=words), ray_cluster(wrong):
-        pass
-
-
-def test_nodes_of_different_versions_are_described() -> None:
-    one = {"node": "a", "python": "3.11.7", "polars": "2.1.0"}
-    assert describe_difference([one, {**one, "node": "b"}]) is None
-    found = describe_difference(
-        [one, {**one, "node": "b"}, {**one, "node": "c", "polars": "2.0.9"}]
-    )
-    assert "versions of polars: 2.0.9 on c; 2.1.0 on a, b." in str(found)
-
-
-def test_impossible_settings_are_refused() -> None:
-    for wrong in ({"tasks_at_once": -1}, {"retries": -1}):
-        with pytest.raises(ValueError, match="must be >= 0"):
-            RayConfig(**wrong)
+    out = tmp_path / "out"
+    request = replace(whole, out=str(out), engine="ray", address=cluster.address)
+    outcome = score(request, kill)
+    assert outcome["parts_made"] == outcome["parts"] == 4
+    assert contents(out) == contents(tmp_path / "whole")

@@ -2,8 +2,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,26 +77,6 @@ def test_unwritable_workspace_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"cannot write to the workspace .*--set workspace"):
         Workspace(tmp_path / "file" / "inside").check_writable()
-
-
-@pytest.fixture
-def read_only_folder() -> Iterator[Path]:
-    """A folder that everybody finds and nobody may write to; root's rights are given up for it."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o555)
-        is_root = os.geteuid() == 0
-        if is_root:
-            os.seteuid(65534)
-        try:
-            yield Path(folder)
-        finally:
-            if is_root:
-                os.seteuid(0)
-
-
-def test_read_only_folder_says_what_to_do(read_only_folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"cannot write to the workspace .*Permission denied"):
-        Workspace(read_only_folder).check_writable()
 
 
 def test_ledger_survives_a_torn_line(tmp_path: Path) -> None:

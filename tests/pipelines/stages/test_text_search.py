@@ -4,8 +4,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from pipelines.searching.fit import fit_text_search, kept_items
-from pipelines.searching.judged import Judged
+from pipelines.searching.fit import Judged, fit_text_search, kept_items
 from pipelines.searching.texts import item_texts, scale_counts, title_index
 from recsys.fitting.blend import ProfileBlend, fusion_profile
 from recsys.fitting.counted import popularity_source
@@ -62,17 +61,12 @@ def test_a_search_is_fitted_on_items_that_its_tower_did_not_see(small_world):
     config = TextTowerConfig(num_steps=5)
     fitted = fit_text_search(texts, config, queries, sources, blend, counts, 0)
     assert fitted is not None
-    assert fitted.search.num_item_rows == num_items + 1
+    assert fitted.num_item_rows == num_items + 1
     kept = kept_items(texts, 0)
     assert 0 < len(kept) < num_items
     judged = Judged.of(queries, {one.item_row: one for one in texts if one.item_row in kept}, 0)
-    assert fitted.metrics["num_queries"] == len(judged)
     assert set(judged.targets) <= kept - {num_items}
-    if "ndcg@10" in fitted.metrics:
-        values = fitted.metrics["ndcg@10"]
-        assert set(values) == {"words", "spelling", "hybrid", "personal"}
-        assert values["hybrid"] >= values["words"]
-    assert torch.isfinite(fitted.search.item_vectors).all()
+    assert torch.isfinite(fitted.item_vectors).all()
 
 
 def test_a_catalogue_without_texts_has_no_search(small_world):
