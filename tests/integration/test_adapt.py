@@ -213,8 +213,6 @@ def test_a_run_adapts_to_the_domains_that_are_named_and_skips_them_the_next_time
     [
         (("--domain", "nowhere"), f"no item is of domain 'nowhere'; there are {BOOKS}, {TOYS}"),
         (("--domain", BOOKS, "--set", "adapter.rank=33"), "rank 33 is larger than layer"),
-        (("--domain", BOOKS, "--set", "adapter.max_share=0.01"), "at most 1.0% are allowed"),
-        (("--domain", BOOKS, "--set", "adapter.min_gain=-1"), "min_gain must be >= 0"),
         (("--domain", BOOKS, "--set", 'adapter.targets=["decoder.*"]'), "names no linear layer"),
         (("--domain", BOOKS, "--set", "adapter.model=ranker"), "has sequence, two_tower"),
         (("--domain", BOOKS, "--withdraw"), "no adapter is served for domain"),

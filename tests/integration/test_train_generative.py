@@ -12,7 +12,6 @@ from click.testing import Result
 from pipelines.candidates.blends import FILE
 from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.stages.report import report_path
-from tests.pipelines.pages.read import blocks_in
 
 Recsys = Callable[..., Result]
 READ = (
@@ -91,33 +90,3 @@ def test_without_semantic_ids_it_switches_off_and_says_so(
     assert result.exit_code == 0, result.output
     assert "off, because no item has a semantic ID" in " ".join(result.output.split())
     assert not (workspace / "train_generative/given").exists()
-
-
-def test_nothing_is_made_again_when_nothing_changed(
-    shop: Path, recsys: Recsys, tmp_path: Path
-) -> None:
-    workspace = tmp_path / "run"
-    for name in READ:
-        shutil.copytree(shop / name, workspace / name)
-    shutil.copytree(shop / "fit_blend", workspace / "fit_blend")
-    stages = ["--stage", "train_generative", "--stage", "fit_blend"]
-    result = rerun(shop, recsys, workspace, *stages)
-    assert result.exit_code == 0, result.output
-    assert "0 stages run, 2 skipped" in result.output
-    # Another blend asks for no other training.
-    result = rerun(shop, recsys, workspace, "--set", "blend.l2=3", *stages)
-    assert "1 stages run, 1 skipped" in " ".join(result.output.split())
-
-
-def test_the_report_tells_of_both_profiles(shop: Path) -> None:
-    written = {
-        profile: json.loads((shop / "fit_blend/given" / FILE).read_text())["profiles"][profile]
-        for profile in ("fast", "full")
-    }
-    numbers = json.loads((report_path(shop).parent / "report.json").read_text())["blends"]
-    assert list(numbers) == ["fast", "full"]
-    for profile, blend in numbers.items():
-        assert blend["weights"] == written[profile]["weights"]
-        assert sum(blend["shares"].values()) == pytest.approx(1)
-    keys = {block["key"] for block in blocks_in(report_path(shop))}
-    assert {"weights-fast", "weights-full", "blend-shares"} <= keys

@@ -194,11 +194,3 @@ def test_too_few_users_train_none_and_say_so(shop: Path, recsys: Recsys, tmp_pat
     assert "min_found = 1000" in told["reason"]
     metrics = json.loads((workspace / "evaluate/metrics.json").read_text())["given"]
     assert "ranked" not in metrics["test"]
-
-
-def test_where_it_is_off_nothing_is_written(shop: Path) -> None:
-    assert not (shop / "train_ranker/given").exists()
-    metrics = json.loads((shop / "evaluate/metrics.json").read_text())["given"]
-    assert "ranked" not in metrics["test"]
-    manifest = json.loads((shop / "bundles/current/manifest.json").read_text())
-    assert "ranker" not in manifest["models"]

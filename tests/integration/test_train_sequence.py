@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import polars as pl
 import pytest
 from click.testing import Result
 
@@ -130,16 +129,6 @@ def test_times_are_read_in_training_and_in_evaluation_alike(
     assert ending["best_metric"] == measured["validation"]["sequence"]["ndcg@10"]
 
 
-def test_lists_with_the_history_are_trained_with_it(
-    shop: Path, recsys: Recsys, tmp_path: Path
-) -> None:
-    workspace = until_features(shop, tmp_path)
-    settings = ["evaluation.exclude_history=false", "sequence_training.max_epochs=1"]
-    assert trained(recsys, shop, workspace, settings=settings).exit_code == 0
-    saved = json.loads((workspace / "train_sequence/given/sequence/config.json").read_text())
-    assert saved["config"]["leave_out_history"] is False
-
-
 def test_further_members_are_trained_apart_and_serve_profile_full(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:
@@ -173,34 +162,3 @@ def test_further_members_are_trained_apart_and_serve_profile_full(
         assert reply.served_by.profile == profile
         told = {name for item in reply.items for name in item.contributions}
         assert ("ensemble" in told) == expected
-
-
-def least(shop: Path, folder: Path, changed: pl.Expr) -> Path:
-    """Copy the shop with two users' events, changed; return the TOML's path."""
-    for path in shop.parent.iterdir():
-        if path.is_file():
-            shutil.copy(path, folder / path.name)
-    events = pl.read_csv(folder / "events.csv")
-    users = events["user_id"].unique(maintain_order=True)[:2]
-    events = events.filter(pl.col("user_id").is_in(users.to_list()))
-    events.with_columns(changed).write_csv(folder / "events.csv")
-    return folder / "shop.toml"
-
-
-@pytest.mark.parametrize("column", ["item_id", "user_id"])
-def test_one_item_or_one_user_is_told_in_a_sentence(
-    shop: Path, recsys: Recsys, tmp_path: Path, column: str
-) -> None:
-    config = least(shop, tmp_path, pl.lit("alone").alias(column))
-    result = recsys("run", "-c", config, "-w", tmp_path / "run", "-q")
-    assert result.exit_code == 2, result.output
-    assert "there is nothing to learn" in " ".join(result.output.split())
-
-
-def test_two_items_and_two_users_are_enough(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
-    item = pl.format("item-{}", pl.int_range(pl.len()) % 2).alias("item_id")
-    config = least(shop, tmp_path, item)
-    result = recsys("run", "-c", config, "-w", tmp_path / "run", "-q", "--until", "evaluate")
-    assert result.exit_code == 0, result.output
-    metrics = json.loads((tmp_path / "run/evaluate/metrics.json").read_text())["given"]["test"]
-    assert 0 <= metrics["sequence"]["ndcg@10"] <= 1

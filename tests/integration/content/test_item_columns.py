@@ -102,20 +102,3 @@ def test_a_column_that_changes_its_type_is_refused(
     assert result.exit_code != 0
     assert message in " ".join(result.output.split())
     assert (finished / "bundles/current").resolve() == served
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ('["prise"]', "content.columns names 'prise', which the items do not have; there are: bra"),
-        ('["title"]', "title has 12 different texts in 12 items, so it is a name"),
-        ('["price", "price"]', "columns names one twice"),
-    ],
-)
-def test_columns_that_cannot_be_encoded_are_refused(
-    columns: str, message: str, folder: Path, recsys: Recsys, tmp_path: Path
-) -> None:
-    settings = ("-w", tmp_path / "run", "--set", f"content.columns={columns}")
-    result = recsys("run", "-c", folder / "shop.toml", *settings, "-q", "--until", "embed_items")
-    assert result.exit_code != 0
-    assert message in " ".join(result.output.split())

@@ -112,18 +112,6 @@ def test_what_is_not_the_row_of_such_a_model_is_refused(name: str, address: str,
         spec_at(name, address)
 
 
-def test_a_run_says_which_key_is_wrong(
-    cycle: World,
-    recsys: Callable[..., Result],
-    write_world: Callable[..., Path],
-    tmp_path: Path,
-) -> None:
-    settings = SETTINGS.replace("[models.successors]", "[models.ease]")
-    result = recsys("run", "-c", write_world(tmp_path, cycle, settings), "-w", tmp_path / "run")
-    assert result.exit_code == 2
-    assert "models.ease: the name 'ease' is taken" in " ".join(result.output.split())
-
-
 def test_its_code_makes_the_stages_that_use_it_run_again() -> None:
     outside = OutsideModelConfig(spec=ADDRESS)
     config = RunConfig(workspace=Path("unused"), models={"successors": outside})

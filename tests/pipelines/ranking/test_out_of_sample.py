@@ -6,7 +6,7 @@ import torch
 
 from pipelines.config.trainings import RankerTrainingConfig
 from pipelines.ranking.fit import split_by_user
-from pipelines.ranking.out_of_sample import events_before, hold_back, queries_at
+from pipelines.ranking.out_of_sample import hold_back
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.fitting.queries import ModelInputs
@@ -71,13 +71,6 @@ def test_queries_are_sampled_by_the_seed() -> None:
     assert first.held_out.positions.tolist() == again.held_out.positions.tolist()
     assert first.held_out.positions.tolist() != other.held_out.positions.tolist()
     assert (np.diff(first.held_out.positions) > 0).all()
-
-
-def test_nothing_held_back_gives_no_queries() -> None:
-    whole = sequences()
-    assert len(queries_at(whole, np.empty(0, np.int64)).positions) == 0
-    same = events_before(whole, np.asarray(whole.offsets[1:]))
-    assert same.item_rows.tolist() == whole.item_rows.tolist()
 
 
 @pytest.mark.parametrize("limit", [2, 100])

@@ -119,16 +119,6 @@ def test_a_list_of_which_validation_took_something_is_not_known(tmp_path: Path) 
     assert not found.impressions.labels[:-1].isnan().any()
 
 
-def test_so_many_lists_are_drawn_the_same_each_time(tmp_path: Path) -> None:
-    found, _, _ = read(tmp_path, ROWS, most=1)
-    (tmp_path / "again").mkdir()
-    again, _, _ = read(tmp_path / "again", ROWS, most=1)
-    assert found is not None
-    assert again is not None
-    assert len(found.held_out.positions) == 1
-    assert found.held_out.positions.tolist() == again.held_out.positions.tolist()
-
-
 @pytest.mark.parametrize("kind", ["impression", "click"])
 def test_without_lists_to_read_there_is_none(tmp_path: Path, kind: str) -> None:
     rows = [row for row in ROWS if row[3] != "impression"]

@@ -12,7 +12,6 @@ from pipelines.candidates.blends import FILE, list_profiles, load_blends, row_na
 from pipelines.stages.fit_blend import save_unjudged
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
-from recsys.evaluation.ranking import list_ranks
 from recsys.fitting import blend as fitting
 from recsys.fitting.blend import (
     FUSION,
@@ -60,12 +59,6 @@ def examples(hit_rates: dict[str, float], num_users: int = NUM_USERS) -> SourceL
         torch.arange(num_users) % 2,
         torch.ones(NUM_ITEMS + 2),
     )
-
-
-def test_targets_are_ranked_by_their_place_in_the_list() -> None:
-    lists = torch.tensor([[4, 2, -1], [1, 3, 2]])
-    targets = Jagged.from_lists([[2, 9], [1]])
-    assert list_ranks(lists, targets).values.tolist() == [2, 0, 1]
 
 
 def test_learned_weights_trust_the_source_that_finds_and_say_what_they_gain() -> None:
