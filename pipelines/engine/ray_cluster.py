@@ -92,14 +92,13 @@ class RayRunner:
         """Run tasks."""
         # Ray counts a processor for each task, so none takes more.
         one = {"env_vars": {THREADS: "1", "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}}
-        remote = self._ray.remote(num_cpus=1, max_retries=self._config.retries, runtime_env=one)(
-            function
-        )
+        options = {"num_cpus": 1, "max_retries": self._config.retries, "runtime_env": one}
+        remote = self._ray.remote(**options)(_apply)
         pending: deque[Any] = deque()
         for task in tasks:
             if len(pending) == 2 * self.workers:
                 yield self._result(pending.popleft())
-            pending.append(remote.remote(task))
+            pending.append(remote.remote(function, task))
         while pending:
             yield self._result(pending.popleft())
 
@@ -126,3 +125,8 @@ class RayRunner:
 def first_line(error: Exception) -> str:
     """Return the first line of an error's text."""
     return (str(error).strip().splitlines() or [repr(error)])[0]
+
+
+def _apply(function: Callable[[Part], Result], task: Part) -> Result:
+    """Run one task; Ray takes functions of a module alone, and these take any callable."""
+    return function(task)

@@ -41,7 +41,7 @@ def kept_items(texts: Sequence[ItemText], seed: int) -> set[int]:
 
 
 @dataclass(frozen=True)
-class Judged:
+class SearchQueries:
     """Queries, by held-out event."""
 
     queries: EvaluationQueries
@@ -51,7 +51,9 @@ class Judged:
     made: tuple[MadeQuery, ...]
 
     @classmethod
-    def of(cls, queries: EvaluationQueries, texts: Mapping[int, ItemText], seed: int) -> Judged:
+    def of(
+        cls, queries: EvaluationQueries, texts: Mapping[int, ItemText], seed: int
+    ) -> SearchQueries:
         """Make a query of each held-out item."""
         targets = queries.held_out.targets
         first = [int(targets.values[begin]) for begin in targets.offsets[:-1].tolist()]
@@ -75,7 +77,7 @@ class Judged:
 
 
 def personal_orders(
-    judged: Judged,
+    judged: SearchQueries,
     found: Sequence[SearchCandidates],
     sources: Mapping[str, Source],
     blend: ProfileBlend,
@@ -123,7 +125,7 @@ def fit_text_search(
     popularity = scale_counts(item_counts.numpy())
     search = TextSearch(tower, tower.encode(documents), WordIndex.of(documents), START)
     wanted = {text.item_row: text for text in texts if text.item_row in kept}
-    judged = Judged.of(queries.sample(int(MAX_QUERIES / KEPT), seed), wanted, seed)
+    judged = SearchQueries.of(queries.sample(int(MAX_QUERIES / KEPT), seed), wanted, seed)
     if len(judged) < MIN_QUERIES:
         return search
     found = judged.found(search, title_index(texts, popularity), popularity)

@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from pipelines.searching.fit import Judged, fit_text_search, kept_items
+from pipelines.searching.fit import SearchQueries, fit_text_search, kept_items
 from pipelines.searching.texts import item_texts, scale_counts, title_index
 from recsys.fitting.blend import ProfileBlend, fusion_profile
 from recsys.fitting.counted import popularity_source
@@ -64,7 +64,9 @@ def test_a_search_is_fitted_on_items_that_its_tower_did_not_see(small_world):
     assert fitted.num_item_rows == num_items + 1
     kept = kept_items(texts, 0)
     assert 0 < len(kept) < num_items
-    judged = Judged.of(queries, {one.item_row: one for one in texts if one.item_row in kept}, 0)
+    judged = SearchQueries.of(
+        queries, {one.item_row: one for one in texts if one.item_row in kept}, 0
+    )
     assert set(judged.targets) <= kept - {num_items}
     assert torch.isfinite(fitted.item_vectors).all()
 
