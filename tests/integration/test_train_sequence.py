@@ -110,25 +110,6 @@ def test_killed_training_resumes_to_the_same_bits(
         assert (workspace / place).read_bytes() == (shop / place).read_bytes()
 
 
-def test_times_are_read_in_training_and_in_evaluation_alike(
-    shop: Path, recsys: Recsys, tmp_path: Path
-) -> None:
-    workspace = until_features(shop, tmp_path)
-    settings = ["sequence.time_buckets=16", "sequence_training.max_epochs=4"]
-    assert trained(recsys, shop, workspace, settings=settings).exit_code == 0
-    for name in ("build_semantic_ids", "fit_baselines", "train_two_tower", "train_generative"):
-        shutil.copytree(shop / name, workspace / name)
-    config = shop.parent / "shop.toml"
-    options = [part for one in settings for part in ("--set", one)]
-    names = ("fit_blend", "train_ranker", "evaluate")
-    stages = [part for name in names for part in ("--stage", name)]
-    result = recsys("run", "-c", config, "-w", workspace, "-q", *stages, *options)
-    assert result.exit_code == 0, result.output
-    measured = json.loads((workspace / "evaluate/metrics.json").read_text())["given"]
-    ending = json.loads((workspace / "train_sequence/given/training.json").read_text())
-    assert ending["best_metric"] == measured["validation"]["sequence"]["ndcg@10"]
-
-
 def test_further_members_are_trained_apart_and_serve_profile_full(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:

@@ -102,20 +102,3 @@ def test_images_of_another_model_are_not_put_beside(folder: Path) -> None:
         check_images(config, "other-1", "bundle-1")
     with pytest.raises(ValueError, match=r"encoder is now not set"):
         check_images(ContentConfig(), "other-1", "bundle-1")
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ('content.images.column="photo"', "content.images.column = 'photo', which the items do"),
-        ('content.images.folder="./none"', "content.images.folder: there is no folder"),
-        ('content.images.column="title"', "images.column 'title' is one of columns or"),
-    ],
-)
-def test_settings_that_find_no_image_are_refused(
-    setting: str, message: str, folder: Path, recsys: Recsys, tmp_path: Path
-) -> None:
-    settings = ("-w", tmp_path / "run", "--set", setting)
-    result = recsys("run", "-c", folder / "shop.toml", *settings, "-q", "--until", "embed_items")
-    assert result.exit_code != 0
-    assert message in " ".join(result.output.split())

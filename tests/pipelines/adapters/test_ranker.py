@@ -110,18 +110,6 @@ def test_an_adapter_learns_its_domains_order_and_no_other_list_moves():
     assert all(one.passed for one in verdicts)
 
 
-def test_over_the_domains_items_alone_others_are_below_all_of_them():
-    model = ranker()
-    judging, seen = people((40, 10), seed=3)
-    within = torch.arange(NUM_ITEMS + 1) % 2 == 1
-    found = ranked_by_domain(model, judging, seen, {}, within)
-    assert found.num_users == 40
-    inside = within[found.top_k.item_rows.clamp_min(0)] & (found.top_k.item_rows > 0)
-    num_inside = inside.sum(1, keepdim=True)
-    places = torch.arange(inside.shape[1])
-    assert torch.equal(inside, places < num_inside)
-
-
 def test_a_domain_of_too_few_users_is_refused_in_words():
     _, examples = people((9, 0), seed=1)
     with pytest.raises(ValueError, match="'books' has 7 held-out users to learn from"):

