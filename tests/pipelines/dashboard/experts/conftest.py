@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 
 from pipelines.dashboard.context import Context
 from tests.pipelines.dashboard.documents import dashboard
 from tests.pipelines.dashboard.synthetic_runs import write_json, write_run
 
-HOSTILE = "<img src=x onerror=alert(1)>"
 TASK = {"auc": 0.8, "predicted": 0.1, "observed": 0.1, "calibration_error": 0.01}
 ROUTING: dict[str, Any] = {
     "num_experts": 4,
@@ -28,7 +26,6 @@ ROUTING: dict[str, Any] = {
         },
         {"name": "activity", "groups": ["0", "over 20"], "load": [[0.5, 0.3, 0.2, 0.0], [0.0] * 4]},
     ],
-    "items": [[{"item_row": 2, "share": 0.9}], [], [], []],
 }
 VERDICTS = [
     {"name": "ndcg@10 of domain books", "value": 0.30, "bound": 0.25, "passed": True, "reason": ""},
@@ -95,9 +92,6 @@ def experts_workspace(tmp_path: Path) -> Path:
     """A run whose adapter of books is refused."""
     workspace = write_run(tmp_path / "run")
     write_ranker(workspace / "train_ranker" / "given", ROUTING)
-    (workspace / "build_features").mkdir(exist_ok=True)
-    items = pl.DataFrame({"item_row": [1, 2], "display_text": ["one", HOSTILE]})
-    items.write_parquet(workspace / "build_features" / "items.parquet")
     refused = {"domain": "books", "adapter": None, "refused": "it harms new users"}
     outcome = refused | {"metrics": METRICS, "verdicts": VERDICTS, "changes": CHANGES}
     write_json(workspace / "adapt_domains" / "adapters.json", [outcome])

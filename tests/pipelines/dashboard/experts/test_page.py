@@ -9,7 +9,6 @@ from pipelines.dashboard.query import Query
 from pipelines.pages.document import Chart, Page, Table, Tiles
 from pipelines.pages.encoding import encoded
 from tests.pipelines.dashboard.documents import blocks_of, sections
-from tests.pipelines.dashboard.experts.conftest import HOSTILE
 
 
 def block(page: Page, key: str) -> Any:
@@ -27,11 +26,11 @@ def test_a_dead_expert_is_said_first(experts_context: Context) -> None:
     assert (dead.value, dead.tone) == ("1", "bad")
 
 
-def test_experts_are_named_by_their_groups_and_items(experts_context: Context) -> None:
+def test_experts_are_named_by_their_groups(experts_context: Context) -> None:
     table: Table = block(build(experts_context, Query.of()), "experts-sparse")
-    assert table.rows[0] == ("expert 1", 0.5, "books (1.6 times)", f"{HOSTILE} (90%)")
+    assert table.rows[0] == ("expert 1", 0.5, "books (1.6 times)")
     assert table.rows[1][2] == "films (1.7 times)"
-    assert table.rows[3] == ("expert 4", 0.0, "none", "")
+    assert table.rows[3] == ("expert 4", 0.0, "none")
 
 
 def test_a_harmful_adapter_is_refused_with_the_slice_it_harms(experts_context: Context) -> None:
