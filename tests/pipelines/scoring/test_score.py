@@ -20,6 +20,7 @@ from pipelines.engine.artifacts import MANIFEST
 from pipelines.scoring.job import ScoreRequest, list_keys, plan, write_manifest
 from pipelines.scoring.parts import make_part
 from pipelines.scoring.score import check_request, score
+from serving.bundle.manifest import publish
 from serving.recommend import Recommender
 from serving.settings import ServingOptions, Settings
 from tests.serving.application import create_app
@@ -40,6 +41,7 @@ exploration = {method = "epsilon", epsilon = 0.5}
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "bundles"
     write_synthetic_bundle(folder, "v1", SIZE)
+    publish(folder, "v1")
     return folder
 
 
