@@ -11,7 +11,7 @@ from serving.bundle.manifest import publish
 from serving.bundle.write import write_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
-from tests.serving.deltas import append_like
+from tests.serving.bundle.deltas import append_like
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 NEW = [

@@ -22,7 +22,7 @@ from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
 from tests.recsys.testing.tensors import rounding
-from tests.serving.deltas import append_like
+from tests.serving.bundle.deltas import append_like
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 from tests.serving.writable import writable
 

@@ -14,7 +14,7 @@ from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.surfaces import HOME
-from tests.serving.deltas import append_like
+from tests.serving.bundle.deltas import append_like
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 SIZE = SyntheticSize(num_items=300, history_models=True, semantic_ids=False)

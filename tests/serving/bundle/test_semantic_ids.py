@@ -19,7 +19,7 @@ from serving.bundle.write import write_bundle
 from serving.content_neighbours import ContentNeighbours
 from serving.recommend import Recommender
 from serving.schemas import Request
-from tests.serving.deltas import append_like
+from tests.serving.bundle.deltas import append_like
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 from tests.serving.writable import writable
 
