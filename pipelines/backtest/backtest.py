@@ -20,7 +20,6 @@ from pipelines.engine.artifacts import to_json
 from pipelines.engine.ray_cluster import ray_cluster
 from recsys.data.durable import locked, write_durably
 from recsys.replay.fits import Replay
-from recsys.replay.folder import FIRST, read_json
 from recsys.replay.measures import measure_replay, moment_text
 from recsys.replay.replay import describe_replay
 from recsys.replay.replay import run as run_replay
@@ -60,9 +59,9 @@ def backtest(
             say(line)
         if config.engine == "ray":
             with ray_cluster(config.ray) as run:
-                run_replay(replay, estimating(replay, say, run.workers), run)
+                run_replay(replay, say, run)
         else:
-            run_replay(replay, estimating(replay, say, replay.config.jobs))
+            run_replay(replay, say)
         return write(replay)
 
 
@@ -96,16 +95,3 @@ def plan_lines(replay: Replay) -> list[str]:
             f"{len(steps) - 1}"
         )
     return lines
-
-
-def estimating(replay: Replay, say: Callable[[str], None], at_once: int) -> Callable[[str], None]:
-    """Pass lines on; after the first step's models, add how long the rest will take."""
-
-    def pass_on(line: str) -> None:
-        say(line)
-        if line.startswith(FIRST) and "full" in replay.config.policies:
-            seconds = read_json(replay.folder.done(1, FIRST))["seconds"]
-            left = seconds * (len(replay.steps) - 2) * 1.2 / at_once
-            say(f"about {max(1, round(left / 60))} minutes for the other steps")
-
-    return pass_on

@@ -1,4 +1,4 @@
-"""``recsys ids``: train, append, align, compare, roll back and report published semantic IDs."""
+"""``recsys ids``: train, append and compare published semantic IDs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.options import Assignments, Open, Out, Run, run_config
-from pipelines.cli.output import open_page, print_lines, print_table
+from pipelines.cli.options import Assignments, Run, run_config
+from pipelines.cli.output import print_lines, print_table
 
 if TYPE_CHECKING:
     from pipelines.config.run import RunConfig
@@ -78,18 +78,12 @@ def store_with_versions(config: RunConfig) -> SemanticIdStore:
     return store
 
 
-def print_kept(kept: KeptShares, before: KeptShares | None = None) -> None:
+def print_kept(kept: KeptShares) -> None:
     """Print the share of items that keep their code, level by level."""
-    columns = ["level", ">same code", ">same prefix"]
-    shares = [kept.per_level, kept.per_prefix]
-    if before is not None:
-        columns.append(">before aligning")
-        shares.append(before.per_prefix)
-    rows = [
-        (str(level), *(f"{share:.1%}" for share in row))
-        for level, row in enumerate(zip(*shares, strict=True), start=1)
-    ]
-    print_table(columns, rows, title=f"{kept.num_items:,} items in both versions")
+    shares = zip(kept.per_level, kept.per_prefix, strict=True)
+    rows = [(str(level), f"{own:.1%}", f"{up:.1%}") for level, (own, up) in enumerate(shares, 1)]
+    title = f"{kept.num_items:,} items in both versions"
+    print_table(("level", ">same code", ">same prefix"), rows, title=title)
 
 
 def report_version(version: str, what: str, begin: float) -> None:
@@ -171,29 +165,7 @@ def append(run: Run, assignments: Assignments = None) -> None:
 
 
 @app.command()
-def align(
-    run: Run, new: Version, old: OtherVersion = None, assignments: Assignments = None
-) -> None:
-    """Rename the codes of a version so that most items have their ID of another, and publish it.
-
-    [bold]Example[/] recsys ids align shop.toml 3f2a 91bc
-    """
-    from recsys.semantic_ids.lifecycle import align as align_versions
-
-    begin = time.perf_counter()
-    store = store_with_versions(run_config(run, assignments=assignments))
-    current = store.current()
-    published = store.previous(store.named(new))
-    target = store.versions.load(None if old is None else store.named(old))
-    assert published is not None
-    made = align_versions(published.ids, published.quantizer, target)
-    store.publish(made.ids, made.quantizer, store.item_ids, published.origin, after=current)
-    report_version(made.ids.version, f"aligned to {target.version[:SHORT]}", begin)
-    print_kept(made.kept, made.before)
-
-
-@app.command()
-def diff(
+def compare(
     run: Run,
     old: Version,
     new: OtherVersion = None,
@@ -202,7 +174,7 @@ def diff(
 ) -> None:
     """Show which items gained, changed or lost their ID between two versions.
 
-    [bold]Example[/] recsys ids diff shop.toml 3f2a
+    [bold]Example[/] recsys ids compare shop.toml 3f2a
     """
     from recsys.semantic_ids.delta import changed_rows
     from recsys.semantic_ids.lifecycle import kept_shares
@@ -224,49 +196,3 @@ def diff(
         rows.append((store.item_ids[row - 1], what, *(text or "-" for text in ids)))
     if rows:
         print_table(("item", "what", "before", "after"), rows)
-
-
-@app.command()
-def rollback(
-    run: Run,
-    version: Annotated[
-        str | None, typer.Argument(help="Version to go back to; the previous one by default.")
-    ] = None,
-    assignments: Assignments = None,
-) -> None:
-    """Make an earlier version current again; served bundles keep their IDs.
-
-    [bold]Example[/] recsys ids rollback shop.toml
-    """
-    store = store_with_versions(run_config(run, assignments=assignments))
-    before, begin = store.current(), time.perf_counter()
-    now = store.rollback(None if version is None else store.named(version))
-    report_version(now, f"current again (before: {str(before)[:SHORT]})", begin)
-
-
-@app.command()
-def report(
-    run: Run,
-    assignments: Assignments = None,
-    out: Out = None,
-    previous: Annotated[
-        str | None, typer.Option(help="Version to compare with; the parent by default.")
-    ] = None,
-    show: Open = False,
-) -> None:
-    """Write a report on the quality of the IDs as one self-contained HTML file and JSON.
-
-    [bold]Example[/] recsys ids report shop.toml --out ids.html
-    """
-    from pipelines.pages.semantic_ids import write_semantic_id_report
-    from pipelines.semantic_ids.current import measure_current
-
-    config = run_config(run, assignments=assignments)
-    with opened(config) as (content, store):
-        made = measure_current(content, store, config, previous)
-        path = out or config.workspace / "semantic_ids.html"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_semantic_id_report(made, path)
-    print_lines(str(path))
-    if show:
-        open_page(path)

@@ -1,4 +1,4 @@
-"""The page of a run's semantic IDs: the page of ``recsys ids report`` in any published version."""
+"""The page of a run's semantic IDs, in any published version."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -27,7 +27,6 @@ from recsys.evaluation.sequential import (
 )
 
 Metric = Literal["per_user", "per_list", "share"]
-METRICS: tuple[Metric, ...] = get_args(Metric)
 CONTROL = "control"
 DOUBTED = 0.01
 """P-value of the shares of arms below which nothing else is to be trusted."""

@@ -1,4 +1,4 @@
-"""The page of a version of semantic IDs, in the dashboard and as the file of ``recsys ids report``.
+"""The page of a version of semantic IDs.
 
 Codes and their use, what prefixes keep, collisions, the items of the first codes, and the changes
 since another version.
@@ -7,13 +7,10 @@ since another version.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
 
 from pipelines.engine.artifacts import to_json
 from pipelines.pages.charts import counts, numbers, percent, shares, texts
 from pipelines.pages.document import Block, Cell, Code, Page, Section, Table, Tile, Tiles, Words
-from pipelines.pages.file import write_page
 from pipelines.semantic_ids.measure import SAME_MEANING, Drift, IdsMeasurement, SemanticIdReport
 from pipelines.semantic_ids.store import SHORT
 from pipelines.semantic_ids.table import describe_first_codes
@@ -28,7 +25,6 @@ HOW = {
     "appended": "appended: new items encoded by the published quantiser; no ID moved",
     "aligned": "a new quantiser, its codes aligned to the previous version",
     "kept": "unchanged: the published version",
-    "published": "published by recsys ids or another run after this workspace's own",
 }
 MEANING = (
     "A semantic ID is a short sequence of codes, coarse to fine, from residual quantisation of {}: "
@@ -37,7 +33,7 @@ MEANING = (
 )
 UNMEASURED = (
     "Errors, neighbours and collisions are measured by the run that makes a version, and its "
-    "report is not here. recsys ids report measures the workspace's current version."
+    "report is not here."
 )
 
 
@@ -61,21 +57,6 @@ def semantic_ids_page(measured: IdsMeasurement) -> Page:
         ],
         notices=notices(report),
     )
-
-
-def write_semantic_id_report(measured: IdsMeasurement, html: Path) -> Path:
-    """Write the page to ``html`` and its values to a file of the same name with ``.json``.
-
-    Returns:
-        Path of the JSON.
-    """
-    if html.suffix != ".html":
-        raise ValueError(f"{html} must end in .html; the numbers are written next to it")
-    values, drift = html.with_suffix(".json"), measured.drift
-    write_page(semantic_ids_page(measured), html)
-    parts = {**asdict(measured.report), "drift": None if drift is None else asdict(drift)}
-    values.write_text(to_json(parts), encoding="utf-8")
-    return values
 
 
 def prefix_name(num_codes: int, num_levels: int) -> str:
@@ -393,8 +374,6 @@ def provenance_section(report: SemanticIdReport) -> Section:
         "departed": f"{report.num_departed:,} IDs of items that are no longer in the catalogue; "
         "they are not reused",
     }
-    if report.num_retired is not None:
-        rows["retired"] = f"{report.num_retired:,} IDs of earlier versions; they are not reused"
     columns = texts("of", "value")
     table = Table(key="made", title="Made from", note="", columns=columns, rows=[*rows.items()])
     settings = Code(key="settings", title="Settings", text=to_json(dict(report.settings)))

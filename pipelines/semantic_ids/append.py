@@ -49,7 +49,7 @@ def published_ids(
 def matching_store(bundles: Path, bundle: Bundle) -> OpenStore | None:
     """Open the store of published IDs next to the bundles, if it fits the bundle's IDs.
 
-    It may be ahead of the bundle (a challenger, a rollback), but quantiser and id rows must be the
+    It may be ahead of the bundle, which a challenger leaves, but quantiser and id rows must be the
     same; otherwise a note is printed and new IDs are not published.
     """
     own, directory = bundle.semantic_ids, bundles / FOLDER

@@ -1,4 +1,4 @@
-"""The measurement of a version of semantic IDs, for its report and the dashboard alike.
+"""The measurement of a version of semantic IDs, for the dashboard.
 
 The run that makes a version measures its content (errors, neighbours, moved codes) and writes it
 down; the rest is computed here from the table of codes.
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from pipelines.config.content import BEHAVIOUR
-from pipelines.semantic_ids.items import Items, Rows
+from pipelines.semantic_ids.items import Items
 from pipelines.semantic_ids.table import IdTable
 from recsys.semantic_ids.codes import NO_CODE
 from recsys.semantic_ids.lifecycle import KeptShares
@@ -33,7 +33,6 @@ from recsys.semantic_ids.quality import (
 
 SAME_MEANING = 0.5
 """A first code means something else if it shares fewer of its items with those it had."""
-"""Moved items shown of each level that changed first."""
 
 
 class PrefixSize(NamedTuple):
@@ -62,8 +61,6 @@ class SemanticIdReport:
     """Items without an ID because they have no content."""
     num_departed: int
     """IDs of items that are no longer in the catalogue."""
-    num_retired: int | None = None
-    """IDs of earlier versions that no item has; None if they were not counted."""
     num_shared: int
     """Items that share their ID with an earlier one."""
     num_with_category: int
@@ -110,7 +107,6 @@ def measure(
     *,
     title: str,
     content: QualityReport | None = None,
-    num_retired: int | None = None,
 ) -> SemanticIdReport:
     """Measure a version.
 
@@ -143,7 +139,6 @@ def measure(
         # If nothing was measured, the reason why an item has none is not known.
         num_without_content=int(made.get("num_without_content", num_items - len(table.rows))),
         num_departed=table.num_departed,
-        num_retired=num_retired,
         num_shared=int((np.diff(table.keys) == 0).sum()),
         num_with_category=int((items.categories[table.rows] != NO_CATEGORY).sum()),
         levels=levels,
@@ -173,8 +168,7 @@ class Drift:
     vocabularies: Sequence[tuple[int, ...]] = ()
     """Codes of each level: used before, used after, newly used, no longer used."""
     overlaps: Sequence[float] = ()
-    """Of each first code, items of both versions over items of either, among those with an ID in
-    both; the most changed first."""
+    """Of each first code: its items in both versions over those in either."""
 
     @property
     def num_changed(self) -> int:
@@ -193,7 +187,7 @@ class IdsMeasurement(NamedTuple):
 
 
 def measure_drift(before: IdTable, after: IdTable) -> Drift:
-    """Compare two versions."""
+    """Compare two versions over the items with an ID in both."""
     names, sizes = (before.version, after.version), (before.level_sizes, after.level_sizes)
     if sizes[0] != sizes[1]:
         return Drift(before=names[0], after=names[1], sizes=sizes)
@@ -201,7 +195,11 @@ def measure_drift(before: IdTable, after: IdTable) -> Drift:
     rows = np.flatnonzero(had & has)
     same = before.codes[rows] == after.codes[rows]  # [M, L]
     prefix = np.logical_and.accumulate(same, axis=1)
-    old, new = (one.codes[rows, 0].astype(np.int64) for one in (before, after))
+    old, new = (one.codes[rows, 0] for one in (before, after))
+    was, now, common = (
+        np.bincount(one, minlength=sizes[0][0]) for one in (old, new, old[old == new])
+    )
+    used = was + now > 0
     return Drift(
         before=names[0],
         after=names[1],
@@ -210,7 +208,7 @@ def measure_drift(before: IdTable, after: IdTable) -> Drift:
         num_added=int((has & ~had).sum()),
         num_removed=int((had & ~has).sum()),
         vocabularies=[_vocabulary(before, after, level) for level in range(after.num_levels)],
-        overlaps=_overlaps(old, new),
+        overlaps=(common[used] / (was + now - common)[used]).tolist(),
     )
 
 
@@ -233,12 +231,3 @@ def _vocabulary(before: IdTable, after: IdTable, level: int) -> tuple[int, ...]:
         np.bincount(one.codes[one.rows, level], minlength=size) > 0 for one in (before, after)
     )
     return tuple(int(one.sum()) for one in (old, new, new & ~old, old & ~new))
-
-
-def _overlaps(old: Rows, new: Rows) -> list[float]:
-    size = max([*old, *new, -1]) + 1
-    was, now = np.bincount(old, minlength=size), np.bincount(new, minlength=size)
-    common = np.bincount(old[old == new], minlength=size)
-    either = was + now - common
-    found: list[float] = np.sort(common[either > 0] / either[either > 0]).tolist()
-    return found

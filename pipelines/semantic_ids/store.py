@@ -95,13 +95,6 @@ class SemanticIdStore:
             )
         return found[0]
 
-    def rollback(self, version: str | None = None) -> str:
-        """Make an earlier version current, the one before by default; return its name."""
-        if self.current() is None:
-            raise ValueError(f"{self.directory} has no published semantic IDs")
-        with locked(self.directory / LOCK):
-            return self.versions.rollback(version)
-
     def leads_from(self, version: str) -> bool:
         """Return True if the current version is this one, or this one with items appended."""
         reached, made_by = self.current(), None
@@ -135,32 +128,29 @@ class SemanticIdStore:
         quantizer: ResidualKMeans,
         item_ids: Sequence[str],
         origin: Mapping[str, Any],
-        *,
-        after: str | None = None,
     ) -> None:
         """Make a version current.
 
         Args:
             item_ids: Of all id rows from 1 on; begins with those the store has.
-            after: Version that was current when this one was made; its parent by default.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         with locked(self.directory / LOCK):
-            self._check_follows(ids, item_ids, after or ids.parent)
+            self._check_follows(ids, item_ids)
             if list(item_ids) != self.item_ids:
                 text = json.dumps(list(item_ids), ensure_ascii=False, indent=0) + "\n"
                 write_durably(self.directory / ITEM_IDS, text)
                 self.item_ids = list(item_ids)
             self.versions.publish(ids, quantizer, origin)
 
-    def _check_follows(self, ids: SemanticIds, item_ids: Sequence[str], before: str | None) -> None:
+    def _check_follows(self, ids: SemanticIds, item_ids: Sequence[str]) -> None:
         """Refuse a version that lacks published IDs."""
         self.item_ids = read_item_ids(self.directory / ITEM_IDS)
         known, current = len(self.item_ids), self.current()
-        is_child = current is None or current in (ids.version, before)
+        is_child = current is None or current in (ids.version, ids.parent)
         if not is_child or list(item_ids[:known]) != self.item_ids:
             raise ValueError(
-                f"semantic IDs {ids.version[:12]} follow version {(before or 'none')[:12]}, "
+                f"semantic IDs {ids.version[:12]} follow version {(ids.parent or 'none')[:12]}, "
                 f"but {self.directory} is at {(current or 'none')[:12]} with {known:,} items: "
                 "IDs were published meanwhile; run again to keep them"
             )

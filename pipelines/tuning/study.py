@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from pipelines.engine.artifacts import plain, to_json
 from pipelines.engine.ray_cluster import ray_cluster
 from pipelines.tuning.sampler import Sampler
 from pipelines.tuning.space import BLEND, Setting, as_table, find_row
-from pipelines.tuning.trials import Outcome, Processes, Trial, read_values, run_trial
+from pipelines.tuning.trials import Outcome, Trial, read_values, run_trial
 from recsys.data.durable import locked, write_durably
 from recsys.evaluation.config import PairedConfig
 from recsys.evaluation.paired import paired
@@ -38,27 +38,22 @@ LOCK = ".tune.lock"
 METRICS = ("recall@5", "recall@10", "recall@50", "ndcg@5", "ndcg@10", "ndcg@50", "mrr@10")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tuning:
-    """How many trials, and how long."""
-
-    num_trials: int = 20
-    """In all, the present settings and trials of earlier calls included."""
-    seconds: float | None = None
-    """Time after which no trial begins; None waits for all."""
-    jobs: int = 1
-
-
 def tune(
     config: RunConfig,
     space: Sequence[Setting],
-    tuning: Tuning,
     folder: Path,
     say: Callable[[str], None],
     *,
+    num_trials: int,
+    seconds: float | None = None,
     show_progress: bool = False,
 ) -> dict[str, Any]:
-    """Run trials until there are enough, and return the document of ``tune.json``."""
+    """Run trials until there are enough, and return the document of ``tune.json``.
+
+    Args:
+        num_trials: In all, the present settings and trials of earlier calls included.
+        seconds: Time after which no trial begins; None waits for all.
+    """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     # Nothing is replayed, so a model that a replay cannot continue is no obstacle.
@@ -66,7 +61,7 @@ def tune(
     with locked(folder / LOCK):
         prepared = prepare_replay(plainly, folder, show_progress=show_progress)
         study = Study(config, prepared, tuple(space), folder, say)
-        study.run(tuning)
+        study.run(num_trials, seconds)
         return study.document()
 
 
@@ -150,10 +145,10 @@ class Study:
             device=self.config.device,
         )
 
-    def run(self, tuning: Tuning) -> None:
+    def run(self, num_trials: int, seconds: float | None) -> None:
         """Run the trials that are missing."""
         known = {one.number for one in self.outcomes}
-        missing = [number for number in range(tuning.num_trials) if number not in known]
+        missing = [number for number in range(num_trials) if number not in known]
         if not missing:
             return
         sampler = Sampler(self.space, self.config.seed + len(self.outcomes))
@@ -161,11 +156,10 @@ class Study:
             sampler.learn(outcome.values or self.present, outcome.metric)
         running: dict[int, dict[str, Any]] = {}
         on_ray = self.config.engine == "ray"
-        runner = ray_cluster(self.config.ray) if on_ray else nullcontext(Processes(tuning.jobs))
-        with runner as run:
-            trials = self._trials(sampler, missing, tuning.seconds, running)
-            for number, metric, seconds, error in run(run_trial, trials):
-                self._end(sampler, number, running.pop(number), metric, round(seconds, 2), error)
+        with ray_cluster(self.config.ray) if on_ray else nullcontext(map) as run:
+            trials = self._trials(sampler, missing, seconds, running)
+            for number, metric, took, error in run(run_trial, trials):
+                self._end(sampler, number, running.pop(number), metric, round(took, 2), error)
 
     def _trials(
         self,

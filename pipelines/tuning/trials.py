@@ -6,19 +6,15 @@ The test split is not looked at.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from features.parallel import num_cores
 from pipelines.backtest.prepare import ORDER
 from pipelines.inputs.tensors import read_inputs
 from recsys.data.batch import Jagged
@@ -30,8 +26,6 @@ from recsys.fitting.spec import device_named
 from recsys.replay.experiment import Recipe, RecipeFitter, lists_of_source
 from recsys.training.loop import TrainingDiverged
 
-Part = TypeVar("Part")
-Result = TypeVar("Result")
 VALUES = "values.npy"
 
 
@@ -121,31 +115,3 @@ def read_values(trial: Trial) -> NDArray[np.float64]:
     """Read a finished trial's metric of every validation query, [Q]."""
     values: NDArray[np.float64] = np.load(trial.folder / VALUES, allow_pickle=False)
     return values
-
-
-class Processes:
-    """Runs tasks in processes of this machine; yields results as tasks end, in any order."""
-
-    def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
-
-    def __call__(
-        self, function: Callable[[Part], Result], tasks: Iterable[Part], /
-    ) -> Iterator[Result]:
-        if self._jobs == 1:
-            yield from map(function, tasks)
-            return
-        threads = max(1, num_cores() // self._jobs)
-        pending: set[Future[Result]] = set()
-        with ProcessPoolExecutor(
-            self._jobs,
-            mp_context=get_context("spawn"),
-            initializer=torch.set_num_threads,
-            initargs=(threads,),
-        ) as pool:
-            for task in tasks:
-                pending.add(pool.submit(function, task))
-                if len(pending) == self._jobs:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    yield from (one.result() for one in done)
-            yield from (one.result() for one in as_completed(pending))

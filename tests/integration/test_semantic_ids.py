@@ -155,7 +155,7 @@ def test_artefact_of_another_version_is_refused_with_both_named(own: Path, recsy
     for name in ("semantic_ids.json", "semantic_ids.safetensors"):
         place = own / "bundles/semantic_ids/versions" / other / name
         shutil.copyfile(place, own / "build_semantic_ids" / name)
-    ids(recsys, own, "rollback")
+    store_of(own).versions.rollback()
     shutil.rmtree(own / "release")
     result = recsys("run", "-c", own.parent / "shop.toml", "-w", own, "-q")
     assert result.exit_code == 2, result.output
@@ -179,18 +179,6 @@ def test_next_run_uses_what_ids_train_published(own: Path, recsys: Recsys) -> No
     assert f"0 stages run, {len(STAGES)} skipped" in run(recsys, own)
 
 
-def test_next_run_goes_back_with_a_rollback(own: Path, recsys: Recsys) -> None:
-    first, before = report_of(own)["version"], served(own)
-    ids(recsys, own, "train", "--cold", "--set", "seed=5")
-    run(recsys, own)
-    assert served(own) != before
-    assert first[:12] in ids(recsys, own, "rollback")
-    run(recsys, own)
-    assert served(own) == before
-    assert f"0 stages run, {len(STAGES)} skipped" in run(recsys, own)
-    assert "no version before" in ids(recsys, own, "rollback", code=2)
-
-
 def test_append_gives_ids_to_new_items_of_the_catalogue(own: Path, recsys: Recsys) -> None:
     assert "nothing to append" in ids(recsys, own, "append")
     items = pl.read_csv(own.parent / "items.csv")
@@ -199,7 +187,7 @@ def test_append_gives_ids_to_new_items_of_the_catalogue(own: Path, recsys: Recsy
     run(recsys, own, "--until", "embed_items", "--set", "features.catalogue_only_items=true")
     version = str(store_of(own).current())
     assert "1 new, no published ID moved" in ids(recsys, own, "append")
-    told = ids(recsys, own, "diff", version[:6])
+    told = ids(recsys, own, "compare", version[:6])
     assert "1 added, 0 moved, 0 retired, 24 kept" in told
     assert "a-new-one" in told
 
@@ -213,44 +201,6 @@ def test_append_by_another_encoder_is_refused_with_both_named(own: Path, recsys:
     assert "recsys ids train" in told
 
 
-def test_align_renames_a_version_after_an_older_one(own: Path, recsys: Recsys) -> None:
-    first = report_of(own)["version"]
-    ids(recsys, own, "train", "--cold", "--set", "seed=5")
-    second = str(store_of(own).current())
-    told = ids(recsys, own, "align", second[:8], first[:8])
-    assert f"aligned to {first[:12]}" in told
-    assert "before aligning" in told
-    now = store_of(own).previous()
-    assert now is not None
-    assert now.ids.parent == first
-    assert "no version begins with 'zz'" in ids(recsys, own, "align", "zz", code=2)
-
-
-def test_report_is_written_beside_its_numbers(own: Path, recsys: Recsys, tmp_path: Path) -> None:
-    html = tmp_path / "deep/ids.html"
-    assert str(html) in ids(recsys, own, "report", "--out", html).replace(" ", "")
-    numbers = json.loads(html.with_suffix(".json").read_text())
-    assert numbers["version"] == report_of(own)["version"]
-    assert numbers["content"]["collisions_after"] == 0
-    assert "trained" in numbers["made"].values()
-    assert numbers["drift"] is None
-    assert html.read_text().startswith("<!DOCTYPE html>") or "<html" in html.read_text()
-
-    first = numbers["version"]
-    ids(recsys, own, "train", "--cold", "--set", "seed=5")
-    ids(recsys, own, "report", "--previous", first[:8])
-    numbers = json.loads((own / "semantic_ids.json").read_text())
-    assert numbers["version"] == store_of(own).current()
-    assert numbers["drift"]["before"] == first
-
-    # The run's own version was never published, and another one was.
-    shutil.rmtree(own / "bundles")
-    ids(recsys, own, "train", "--cold", "--set", "seed=6")
-    ids(recsys, own, "report")
-    numbers = json.loads((own / "semantic_ids.json").read_text())
-    assert numbers["version"] == store_of(own).current() != first
-
-
 def test_commands_say_what_is_missing(recsys: Recsys, own: Path, tmp_path: Path) -> None:
     result = recsys("ids", "train")
     assert result.exit_code == 2
@@ -258,5 +208,4 @@ def test_commands_say_what_is_missing(recsys: Recsys, own: Path, tmp_path: Path)
     shutil.rmtree(own / "embed_items")
     assert "recsys run --until embed_items" in ids(recsys, own, "train", code=2)
     shutil.rmtree(own / "bundles")
-    assert "no semantic IDs are published" in ids(recsys, own, "diff", "aa", code=2)
-    assert "no semantic IDs are published" in ids(recsys, own, "rollback", code=2)
+    assert "no semantic IDs are published" in ids(recsys, own, "compare", "aa", code=2)

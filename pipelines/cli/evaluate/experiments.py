@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
@@ -22,7 +22,8 @@ def experiments(
     serving_config: ServingConfig = None,
     event: Annotated[str, typer.Option(help="Type of the events that are the outcome.")] = "click",
     metric: Annotated[
-        str, typer.Option(help="per_user, per_list, or share (of users with such an event).")
+        Literal["per_user", "per_list", "share"],
+        typer.Option(help="Events of a user, events for each list, or share of users with any."),
     ] = "per_user",
     window: Annotated[
         str, typer.Option(help="Time after a user's first list that counts: 90s, 30m, 6h or 7d.")
@@ -39,17 +40,13 @@ def experiments(
 
       recsys experiments --exported runs/shop/online_events --serving-config serving.toml
     """
-    from pipelines.experiments.analysis import METRICS, AnalysisConfig, analyse, read_export
+    from pipelines.experiments.analysis import AnalysisConfig, analyse, read_export
     from pipelines.experiments.summary import arms_table, outcome_name, sentences
     from serving.online.events import EventType
     from serving.surfaces import read_duration
 
-    for option, value, known in (
-        ("metric", metric, METRICS),
-        ("event", event, get_args(EventType)),
-    ):
-        if value not in known:
-            raise ValueError(f"--{option} {value} is not known; choose one of {', '.join(known)}")
+    if event not in (known := get_args(EventType)):
+        raise ValueError(f"--event {event} is not known; choose one of {', '.join(known)}")
     length = read_duration(window)
     if not isinstance(length, timedelta) or not length:
         raise ValueError(f"--window {window} must be longer than 0")

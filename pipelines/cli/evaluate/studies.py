@@ -102,7 +102,6 @@ def tune(
         int, typer.Option(help="Trials in all; the first has the present settings.", min=2)
     ] = 20,
     budget: Budget = None,
-    jobs: Annotated[int, typer.Option(help="Trials at a time on this machine.", min=1)] = 1,
     out: Out = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -118,13 +117,13 @@ def tune(
 
       recsys tune shop.toml --over sequence_training.schedule.learning_rate=1e-4..1e-2
 
-      recsys tune shop.toml --over sequence.embedding_dim=32,64,128 --jobs 2 --budget 1h
+      recsys tune shop.toml --over sequence.embedding_dim=32,64,128 --budget 1h
 
       recsys tune shop.toml --over sequence.dropout=0.0..0.5 --set engine=ray
     """
     from pipelines.config.operation import budget_seconds
     from pipelines.tuning.space import parse_space
-    from pipelines.tuning.study import BEST, Tuning
+    from pipelines.tuning.study import BEST
     from pipelines.tuning.study import tune as run_trials
 
     config = run_config(run, preset, assignments)
@@ -133,9 +132,10 @@ def tune(
     found = run_trials(
         config,
         parse_space(over),
-        Tuning(num_trials=trials, seconds=seconds, jobs=jobs),
         place,
         choose_progress(quiet),
+        num_trials=trials,
+        seconds=seconds,
         show_progress=not quiet and log.is_terminal,
     )
     if as_json:

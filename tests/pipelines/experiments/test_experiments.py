@@ -172,7 +172,6 @@ def test_arms_that_lose_users_are_not_to_be_trusted():
 
 def test_bad_options_are_refused(exported, tmp_path):
     for arguments, message in [
-        (["--metric", "mean"], "choose one of per_user, per_list, share"),
         (["--event", "buy"], "choose one of view, click"),
         (["--window", "1 day"], "a whole number and a unit"),
         (["--exported", tmp_path], "holds no served lists"),

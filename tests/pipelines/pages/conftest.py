@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from pipelines.pages.report_data import Provenance, ReportData, read_report_data
-from pipelines.semantic_ids.current import measure_version
 from pipelines.semantic_ids.items import Items
-from pipelines.semantic_ids.measure import IdsMeasurement
-from pipelines.semantic_ids.store import SemanticIdVersion
+from pipelines.semantic_ids.measure import IdsMeasurement, measure, measure_drift
 from pipelines.semantic_ids.table import IdTable
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.kmeans import Centres
+from recsys.semantic_ids.quality import quality_report
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans
 from tests.pipelines.pages.synthetic_evaluation import (
     SyntheticEvaluation,
@@ -125,9 +124,18 @@ def planted_ids() -> Callable[..., IdsMeasurement]:
 
     def made(**changes: Any) -> IdsMeasurement:
         parts = planted(**changes)
-        ids, before = parts.pop("ids"), parts.pop("before")
-        version = SemanticIdVersion(ids=ids, quantizer=parts.pop("quantizer"), origin={})
-        table = None if before is None else IdTable.of(before, parts["id_rows"])
-        return measure_version(version, before=table, **parts)
+        ids, items, rows = parts["ids"], parts["items"], parts["id_rows"]
+        table, by_id_row = (
+            IdTable.of(ids, rows),
+            torch.zeros(ids.num_item_rows, parts["vectors"].shape[1]),
+        )
+        places = torch.from_numpy(rows)
+        named = ids.by_item_row(places).codes[:, 0] >= 0
+        by_id_row[places[named]] = parts["vectors"][named]
+        quality = quality_report(parts["quantizer"], by_id_row, ids, item_rows=places[named])
+        before = parts["before"]
+        drift = before and measure_drift(IdTable.of(before, rows), table)
+        report = measure(table, items, parts["made"], title=parts["title"], content=quality)
+        return IdsMeasurement(report=report, drift=drift, table=table, items=items)
 
     return made

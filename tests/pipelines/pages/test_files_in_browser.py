@@ -7,7 +7,7 @@ import pytest
 from pipelines.pages.backtest import backtest_page
 from pipelines.pages.file import write_page
 from pipelines.pages.report import report_page
-from pipelines.pages.semantic_ids import write_semantic_id_report
+from pipelines.pages.semantic_ids import semantic_ids_page
 from tests.pipelines.dashboard.browser import windows
 from tests.pipelines.pages.backtest.document import document
 from tests.pipelines.pages.conftest import planted
@@ -44,7 +44,7 @@ def semantic_ids(reported, planted_ids, path):
     codes[1], codes[2] = ids.codes[2], ids.codes[1]
     before = replace(ids, codes=codes)
     made = planted_ids(titles=HOSTILE, title=HOSTILE[1], before=before)
-    write_semantic_id_report(made, path)
+    write_page(semantic_ids_page(made), path)
 
 
 @pytest.fixture(params=[run_report, backtest, semantic_ids], ids=lambda made: made.__name__)

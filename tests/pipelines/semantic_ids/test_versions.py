@@ -117,7 +117,7 @@ def test_after_a_rollback_ids_go_to_their_own_items_or_to_none(store: SemanticId
     later = look_up_content(names(0, 60))
     second = published(later, store)
     before = texts(second, later)
-    store.rollback()
+    store.versions.rollback()
     # Other items whose content is that of the items rolled back, which would have the same IDs.
     twins = look_up_content([*names(0, 40), *names(100, 120)])
     twins.vectors[41:] = later.vectors[41:]
@@ -133,7 +133,7 @@ def test_after_a_rollback_ids_go_to_their_own_items_or_to_none(store: SemanticId
 def test_after_a_rollback_the_same_items_make_the_same_version(store: SemanticIdStore) -> None:
     published(look_up_content(names(0, 40)), store)
     second = published(look_up_content(names(0, 60)), store)
-    store.rollback()
+    store.versions.rollback()
     assert made_of(look_up_content(names(0, 60)), store).ids.version == second.ids.version
 
 

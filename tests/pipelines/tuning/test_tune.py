@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
-from pipelines.tuning import trials
 from pipelines.tuning.sampler import Sampler
 from pipelines.tuning.space import parse_space
 
@@ -86,7 +83,7 @@ def test_a_second_call_goes_on_and_a_killed_trial_is_made_again(shop: Path) -> N
 
 
 def test_a_trial_that_was_killed_while_a_later_one_ended_is_made(shop: Path) -> None:
-    """With two at a time the present settings may end, and be killed, after another trial."""
+    """On a cluster the present settings may end, and be killed, after another trial."""
     over = ["--over", "item_to_item.window=2..30"]
     assert tune(shop, *over, "--trials", "2")[0] == 0
     journal = shop / "run" / "tune" / "trials.jsonl"
@@ -95,22 +92,6 @@ def test_a_trial_that_was_killed_while_a_later_one_ended_is_made(shop: Path) -> 
     code, printed, said = tune(shop, *over, "--trials", "3", "--json")
     assert code == 0, said
     assert [one["number"] for one in json.loads(printed)["trials"]] == [0, 1, 2]
-
-
-def test_a_slow_trial_does_not_keep_the_next_ones_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    last_began = threading.Event()
-
-    def task(number: int) -> tuple[int, bool]:
-        if number == 3:
-            last_began.set()
-        return number, number != 0 or last_began.wait(10)
-
-    def threads(jobs: int, **_: object) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(jobs)
-
-    monkeypatch.setattr(trials, "ProcessPoolExecutor", threads)
-    found = list(trials.Processes(2)(task, range(4)))
-    assert sorted(found) == [(number, True) for number in range(4)]
 
 
 def test_values_that_a_model_refuses_are_failed_trials(shop: Path) -> None:

@@ -1,6 +1,5 @@
 """The report of semantic IDs: known numbers, in the page and in the JSON."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +7,8 @@ import pytest
 import torch
 
 from pipelines.pages.document import Table
-from pipelines.pages.semantic_ids import semantic_ids_page, write_semantic_id_report
+from pipelines.pages.file import write_page
+from pipelines.pages.semantic_ids import semantic_ids_page
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.kmeans import Centres
 from recsys.semantic_ids.lifecycle import retire
@@ -73,7 +73,7 @@ def test_drift_counts_kept_gained_and_moved_items(planted_ids):
     assert "kept" not in {one.key for one in blocks_of(other.blocks, Table)}
 
 
-def test_items_without_an_id_and_ids_without_an_item_are_counted(planted_ids, tmp_path):
+def test_items_without_an_id_and_ids_without_an_item_are_counted(planted_ids):
     parts = planted()
     vectors = parts["vectors"].clone()
     vectors[5] = 0
@@ -84,45 +84,33 @@ def test_items_without_an_id_and_ids_without_an_item_are_counted(planted_ids, tm
         vectors=vectors[:8],
         items=planted_items("ABCDEFG", [9, 8, 7, 6, 5, 4, 3], "xxx" + "yyyy"),
         made=parts["made"] | {"num_without_content": 1},
-        num_retired=1,
     )
     report = made.report
     assert (report.num_items, report.num_with_id, report.num_waiting) == (7, 5, 1)
-    assert (report.num_departed, report.num_retired, report.content.num_items) == (2, 1, 5)
+    assert (report.num_departed, report.content.num_items) == (2, 5)
     first, second = page_of(made).notices[:2]
     assert first.startswith("1 item has no content")
     assert "recsys ids append" in second
 
 
-def test_page_and_json_hold_the_same_numbers_and_equal_versions_give_equal_bytes(
-    planted_ids, tmp_path
-):
+def test_tables_hold_the_measured_numbers(planted_ids):
     made = planted_ids(before=swapped())
-    values = write_semantic_id_report(made, tmp_path / "ids.html")
-    numbers = json.loads(values.read_text())
-    page = page_of(made)
+    report, page = made.report, page_of(made)
     levels = block_of(page, Table, "levels").rows
-    for place, level in enumerate(numbers["levels"]):
-        assert list(levels[place][1:4]) == [level["size"], level["num_used"], level["utilisation"]]
-    first = numbers["levels"][0]
+    for place, level in enumerate(report.levels):
+        assert list(levels[place][1:4]) == [level.size, level.num_used, level.utilisation]
+    first = report.levels[0]
     kept = block_of(page, Table, "prefixes-kept").rows[0]
     names = ("neighbour_agreement", "agreement_by_chance", "purity", "purity_by_chance")
-    assert list(kept[5:9]) == [first[name] for name in names]
-    assert kept[9] == numbers["content"]["errors_by_level"][0]
-    assert ("version", numbers["version"]) in block_of(page, Table, "made").rows
-    (tmp_path / "again").mkdir()
-    again = tmp_path / "again" / "ids.html"
-    write_semantic_id_report(planted_ids(before=swapped()), again)
-    assert again.with_suffix(".json").read_bytes() == values.read_bytes()
-    assert again.read_bytes() == (tmp_path / "ids.html").read_bytes()
-    with pytest.raises(ValueError, match=r"must end in \.html"):
-        write_semantic_id_report(made, tmp_path / "ids.json")
+    assert list(kept[5:9]) == [getattr(first, name) for name in names]
+    assert kept[9] == report.content.errors_by_level[0]
+    assert ("version", report.version) in block_of(page, Table, "made").rows
 
 
 def test_titles_and_categories_are_only_text(planted_ids, tmp_path):
     items = planted_items([*HOSTILE, *"EFGH"], range(8, 0, -1), [HOSTILE[1]] * 8)
     made = planted_ids(items=items, title=HOSTILE[1])
-    write_semantic_id_report(made, tmp_path / "ids.html")
+    write_page(page_of(made), tmp_path / "ids.html")
     text = (tmp_path / "ids.html").read_text(encoding="utf-8")
     assert "<" not in text.split('type="application/json">')[1].split("</script>")[0]
     assert text.lower().count("<script") == text.lower().count("</script>") == 4
