@@ -45,7 +45,6 @@ MOVED = {
     "adapt": ("release", "adapt"),
     "append-items": ("release", "append"),
     "events": ("data",),
-    "ledger": ("compare", "--ledger"),
     "promote": ("release", "promote"),
     "rollback": ("release", "rollback"),
     "sync": ("registry", "send"),
@@ -56,6 +55,7 @@ MOVED = {
 REMOVED = {
     "fetch-bundle": "registry pull",
     "join": "torchrun on the other machines (docs/several-machines.md)",
+    "ledger": "the file ledger.jsonl of the workspace",
 }
 """Commands that were removed, and what to use instead."""
 

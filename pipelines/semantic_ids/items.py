@@ -37,21 +37,10 @@ class Items:
     names: Sequence[str]
     """Names of the categories."""
     popularity: NDArray[np.float64]
-    """[N]; zeros where nothing is known."""
-    counted: str
-    """The count that popularity is, in words."""
+    """Events of each item, [N]; zeros where nothing is known."""
 
     def title(self, row: int) -> str:
         return str(self.titles[row])[:MAX_TITLE]
-
-    def category(self, row: int) -> str:
-        number = int(self.categories[row])
-        return "" if number == NO_CATEGORY else self.names[number]
-
-    def row_of(self, item_id: str) -> int | None:
-        """Find an item; None if it is not there."""
-        found = (self.item_ids == item_id).arg_max() if item_id else None
-        return found if found and self.item_ids[found] == item_id else None
 
 
 def _items(
@@ -59,7 +48,6 @@ def _items(
     titles: Sequence[str] | pl.Series,
     categories: tuple[Rows, list[str]],
     popularity: NDArray[np.float64],
-    counted: str,
 ) -> Items:
     """Build items from ids and titles by item row, the padding's first."""
     frame = pl.DataFrame({"item_id": item_ids, "title": titles})
@@ -70,7 +58,6 @@ def _items(
         categories=categories[0],
         names=categories[1],
         popularity=popularity,
-        counted=counted,
     )
 
 
@@ -132,7 +119,6 @@ def workspace_items(features: Path) -> Items:
         pl.concat([padding, table["display_text"]]),
         choose_categories(values, offsets, names),
         counts,
-        "events of the log",
     )
 
 
@@ -156,5 +142,4 @@ def bundle_items(bundle: Path) -> Items:
         list(catalogue.display_texts),
         choose_categories(np.asarray(values), np.asarray(offsets), names),
         popularity,
-        "events up to the release, old ones counted less",
     )

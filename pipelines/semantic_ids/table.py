@@ -113,14 +113,6 @@ def describe_group(items: Items, code: int, rows: Rows) -> Group:
 def describe_first_codes(table: IdTable, items: Items) -> list[Group]:
     """Describe the items of each first code, the largest first."""
     rows = np.sort(table.rows)
-    groups = grouped(rows, table.codes[rows, 0].astype(np.int64))
-    found = [describe_group(items, code, members) for code, members in groups.items()]
+    codes = table.codes[rows, 0]
+    found = [describe_group(items, code, rows[codes == code]) for code in np.unique(codes).tolist()]
     return sorted(found, key=lambda group: (-group.num_items, group.code))
-
-
-def grouped(rows: Rows, values: Rows) -> dict[int, Rows]:
-    """Group item rows by a value, the rows of each ascending."""
-    order = np.argsort(values, kind="stable")
-    starts = np.flatnonzero(np.diff(values[order], prepend=-1))
-    members = np.split(rows[order], starts[1:])
-    return dict(zip(values[order][starts].tolist(), members, strict=bool(len(starts))))

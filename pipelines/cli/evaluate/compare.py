@@ -1,16 +1,16 @@
-"""``recsys compare``: paired tests between runs or models, and the ledger of looks at test."""
+"""``recsys compare``: paired tests between runs or models."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from pipelines.cli.options import AsJson, find_workspace
-from pipelines.cli.output import print_json, print_lines, print_table
+from pipelines.cli.output import print_json, print_table
 from pipelines.engine.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -31,13 +31,6 @@ def compare(
         Literal["validation", "test"], typer.Option(help="test is recorded in the ledger.")
     ] = "validation",
     order: Annotated[str, typer.Option(help="Order of tied times.")] = "given",
-    correction: Annotated[
-        Literal["holm", "benjamini_hochberg"],
-        typer.Option(help="Control the family-wise error rate (holm) or the false discovery rate."),
-    ] = "holm",
-    ledger: Annotated[
-        bool, typer.Option("--ledger", help="List every look at the test split instead.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs or models with the first one by paired tests over users.
@@ -47,15 +40,9 @@ def compare(
       recsys compare runs/a runs/b --metric ndcg@10 --metric recall@10
 
       recsys compare runs/a --models two_tower,item_to_item
-
-      recsys compare runs/a --ledger
     """
-    from recsys.evaluation.significance import ComparisonConfig, compare_runs
+    from recsys.evaluation.significance import compare_runs
 
-    if ledger:
-        for run in runs:
-            print_ledger(find_workspace(run), as_json=as_json)
-        return
     names, metrics = dict.fromkeys(map(str.strip, models.split(","))), metric or list(METRICS)
     places = [path if path.is_dir() else find_workspace(path) for path in runs]
     folders = [path / "evaluate" if (path / "evaluate").is_dir() else path for path in places]
@@ -72,11 +59,11 @@ def compare(
         # Before the tests, so that a look is noted though the comparison is killed.
         for folder in folders:
             note_test_look(folder, order, [one.name for one in measured], metrics)
-    tests = compare_runs(measured[0], measured[1:], ComparisonConfig(correction=correction))
+    tests = compare_runs(measured[0], measured[1:])
     if as_json:
         print_json([test._asdict() for test in tests])
     else:
-        print_tests(tests, f"{split}, adjusted by {correction}")
+        print_tests(tests, f"{split}, adjusted by holm")
 
 
 def print_tests(tests: list[MetricComparison], title: str) -> None:
@@ -166,34 +153,3 @@ def check_same_data(baseline: EvaluatedRun, other: EvaluatedRun) -> None:
                 f"{baseline.name} and {other.name} were measured on different {what}: digest "
                 f"{digests[0]} against {digests[1]}; evaluate both on the same {what}"
             )
-
-
-def print_ledger(workspace: Path, *, as_json: bool) -> None:
-    """Print every time a run's test split was read, oldest first."""
-    from pipelines.engine.workspace import Workspace
-
-    looks, rows = Workspace(workspace).ledger(), []
-    if as_json:
-        print_json(looks)
-        return
-    for look in looks:
-        cells = (look.get(name) for name in ("time", "stage", "tie_order", "config"))
-        time, stage, order, config = (str(cell or "?") for cell in cells)
-        rows.append((time[:19].replace("T", " "), stage, order, config[:8], describe_look(look)))
-    if not rows:
-        print_lines("no look at a test split yet")
-        return
-    columns = ("time (UTC)", "stage", "tie order", "config", "what was seen")
-    print_table(columns, rows, title=f"looks at the test split: {len(rows):,}", fixed=columns[:1])
-
-
-def describe_look(look: Mapping[str, Any]) -> str:
-    """Describe a look: each model's metric, or the compared models."""
-    if "torn" in look:
-        return f"a line cut off by a kill: {look['torn']}"
-    if "compared" in look:
-        metrics = ", ".join(look.get("metrics", []))
-        return " against ".join(look["compared"]) + (f" by {metrics}" if metrics else "")
-    scores = {name: value for name, value in look.get("ndcg@10", {}).items() if value == value}
-    shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
-    return f"ndcg@10: {shown}" if shown else ""

@@ -64,19 +64,6 @@ def test_a_look_is_in_every_ledger_though_the_comparison_is_killed(
     assert [len(Workspace(run).ledger()) for run in runs] == [1, 1]
 
 
-def test_the_correction_can_be_chosen(tmp_path: Path) -> None:
-    run = evaluated(tmp_path / "x")
-    command = ["compare", run, "--models", "a,c,d", "--metric", "recall@10", "--json"]
-    # Two equal p-values, about 1 / 32 each: Holm doubles both, Benjamini and Hochberg neither.
-    for correction, factor in (("holm", 2), ("benjamini_hochberg", 1)):
-        tests = json.loads(recsys(*command, "--correction", correction).stdout)
-        assert [test["p_value"] for test in tests] == pytest.approx([1 / 32] * 2, abs=0.01)
-        ratios = [test["adjusted_p_value"] / test["p_value"] for test in tests]
-        assert ratios == pytest.approx([factor] * 2)
-        assert [test["significant"] for test in tests] == [factor == 1] * 2
-    assert recsys(*command, "--correction", "none").exit_code == 2
-
-
 def test_runs_in_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
     folders = [evaluated(tmp_path / name / "shop") / "evaluate" for name in ("may", "june")]
     assert run_names([*folders, tmp_path / "other"]) == ["may/shop", "june/shop", "other"]
@@ -85,23 +72,3 @@ def test_runs_in_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert {(test["baseline"], test["candidate"]) for test in tests} == {
         ("may/shop:a", "june/shop:a")
     }
-
-
-def test_ledger_lists_every_look(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    assert "no look at a test split yet" in recsys("ledger", tmp_path).output
-    scores = {"popularity": 0.0312, "blend": float("nan")}
-    look = {"time": "2026-01-02T03:04:05+00:00", "stage": "evaluate", "tie_order": "given"}
-    workspace.append_to_ledger({**look, "config": "0123456789ab", "ndcg@10": scores})
-    workspace.append_to_ledger({**look, "stage": "compare", "compared": ["may:a", "june:b"]})
-    with (tmp_path / "ledger.jsonl").open("a") as file:
-        file.write('{"split": "te')
-    shown = recsys("ledger", tmp_path).output
-    assert "looks at the test split: 3" in shown
-    assert "2026-01-02 03:04:05" in shown
-    assert "popularity 0.0312" in shown
-    assert "may:a against june:b" in shown
-    assert "cut off by a kill" in shown
-    looks = json.loads(recsys("ledger", tmp_path, "--json").stdout, parse_constant=pytest.fail)
-    assert looks[0]["ndcg@10"] == {"popularity": 0.0312, "blend": None}
-    assert [look.get("stage") for look in looks] == ["evaluate", "compare", None]

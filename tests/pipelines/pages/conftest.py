@@ -75,7 +75,6 @@ def planted_items(titles: Sequence[str], popularity: Sequence[int], names: Seque
         categories=np.array([-1, *(known.index(one) if one else -1 for one in names)]),
         names=known,
         popularity=np.array([0, *popularity], np.float64),
-        counted="events",
     )
 
 
