@@ -17,7 +17,6 @@ from pipelines.semantic_ids.append import load_bundle_quantizer
 from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.semantic_ids.store import SemanticIdStore
 from pipelines.stages.build_semantic_ids import read_behaviour
-from pipelines.stages.list import STAGES
 from recsys.data.top_k import ItemMask
 from recsys.retrieval.generated import timed_source
 from recsys.semantic_ids.behaviour import behaviour_ids
@@ -100,15 +99,6 @@ def test_what_a_bundle_serves_is_what_behaviour_ids_gives(finished: Path) -> Non
     ]
 
 
-def test_published_version_says_what_it_was_made_of(finished: Path) -> None:
-    published = store_of(finished).previous()
-    assert published is not None
-    assert published.origin["settings"]["source"] == "sequence"
-    assert published.origin["behaviour"]["dim"] == 16
-    assert len(published.origin["behaviour"]["item_vectors"]) == 64
-    assert report_of(finished)["source"] == "sequence"
-
-
 def test_appended_item_is_generated(own: Path, recsys: Recsys) -> None:
     items = pl.read_csv(own.parent / "items.csv")
     title = items["title"][0]
@@ -160,17 +150,6 @@ def test_an_appended_twin_finds_its_original_by_content(own: Path, recsys: Recsy
             assert found.item_rows[0, 0] == wanted
 
 
-def test_page_tells_what_the_codes_group(own: Path, recsys: Recsys) -> None:
-    result = recsys("ids", "report", "-w", own, "--out", own / "ids.html")
-    assert result.exit_code == 0, result.output
-    page = (own / "ids.html").read_text()
-    assert "item vectors of the sequence model; new items by content" in page
-    assert "other by content" in page
-    assert "as encoded" not in page
-    numbers = json.loads((own / "ids.json").read_text())
-    assert "sequence" in json.dumps(numbers["made"])
-
-
 def test_published_ids_stay_whatever_the_sequence_model_learns(own: Path, recsys: Recsys) -> None:
     version = report_of(own)["version"]
     more = ("--set", "sequence_training.max_epochs=2", "--until", "build_semantic_ids")
@@ -196,22 +175,6 @@ def test_content_takes_over_where_the_user_asks_and_is_aligned(own: Path, recsys
     manifest = json.loads((own / "build_semantic_ids/manifest.json").read_text())
     assert "train_sequence" not in manifest["inputs"]
     assert "behaviour" not in report_of(own)["origin"]
-
-
-def test_killed_stage_is_made_again_with_equal_bytes(own: Path, recsys: Recsys) -> None:
-    def files() -> dict[str, bytes]:
-        folder = own / "build_semantic_ids"
-        found = [path for path in folder.rglob("*") if path.is_file() and path.name != "run.json"]
-        return {str(path.relative_to(folder)): path.read_bytes() for path in found}
-
-    before = files()
-    shutil.rmtree(own / "bundles")
-    shutil.rmtree(own / "build_semantic_ids")
-    half = own / ".partial-build_semantic_ids"
-    half.mkdir()
-    (half / "semantic_ids.json").write_text("{")
-    run(recsys, own, "--until", "build_semantic_ids")
-    assert files() == before
 
 
 def test_without_a_sequence_model_it_is_refused_before_anything_runs(
@@ -250,8 +213,3 @@ def test_each_order_of_tied_times_is_measured_with_ids_of_its_own(
     for codes, order in ((given, "given"), (shuffled, "shuffled")):
         saved = own / f"train_generative/{order}/generative/config.json"
         assert json.loads(saved.read_text())["inputs"]["semantic_ids"] == codes.version
-
-
-def test_the_sequence_model_comes_first() -> None:
-    names = [stage.name for stage in STAGES]
-    assert names.index("train_sequence") < names.index("build_semantic_ids")

@@ -13,8 +13,6 @@ from click.testing import Result
 from pipelines.semantic_ids.store import SemanticIdStore
 from pipelines.stages.list import STAGES
 from serving.bundle.load import load_bundle
-from serving.recommend import Recommender
-from tests.recsys.testing.synthetic import World
 
 Recsys = Callable[..., Result]
 
@@ -56,21 +54,6 @@ def served(own: Path) -> dict[str, str]:
     assert bundle.semantic_ids is not None
     rows = range(1, bundle.num_item_rows)
     return {bundle.catalogue.item_ids[row]: bundle.semantic_ids.text(row) for row in rows}
-
-
-def test_run_publishes_one_id_an_item_and_replies_show_it(own: Path, world: World) -> None:
-    report = report_of(own)
-    assert report["how"] == "trained"
-    assert report["num_with_id"] == report["num_items"] == 24
-    assert report["quality"]["collisions_after"] == 0
-    assert report["quality"]["version"] == report["version"]
-    assert all(level["utilisation"] >= 0.95 for level in report["quality"]["levels"])
-    assert store_of(own).current() == report["version"]
-    found = served(own)
-    assert len(set(found.values())) == 24
-    recommender = Recommender.load(own / "bundles/current")
-    assert recommender.bundle.semantic_ids is not None
-    assert recommender.bundle.semantic_ids.version == report["version"]
 
 
 def test_new_items_in_the_raw_files_leave_every_published_id_alone(

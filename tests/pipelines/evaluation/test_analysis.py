@@ -51,11 +51,6 @@ def test_a_metric_that_does_not_exist_is_refused(name: str) -> None:
         EvaluationConfig(metrics=(name,))
 
 
-def test_map_and_precision_can_be_asked_for() -> None:
-    config = EvaluationConfig(primary_metric="map@20", metrics=("precision@5", "map@20"))
-    assert config.interval_metrics() == ["map@20", "precision@5"]
-
-
 def test_too_few_resamples_are_refused() -> None:
     with pytest.raises(ValueError, match="0 or at least 100, got 50"):
         EvaluationConfig(num_resamples=50)

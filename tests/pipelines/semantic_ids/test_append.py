@@ -102,14 +102,6 @@ def test_appended_items_have_the_ids_of_the_library_and_the_store_keeps_them(
     assert twice.version == SemanticIdStore(bundles / "semantic_ids").current()
 
 
-def test_without_a_store_items_get_ids_all_the_same(bundles: Path, tmp_path: Path) -> None:
-    directory, *_ = append(write_items(tmp_path, "a,red shoe"), bundles / "current")
-    own = load_bundle(directory).semantic_ids
-    assert own is not None
-    assert own.text(41)
-    assert not (bundles / "semantic_ids").exists()
-
-
 def test_store_that_is_ahead_reserves_its_ids_and_gives_known_items_theirs(
     bundles: Path, store: SemanticIdStore
 ) -> None:
@@ -198,19 +190,6 @@ def test_ids_published_meanwhile_are_refused(bundles: Path, store: SemanticIdSto
     published_ids(bundle, bundles, ["b"], content[1:])
     with pytest.raises(ValueError, match="IDs were published meanwhile"):
         publish_ids(["a"], new, beside)
-
-
-def test_no_free_id_is_an_error_that_leaves_nothing(bundles: Path) -> None:
-    bundle = load_bundle(bundles / "current")
-    assert bundle.semantic_ids is not None
-    many = [3] * 100
-    with pytest.raises(ValueError, match="125"):
-        give_ids(
-            bundle.semantic_ids,
-            [f"n{i}" for i in range(100)],
-            vectors(*many, bundles=bundles),
-            None,
-        )
 
 
 # ---- the command

@@ -8,7 +8,7 @@ import torch
 
 from pipelines.semantic_ids.store import ITEM_IDS, SemanticIdStore
 from recsys.semantic_ids.codes import SemanticIds
-from recsys.semantic_ids.lifecycle import append, retire
+from recsys.semantic_ids.lifecycle import append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 
 VECTORS = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
@@ -45,16 +45,6 @@ def test_store_of_nothing_has_no_version(tmp_path: Path) -> None:
     assert store.previous() is None
     assert store.id_rows_of(["a"]).tolist() == [0]
     assert not store.directory.exists()
-
-
-def test_published_version_is_read_back_with_its_origin(
-    store: SemanticIdStore, first: SemanticIds, quantizer: ResidualKMeans
-) -> None:
-    found = SemanticIdStore(store.directory).previous()
-    assert found is not None
-    assert found.ids.version == first.version
-    assert found.quantizer.digest == quantizer.digest
-    assert found.origin == ORIGIN
 
 
 def test_version_that_does_not_know_the_published_one_is_refused(
@@ -112,14 +102,6 @@ def test_current_version_leads_from_what_it_appends_to_alone(
     assert not store.leads_from(refit.version)
 
 
-def test_codes_of_retired_items_stay_reserved(
-    store: SemanticIdStore, first: SemanticIds, quantizer: ResidualKMeans
-) -> None:
-    assert len(store.reserved()) == 0
-    store.publish(retire(first, torch.tensor([3])), quantizer, ITEM_IDS_OF_10, ORIGIN)
-    assert store.reserved().tolist() == [first.codes[3].tolist()]
-
-
 def test_version_is_found_by_its_first_letters(store: SemanticIdStore, first: SemanticIds) -> None:
     assert store.named(first.version[:4]) == first.version
     with pytest.raises(ValueError, match=f"no version begins with 'x'.*{first.version[:12]}"):
@@ -136,15 +118,6 @@ def test_damaged_numbering_is_refused(store: SemanticIdStore, text: str, message
     (store.directory / ITEM_IDS).write_text(text)
     with pytest.raises(ValueError, match=message):
         SemanticIdStore(store.directory)
-
-
-def test_version_whose_codes_were_altered_is_refused_with_both_versions(
-    store: SemanticIdStore, first: SemanticIds, quantizer: ResidualKMeans
-) -> None:
-    child = append(first, quantizer, VECTORS[10:11])
-    child.save(store.versions.path_of(first.version))
-    with pytest.raises(ValueError, match=f"{child.version}.*{first.version}"):
-        store.previous()
 
 
 def test_item_ids_of_any_letters_come_back(tmp_path: Path, first: SemanticIds) -> None:

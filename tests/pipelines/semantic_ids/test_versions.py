@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -58,19 +57,6 @@ def texts(made: NextVersion, content: Content) -> dict[str, str]:
     """The ID of each item that has one."""
     rows = dict(zip(content.item_ids, made.id_rows[1:].tolist(), strict=True))
     return {item_id: made.ids.text(row) for item_id, row in rows.items() if row}
-
-
-def test_first_version_gives_each_item_with_content_an_id_of_its_own(
-    store: SemanticIdStore,
-) -> None:
-    content = look_up_content([*names(0, 50), "no-text", *names(50, 100)])
-    made = made_of(content, store)
-    assert made.how == "trained"
-    assert made.ids.parent is None
-    found = texts(made, content)
-    assert found.keys() == set(content.item_ids) - {"no-text"}
-    assert len(set(found.values())) == 100
-    assert made.num_with_id == made.num_new == 100
 
 
 def test_nothing_new_keeps_the_very_same_version(store: SemanticIdStore) -> None:
@@ -130,13 +116,6 @@ def test_after_a_rollback_ids_go_to_their_own_items_or_to_none(store: SemanticId
     assert texts(published(back, store), back) == before | others
 
 
-def test_after_a_rollback_the_same_items_make_the_same_version(store: SemanticIdStore) -> None:
-    published(look_up_content(names(0, 40)), store)
-    second = published(look_up_content(names(0, 60)), store)
-    store.versions.rollback()
-    assert made_of(look_up_content(names(0, 60)), store).ids.version == second.ids.version
-
-
 def test_an_item_whose_text_is_gone_keeps_its_id(store: SemanticIdStore) -> None:
     content = look_up_content(names(0, 40))
     before = texts(published(content, store), content)
@@ -190,13 +169,6 @@ def test_tiny_catalogues_have_ids(store: SemanticIdStore, count: int) -> None:
     assert len(set(texts(made_of(content, store, config), content).values())) == count
 
 
-def test_equal_contents_get_different_ids(store: SemanticIdStore) -> None:
-    config = SemanticIdsConfig()
-    content = look_up_content(names(0, 30))
-    content.vectors[1:21] = content.vectors[1]
-    assert len(set(texts(made_of(content, store, config), content).values())) == 30
-
-
 def test_more_codes_than_items_are_refused_with_both_numbers(store: SemanticIdStore) -> None:
     with pytest.raises(ValueError, match=r"codes_per_level = 64 .* 20 items"):
         made_of(look_up_content(names(0, 20)), store, SemanticIdsConfig(codes_per_level=64))
@@ -222,12 +194,3 @@ def test_named_levels_that_are_full_are_the_users_to_change(store: SemanticIdSto
     published(look_up_content(names(0, 5)), store, config)
     with pytest.raises(NoFreeIdError, match="more or larger levels"):
         made_of(look_up_content(names(0, 20)), store, config)
-
-
-def test_id_rows_are_numbers_of_items_for_good(store: SemanticIdStore) -> None:
-    published(look_up_content(names(0, 30)), store)
-    again = SemanticIdStore(store.directory)
-    assert again.id_rows_of(["item-0", "unknown", "item-29"]).tolist() == [1, 0, 30]
-    published(look_up_content(names(10, 40)), again)
-    rows = SemanticIdStore(store.directory).id_rows_of(names(0, 40))
-    assert rows.tolist() == np.arange(1, 41).tolist()
