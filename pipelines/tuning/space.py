@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
+from importlib.util import find_spec
 from typing import Any
 
 from pipelines.config.toml import Table, merge, nested
@@ -32,30 +32,23 @@ ROW_OF = {
 FORM = "write section.key=low..high for a range, or section.key=a,b,c for some values"
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One key and the values that it may have: a range (``low``, ``high``), or ``choices``."""
-
-    key: str
-    low: float = 0.0
-    high: float = 0.0
-    is_whole: bool = False
-    choices: tuple[Any, ...] = ()
-
-    @property
-    def is_log(self) -> bool:
-        """True if values are drawn log-uniformly."""
-        return self.low > 0 and self.high >= LOG_FROM * self.low
-
-    def __str__(self) -> str:
-        if self.choices:
-            return f"{self.key} in {', '.join(map(str, self.choices))}"
-        kind = "whole numbers" if self.is_whole else "log-uniform" if self.is_log else "uniform"
-        return f"{self.key} from {self.low:g} to {self.high:g} ({kind})"
+Space = Mapping[str, Any]
+"""Optuna's distribution of each key's values."""
 
 
-def parse_setting(text: str) -> Setting:
-    """Read one ``--over``."""
+def load_optuna() -> Any:
+    """Import Optuna, which is an optional extra."""
+    if find_spec("optuna") is None:
+        raise ValueError("recsys tune needs Optuna, which is not installed: pip install optuna")
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Read one ``--over``: the key and its distribution."""
+    kinds = load_optuna().distributions
     key, equals, values = (part.strip() for part in text.partition("="))
     if not equals or not key or not values:
         raise ValueError(f"--over {text!r}: {FORM}")
@@ -70,12 +63,13 @@ def parse_setting(text: str) -> Setting:
         choices = tuple(dict.fromkeys(_value(part, text) for part in values.split(",")))
         if len(choices) < 2:
             raise ValueError(f"--over {text!r}: one value leaves nothing to choose; {FORM}")
-        return Setting(key, choices=choices)
+        return key, kinds.CategoricalDistribution(choices)
     ends = [_value(part, text) for part in (low, high)]
     if not all(type(end) in (int, float) for end in ends) or not ends[0] < ends[1]:
         raise ValueError(f"--over {text!r}: a range needs two numbers, the smaller first")
     whole = all(type(end) is int for end in ends)
-    return Setting(key, low=float(ends[0]), high=float(ends[1]), is_whole=whole)
+    kind = kinds.IntDistribution if whole else kinds.FloatDistribution
+    return key, kind(*ends, log=ends[0] > 0 and ends[1] >= LOG_FROM * ends[0])
 
 
 def _value(text: str, whole: str) -> Any:
@@ -88,20 +82,20 @@ def _value(text: str, whole: str) -> Any:
         return text.strip()
 
 
-def parse_space(texts: Sequence[str]) -> tuple[Setting, ...]:
+def parse_space(texts: Sequence[str]) -> Space:
     """Read every ``--over``."""
-    space = tuple(parse_setting(text) for text in texts)
+    space = [parse_setting(text) for text in texts]
     if not space:
         raise ValueError(f"name at least one setting to vary: --over ...; {FORM}")
-    keys = [setting.key for setting in space]
+    keys = [key for key, _ in space]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise ValueError(f"--over names {', '.join(twice)} more than once")
-    return space
+    return dict(space)
 
 
-def find_row(space: Sequence[Setting]) -> str:
+def find_row(space: Space) -> str:
     """Return the row that the settings shape: one model, or the blend if they shape several."""
-    rows = {ROW_OF[setting.key.split(".")[0]] for setting in space}
+    rows = {ROW_OF[key.split(".")[0]] for key in space}
     return rows.pop() if len(rows) == 1 else BLEND
 
 

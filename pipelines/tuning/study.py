@@ -26,7 +26,7 @@ from pipelines.config.upgrade import refuse_old_keys
 from pipelines.engine.artifacts import plain, to_json
 from pipelines.engine.ray_cluster import ray_cluster
 from pipelines.tuning.sampler import Sampler
-from pipelines.tuning.space import BLEND, Setting, as_table, find_row
+from pipelines.tuning.space import BLEND, Space, as_table, find_row, parse_space
 from pipelines.tuning.trials import Outcome, Trial, read_values, run_trial
 from recsys.data.durable import locked, write_durably
 from recsys.evaluation.config import PairedConfig
@@ -40,7 +40,7 @@ METRICS = ("recall@5", "recall@10", "recall@50", "ndcg@5", "ndcg@10", "ndcg@50",
 
 def tune(
     config: RunConfig,
-    space: Sequence[Setting],
+    over: Sequence[str],
     folder: Path,
     say: Callable[[str], None],
     *,
@@ -51,18 +51,19 @@ def tune(
     """Run trials until there are enough, and return the document of ``tune.json``.
 
     Args:
+        over: Keys and their values, see `pipelines.tuning.space`.
         num_trials: In all, the present settings and trials of earlier calls included.
         seconds: Time after which no trial begins; None waits for all.
     """
-    folder = folder.absolute()
+    folder, space = folder.absolute(), parse_space(over)
     folder.mkdir(parents=True, exist_ok=True)
     # Nothing is replayed, so a model that a replay cannot continue is no obstacle.
     plainly = replace(config, backtest=replace(config.backtest, policies=("full",), models=()))
     with locked(folder / LOCK):
         prepared = prepare_replay(plainly, folder, show_progress=show_progress)
-        study = Study(config, prepared, tuple(space), folder, say)
+        study = Study(config, prepared, space, folder, say)
         study.run(num_trials, seconds)
-        return study.document()
+        return study.document(over)
 
 
 class Study:
@@ -72,7 +73,7 @@ class Study:
         self,
         config: RunConfig,
         prepared: PreparedData,
-        space: tuple[Setting, ...],
+        space: Space,
         folder: Path,
         say: Callable[[str], None],
     ) -> None:
@@ -81,7 +82,7 @@ class Study:
         self.row, self.metric = find_row(space), config.evaluation.primary_metric
         if self.row not in (*self.sources, BLEND):
             raise ValueError(
-                f"{', '.join(setting.key for setting in space)} shape the model {self.row}, which "
+                f"{', '.join(space)} shape the model {self.row}, which "
                 "this configuration leaves out; turn it on with --set"
             )
         if self.metric not in METRICS:
@@ -90,11 +91,10 @@ class Study:
                 f"evaluation.primary_metric = {self.metric!r}"
             )
         # Checks the keys before anything is fitted.
-        for setting in space:
-            value = setting.choices[0] if setting.choices else setting.low
-            self._config({setting.key: int(value) if setting.is_whole else value})
+        for key, values in space.items():
+            self._config({key: values.choices[0] if hasattr(values, "choices") else values.low})
         present = plain(config)
-        self.present = {setting.key: set_value(present, setting.key) for setting in space}
+        self.present = {key: set_value(present, key) for key in space}
         self.about = {
             "data_digest": prepared.data_digest,
             "recipe": self.recipe({}).digest(),
@@ -211,7 +211,7 @@ class Study:
         gave = f"failed: {error}" if metric is None else f"{metric:.4f}"
         self.say(f"trial {number}: {gave}, {seconds:.1f} s, {pairs or 'present settings'}")
 
-    def document(self) -> dict[str, Any]:
+    def document(self, over: Sequence[str]) -> dict[str, Any]:
         """Compare the best trial with the present settings, and write the result."""
         done = [one for one in self.outcomes if one.metric is not None]
         present = next((one for one in done if one.number == 0), None)
@@ -222,7 +222,7 @@ class Study:
         document: dict[str, Any] = {
             **self.about,
             "split": "validation",
-            "space": [str(setting) for setting in self.space],
+            "space": list(over),
             "present": {"values": self.present, "metric": present.metric},
             "best": asdict(best),
             "difference": self._difference(best),

@@ -122,7 +122,6 @@ def tune(
       recsys tune shop.toml --over sequence.dropout=0.0..0.5 --set engine=ray
     """
     from pipelines.config.operation import budget_seconds
-    from pipelines.tuning.space import parse_space
     from pipelines.tuning.study import BEST
     from pipelines.tuning.study import tune as run_trials
 
@@ -131,7 +130,7 @@ def tune(
     seconds = None if budget is None else budget_seconds(budget)
     found = run_trials(
         config,
-        parse_space(over),
+        over,
         place,
         choose_progress(quiet),
         num_trials=trials,
