@@ -1,4 +1,4 @@
-"""The values that are tried next, by the tree-structured Parzen estimator (Bergstra et al., 2011)."""
+"""The values that are tried next: Optuna's Parzen estimator (Bergstra et al., 2011)."""
 
 from __future__ import annotations
 
