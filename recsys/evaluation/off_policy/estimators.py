@@ -6,14 +6,10 @@ model's prediction q for the logged item and v, its mean over the evaluated poli
 
     ips     mean w r                          (Horvitz and Thompson, 1952)
     snips   sum w r / sum w                   (Swaminathan and Joachims, NeurIPS 2015)
-    dm      mean v                            the reward model alone
-    dr      mean v + w (r - q)                (Dudik, Langford and Li, ICML 2011, arXiv:1103.4601)
-    sndr    mean v + sum w (r - q) / sum w    (Kallus and Uehara, NeurIPS 2019, arXiv:1906.03735)
-    switch  dr that trusts the model where w is above tau
-                                              (Wang, Agarwal and Dudik, ICML 2017, arXiv:1612.01205)
-    cascade dr                                (Kiyohara et al., WSDM 2022, arXiv:2202.01562)
+    dr      mean v + w (r - q)                (Dudik, Langford and Li, ICML 2011, arXiv:1103.4601),
+            slot by slot in lists             (Kiyohara et al., WSDM 2022, arXiv:2202.01562)
 
-IPS and DR need right propensities; of DR and cascade DR the reward model may be wrong.
+IPS and DR need right propensities; of DR the reward model may be wrong.
 
 Axes: n lists, K slots (1 of single actions), A actions.
 """
@@ -64,41 +60,6 @@ def snips(rewards: Floats, weights: Floats, present: Mask | None = None) -> Esti
     shares = there.mean(0)
     parts = shares * counted * (rewards - means) / (totals / len(rewards))
     return Estimate(float((shares * means).sum()), (parts + (there - shares) * means).sum(1))
-
-
-def direct_method(expected: Floats) -> Estimate:
-    """Trust a reward model: the mean of what it expects of the evaluated policy, [n]."""
-    if expected.ndim != 1 or not np.isfinite(expected).all():
-        raise ValueError(f"expected must be finite numbers [n], got shape {expected.shape}")
-    return mean_of(expected)
-
-
-def doubly_robust(
-    rewards: Floats,
-    weights: Floats,
-    predicted: Floats,
-    expected: Floats,
-    *,
-    switch_at: float | None = None,
-    self_normalized: bool = False,
-) -> Estimate:
-    """Correct a reward model by the weighted errors it makes on the log.
-
-    Args:
-        switch_at: Errors that are weighed above it do not count.
-        self_normalized: Divide the errors of each slot by the mean of their weights.
-    """
-    _check(rewards, weights=weights, predicted=predicted, expected=expected)
-    if switch_at is not None:
-        if not switch_at > 0:
-            raise ValueError(f"switch_at must be above 0, got {switch_at}")
-        weights = np.where(weights <= switch_at, weights, 0.0)
-    errors = rewards - predicted
-    model = mean_of(expected.sum(1))
-    if not self_normalized:
-        return mean_of((weights * errors + expected).sum(1))
-    corrected = snips(errors, weights)
-    return Estimate(model.value + corrected.value, model.influence + corrected.influence)
 
 
 def cascade_doubly_robust(
@@ -169,12 +130,6 @@ class RateModel:
     def rates(self, items: Integers) -> Floats:
         """Predict the reward of items in their slots, [..., K]."""
         found: Floats = self.items[items] * self.slots
-        return found
-
-    @property
-    def below(self) -> Floats:
-        """Mean reward of all slots below each, [K]."""
-        found: Floats = self.slots.sum() - self.slots.cumsum()
         return found
 
 

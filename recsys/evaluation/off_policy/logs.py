@@ -2,25 +2,16 @@
 
 A logged single action is a list of one slot. Every probability is that of a slot's item given the
 items above it, as `recsys.reranking.exploration` logs it; the weight of a slot is the evaluated
-policy's probability over the logging policy's. Three weights of the reward in slot k differ in what
-they assume of users (McInerney et al., KDD 2020, arXiv:2007.12986):
-
-    whole_list    w_1 ... w_K   the reward in a slot may depend on every item of the list
-    cascade       w_1 ... w_k   on the items down to its slot: people read from above
-                                (reward-interaction IPS)
-    independent   w_k           on its own item alone (item-position IPS)
-
-Fewer factors vary less, and are wrong where the assumption is. With the conditional probabilities
-that a log has, ``independent`` values the evaluated policy's choice in each slot below the items
-that were logged above it; with probabilities of item and slot it is the estimator of Li et al.
-(KDD 2018, arXiv:1804.10488).
+policy's probability over the logging policy's. The reward in slot k is weighed by w_1 ... w_k, the
+items down to its slot: people read from above (reward-interaction IPS; McInerney et al., KDD 2020,
+arXiv:2007.12986).
 
 Axes: n lists, K slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,27 +93,9 @@ class LoggedLists:
             )
 
 
-def whole_list(log: LoggedLists) -> Floats:
-    """Weigh each slot by the whole list, [n, K]."""
-    product = log.slot_weights.prod(1, keepdims=True)
-    return np.broadcast_to(product, log.rewards.shape).copy()
-
-
 def cascade(log: LoggedLists) -> Floats:
     """Weigh each slot by the items down to it, [n, K]."""
     return log.slot_weights.cumprod(1)
-
-
-def independent(log: LoggedLists) -> Floats:
-    """Weigh each slot by its own item, [n, K]."""
-    return log.slot_weights
-
-
-WEIGHTS: dict[str, Callable[[LoggedLists], Floats]] = {
-    "whole_list": whole_list,
-    "cascade": cascade,
-    "independent": independent,
-}
 
 
 def clipped(weights: Floats, most: float | None) -> Floats:

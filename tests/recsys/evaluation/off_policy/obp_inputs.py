@@ -9,12 +9,11 @@ import numpy as np
 import polars as pl
 
 from recsys.evaluation.off_policy.estimators import (
-    direct_method,
-    doubly_robust,
+    cascade_doubly_robust,
     ips,
     snips,
 )
-from recsys.evaluation.off_policy.logs import LoggedLists, cascade, independent, whole_list
+from recsys.evaluation.off_policy.logs import LoggedLists, cascade
 from tests.benchmarks.evaluation.open_bandit import impressions
 from tests.recsys.evaluation.off_policy.worlds import logged_actions
 
@@ -87,15 +86,11 @@ def values_of_actions(given):
     log = logged_actions(given["reward"], given["pscore"], chances[rows, given["action"]])
     expected = (chances * predictions).sum(1) / chances.sum(1)
     model = (predictions[rows, given["action"]][:, None], expected[:, None])
-    weights = independent(log)
-    parts = (log.earned, weights, *model)
+    weights = log.slot_weights
     return {
         "ipw": ips(log.earned, weights).value,
         "snipw": snips(log.earned, weights).value,
-        "dm": direct_method(expected).value,
-        "dr": doubly_robust(*parts).value,
-        "sndr": doubly_robust(*parts, self_normalized=True).value,
-        "switch-dr": doubly_robust(*parts, switch_at=SWITCH_AT).value,
+        "dr": cascade_doubly_robust(log.earned, weights, *model).value,
     }
 
 
@@ -109,7 +104,6 @@ def values_of_slates(given):
         lengths=np.full(number, slots),
     )
     return {
-        "sips": ips(log.earned, whole_list(log)).value,
-        "iips": ips(log.earned, independent(log)).value,
+        "iips": ips(log.earned, log.slot_weights).value,
         "rips": ips(log.earned, cascade(log)).value,
     }
