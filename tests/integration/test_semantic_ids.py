@@ -106,24 +106,6 @@ def test_without_method_or_content_everything_works_without_ids(own: Path, recsy
     assert "no item has content" in told
 
 
-def test_killed_stage_is_made_again_with_equal_bytes(
-    own: Path, recsys: Recsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def files() -> dict[str, bytes]:
-        folder = own / "build_semantic_ids"
-        found = [path for path in folder.rglob("*") if path.is_file() and path.name != "run.json"]
-        return {str(path.relative_to(folder)): path.read_bytes() for path in found}
-
-    before = files()
-    shutil.rmtree(own / "bundles")
-    shutil.rmtree(own / "build_semantic_ids")
-    half = own / ".partial-build_semantic_ids"
-    half.mkdir()
-    (half / "semantic_ids.json").write_text("{")
-    run(recsys, own, "--until", "build_semantic_ids")
-    assert files() == before
-
-
 def test_release_that_was_killed_after_it_published_ids_goes_on(own: Path, recsys: Recsys) -> None:
     version, found = store_of(own).current(), served(own)
     shutil.rmtree(own / "release")
