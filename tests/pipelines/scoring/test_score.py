@@ -160,7 +160,7 @@ def test_another_job_in_the_folder_is_refused_by_name(
     write_manifest(tmp_path, job, {})
     assert asdict(plan(request, recommender, ["user-1"], "1")) == asdict(job)
     for other, keys, named in (
-        (replace(request, k=6), ["user-1"], r"another job: k is 5 there, 6 here; .*--out"),
+        (replace(request, k=6), ["user-1"], r"another job: k is 5 there, 6 here\. .*--out"),
         (request, ["user-2"], "keys_digest"),
         (replace(request, unix_time=5), ["user-1"], "unix_time"),
     ):
