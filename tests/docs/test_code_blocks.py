@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from typer.main import get_command
 
@@ -224,6 +225,9 @@ def test_programs_run(
     block: Block, bundles: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(bundles.parents[2])
+    day = Path("events/2026-11-22.parquet")
+    day.parent.mkdir(exist_ok=True)
+    pl.DataFrame({"user_id": ["4711", "4712"]}).write_parquet(day)
     text = block.text.replace("http://127.0.0.1:8000", address)
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(text, str(block), "exec"), names)
