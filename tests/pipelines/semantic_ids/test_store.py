@@ -39,14 +39,6 @@ def store(tmp_path: Path, first: SemanticIds, quantizer: ResidualKMeans) -> Sema
     return store
 
 
-def test_store_of_nothing_has_no_version(tmp_path: Path) -> None:
-    store = SemanticIdStore(tmp_path / "nowhere")
-    assert store.current() is None
-    assert store.previous() is None
-    assert store.id_rows_of(["a"]).tolist() == [0]
-    assert not store.directory.exists()
-
-
 def test_version_that_does_not_know_the_published_one_is_refused(
     store: SemanticIdStore, first: SemanticIds, quantizer: ResidualKMeans
 ) -> None:
@@ -67,14 +59,6 @@ def test_id_rows_that_mean_other_items_are_refused(
     with pytest.raises(ValueError, match="published meanwhile"):
         store.publish(child, quantizer, [*reversed(ITEM_IDS_OF_10), "new"], ORIGIN)
     assert store.current() == first.version
-
-
-def test_publishing_again_changes_nothing(
-    store: SemanticIdStore, first: SemanticIds, quantizer: ResidualKMeans
-) -> None:
-    files = {path: path.read_bytes() for path in store.directory.rglob("*") if path.is_file()}
-    store.publish(first, quantizer, ITEM_IDS_OF_10, ORIGIN)
-    assert {p: p.read_bytes() for p in store.directory.rglob("*") if p.is_file()} == files
 
 
 def test_current_version_leads_from_what_it_appends_to_alone(

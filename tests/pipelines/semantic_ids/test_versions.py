@@ -59,15 +59,6 @@ def texts(made: NextVersion, content: Content) -> dict[str, str]:
     return {item_id: made.ids.text(row) for item_id, row in rows.items() if row}
 
 
-def test_nothing_new_keeps_the_very_same_version(store: SemanticIdStore) -> None:
-    content = look_up_content(names(0, 40))
-    first = published(content, store)
-    again = made_of(content, store)
-    assert again.how == "kept"
-    assert again.ids.version == first.ids.version
-    assert again.item_ids == first.item_ids
-
-
 def test_ids_follow_items_through_other_rows_and_new_items(store: SemanticIdStore) -> None:
     content = look_up_content(names(0, 40))
     before = texts(published(content, store), content)

@@ -82,18 +82,6 @@ def test_a_second_call_goes_on_and_a_killed_trial_is_made_again(shop: Path) -> N
     assert tune(shop, *over, "--trials", "5", "--quiet")[2] == ""
 
 
-def test_a_trial_that_was_killed_while_a_later_one_ended_is_made(shop: Path) -> None:
-    """On a cluster the present settings may end, and be killed, after another trial."""
-    over = ["--over", "item_to_item.window=2..30"]
-    assert tune(shop, *over, "--trials", "2")[0] == 0
-    journal = shop / "run" / "tune" / "trials.jsonl"
-    about, _, later = journal.read_text().splitlines()
-    journal.write_text(f"{about}\n{later}\n")
-    code, printed, said = tune(shop, *over, "--trials", "3", "--json")
-    assert code == 0, said
-    assert [one["number"] for one in json.loads(printed)["trials"]] == [0, 1, 2]
-
-
 def test_values_that_a_model_refuses_are_failed_trials(shop: Path) -> None:
     code, printed, said = tune(
         shop, "--over", "item_to_item.window=5,-1", "--trials", "4", "--out", str(shop / "there")
