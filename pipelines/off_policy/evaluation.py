@@ -33,7 +33,6 @@ from recsys.evaluation.off_policy.logs import (
     Integers,
     LoggedLists,
     cascade,
-    clipped,
     overlap,
     typical_slot,
 )
@@ -52,16 +51,12 @@ class OffPolicyConfig:
 
     max_lists: int = 20_000
     """Most lists that are evaluated; a longer log is sampled."""
-    clip: float | None = None
-    """Weights are cut there."""
     confidence: float = 0.95
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.max_lists < 2:
             raise ValueError(f"max_lists must be at least 2, got {self.max_lists}")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"clip must be above 0, got {self.clip}")
 
 
 class PolicyAnswer(NamedTuple):
@@ -220,10 +215,9 @@ def build_document(
     earned, slot = log.earned, typical_slot(log)
     weights = cascade(log)
     described = overlap(weights[:, slot])
-    weights = clipped(weights, config.clip)
     robust = cascade_doubly_robust(
         earned,
-        clipped(log.slot_weights, config.clip),
+        log.slot_weights,
         material.predicted + material.below,
         # Below the end of the list, the model's own future counts once.
         material.expected + material.below,

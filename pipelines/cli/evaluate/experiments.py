@@ -85,9 +85,6 @@ def ope(
         typer.Option(help="Type of the events that are earned: click, cart, purchase."),
     ] = None,
     serving_config: ServingConfig = None,
-    clip: Annotated[
-        float | None, typer.Option(help="Clip importance weights (lower variance, biased low).")
-    ] = None,
     max_lists: Annotated[int, typer.Option(help="Sample at most n lists.")] = 20_000,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -109,7 +106,7 @@ def ope(
     from pipelines.off_policy.served_log import read_served_log
     from pipelines.off_policy.summary import estimates_table, summarize
 
-    settings = OffPolicyConfig(clip=clip, max_lists=max_lists)
+    settings = OffPolicyConfig(max_lists=max_lists)
     served = read_served_log(log, reward=reward or ("click",))
     hidden = quiet or not err.is_terminal
     document = evaluate(

@@ -98,19 +98,6 @@ def cascade(log: LoggedLists) -> Floats:
     return log.slot_weights.cumprod(1)
 
 
-def clipped(weights: Floats, most: float | None) -> Floats:
-    """Cut weights: less variance, for an estimate that is too low by what the cut lists earned.
-
-    Args:
-        most: Above 0; None cuts nothing.
-    """
-    if most is None:
-        return weights
-    if not most > 0:
-        raise ValueError(f"weights are clipped at a number above 0, got {most}")
-    return np.minimum(weights, most)
-
-
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 FEW, SOME = 50.0, 400.0
 """Effective lists below which an estimate is refused, and doubted."""

@@ -216,7 +216,6 @@ def test_an_export_without_the_column_request_is_read(exported, bundle, tmp_path
         (["--reward", "purchase"], "no event of type purchase .* types that do: impression, click"),
         (["--log", "nowhere"], "there is no folder nowhere"),
         (["--policy", "nowhere"], "nowhere"),
-        (["--clip", "0"], "clip must be above 0, got 0"),
         (["--max-lists", "1"], "max_lists must be at least 2, got 1"),
     ],
 )

@@ -23,7 +23,6 @@ from recsys.evaluation.off_policy.intervals import interval_of
 from recsys.evaluation.off_policy.logs import (
     LoggedLists,
     cascade,
-    clipped,
     effective_size,
     overlap,
     typical_slot,
@@ -277,7 +276,6 @@ def test_ips_and_snips_of_single_actions():
     # (2 + 0 + 0 + 1) / 4, and / (2 + 0.5 + 0 + 1).
     assert ips(ACTIONS.earned, weights).value == 0.75
     assert snips(ACTIONS.earned, weights).value == pytest.approx(3 / 3.5, rel=1e-15)
-    assert ips(ACTIONS.earned, clipped(weights, 1.0)).value == 0.5
 
 
 def test_weights_are_described():
