@@ -239,12 +239,12 @@ def prefix_section(report: SemanticIdReport) -> Section:
     """Show what prefixes keep: items that share them, neighbours, categories, the content."""
     content, levels = report.content, len(report.levels)
     rows: list[tuple[Cell, ...]] = []
-    for place, (one, size) in enumerate(zip(report.levels, report.prefixes, strict=True)):
+    for place, one in enumerate(report.levels):
         inside = content is not None and place < report.num_content_levels
         near = (one.neighbour_agreement, one.agreement_by_chance) if content else (None, None)
         rows.append(
             (
-                *(prefix_name(place + 1, levels), one.num_prefixes, *size),
+                *(prefix_name(place + 1, levels), one.num_prefixes),
                 *(*near, one.purity, one.purity_by_chance),
                 content.errors_by_level[place] if content is not None and inside else None,
             )
@@ -257,8 +257,7 @@ def prefix_section(report: SemanticIdReport) -> Section:
         "items and are pure by chance.",
         columns=[
             *texts("shared codes"),
-            *counts("prefixes", "items with it (median)", "items of the largest"),
-            *shares("items alone"),
+            *counts("prefixes"),
             *shares("neighbours", note="Of the 10 nearest by content, those that share it."),
             *shares("neighbours by chance", note=chance),
             *shares("purity", note="Items of the commonest main category of their prefix."),
@@ -337,18 +336,16 @@ def _drift_words(drift: Drift) -> list[str]:
 
 def _kept_table(drift: Drift) -> Table:
     assert drift.kept is not None
-    shared = zip(drift.kept.per_level, drift.kept.per_prefix, drift.vocabularies, strict=True)
+    shared = zip(drift.kept.per_level, drift.kept.per_prefix, strict=True)
     return Table(
         key="kept",
         title="What items kept",
-        note="Shares of the items with an ID in both versions. A model's vocabulary grows only if "
-        "a level gets larger.",
+        note="Shares of the items with an ID in both versions.",
         columns=[
             *texts("level"),
             *shares("same code", "same codes up to here"),
-            *counts("codes used before", "used after", "newly used", "no longer used"),
         ],
-        rows=[(level_name(level), own, up, *used) for level, (own, up, used) in enumerate(shared)],
+        rows=[(level_name(level), *kept) for level, kept in enumerate(shared)],
     )
 
 

@@ -28,21 +28,10 @@ from recsys.semantic_ids.quality import (
     QualityReport,
     code_counts,
     level_qualities,
-    prefix_counts,
 )
 
 SAME_MEANING = 0.5
 """A first code means something else if it shares fewer of its items with those it had."""
-
-
-class PrefixSize(NamedTuple):
-    """Items that share the codes up to a level."""
-
-    median: int
-    """Items with an item's prefix, itself included; median over items."""
-    largest: int
-    alone: float
-    """Share of items whose prefix no other item has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +54,6 @@ class SemanticIdReport:
     """Items that share their ID with an earlier one."""
     num_with_category: int
     levels: tuple[LevelQuality, ...]
-    prefixes: tuple[PrefixSize, ...]
-    """By the level that a prefix ends at."""
     content: QualityReport | None
     """Measured with the content; None if it is not known."""
     num_content_levels: int
@@ -125,7 +112,7 @@ def measure(
             replace(level, neighbour_agreement=measured.neighbour_agreement)
             for level, measured in zip(levels, content.published, strict=True)
         )
-    sizes, num_items = prefix_counts(own, table.level_sizes).T, len(items.item_ids) - 1
+    num_items = len(items.item_ids) - 1
     num_content = table.num_levels if content is None else len(content.levels)
     usage = code_counts(own, table.level_sizes)[:num_content]
     return SemanticIdReport(
@@ -142,10 +129,6 @@ def measure(
         num_shared=int((np.diff(table.keys) == 0).sum()),
         num_with_category=int((items.categories[table.rows] != NO_CATEGORY).sum()),
         levels=levels,
-        prefixes=tuple(
-            PrefixSize(int(one.median()), int(one.max()), float((one == 1).double().mean()))
-            for one in sizes
-        ),
         content=content,
         num_content_levels=num_content,
         usage=[one.sort(descending=True).values.tolist() for one in usage],
@@ -165,8 +148,6 @@ class Drift:
     kept: KeptShares | None = None
     num_added: int = 0
     num_removed: int = 0
-    vocabularies: Sequence[tuple[int, ...]] = ()
-    """Codes of each level: used before, used after, newly used, no longer used."""
     overlaps: Sequence[float] = ()
     """Of each first code: its items in both versions over those in either."""
 
@@ -207,7 +188,6 @@ def measure_drift(before: IdTable, after: IdTable) -> Drift:
         kept=_kept(same, prefix),
         num_added=int((has & ~had).sum()),
         num_removed=int((had & ~has).sum()),
-        vocabularies=[_vocabulary(before, after, level) for level in range(after.num_levels)],
         overlaps=(common[used] / (was + now - common)[used]).tolist(),
     )
 
@@ -223,11 +203,3 @@ def _kept(same: NDArray[np.bool_], prefix: NDArray[np.bool_]) -> KeptShares:
         per_level=tuple(same.mean(0).tolist()),
         per_prefix=tuple(prefix.mean(0).tolist()),
     )
-
-
-def _vocabulary(before: IdTable, after: IdTable, level: int) -> tuple[int, ...]:
-    size = after.level_sizes[level]
-    old, new = (
-        np.bincount(one.codes[one.rows, level], minlength=size) > 0 for one in (before, after)
-    )
-    return tuple(int(one.sum()) for one in (old, new, new & ~old, old & ~new))
