@@ -197,16 +197,6 @@ def code_counts(codes: Tensor, level_sizes: Sequence[int]) -> list[Tensor]:
     ]
 
 
-def prefix_counts(codes: Tensor, level_sizes: Sequence[int]) -> Tensor:
-    """Count the items with the first l + 1 codes of each item, itself included, [N, L] int64."""
-    found = []
-    for level in range(len(level_sizes)):
-        keys = id_keys(codes[:, : level + 1], level_sizes)
-        _, prefix, counts = torch.unique(keys, return_inverse=True, return_counts=True)
-        found.append(counts[prefix])
-    return torch.stack(found, dim=1)
-
-
 def quality_report(
     quantizer: ResidualKMeans,
     vectors: Tensor,

@@ -19,7 +19,6 @@ from recsys.semantic_ids.collisions import (
 from recsys.semantic_ids.kmeans import Centres
 from recsys.semantic_ids.quality import (
     code_counts,
-    prefix_counts,
     purity,
     quality_report,
 )
@@ -236,8 +235,7 @@ def test_ids_of_another_quantizer_are_refused_with_both_named() -> None:
         quality_report(other, vectors, ids)
 
 
-def test_items_are_counted_by_code_and_by_prefix() -> None:
+def test_items_are_counted_by_code() -> None:
     codes = torch.tensor([[0, 0], [0, 1], [0, 0], [2, 1]])
     first, second = code_counts(codes, (3, 2))
     assert (first.tolist(), second.tolist()) == ([3, 0, 1], [2, 2])
-    assert prefix_counts(codes, (3, 2)).tolist() == [[3, 2], [3, 1], [3, 2], [1, 1]]
