@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +15,6 @@ from pipelines.cli.output import print_lines
 if TYPE_CHECKING:
     from pipelines.config.operation import TrackingConfig
     from pipelines.config.run import RunConfig
-    from pipelines.tracking.decisions import AliasChange
     from pipelines.tracking.outbox import Outbox
     from pipelines.tracking.recorder import Recorder
 
@@ -107,22 +105,6 @@ def send(outbox: Outbox, config: TrackingConfig) -> None:
     result = sync_outbox(outbox, config)
     if result.waiting or result.refused:
         print_lines(result.log_line(), note=True, style="yellow")
-
-
-def enter_registry(bundles: Path, change: AliasChange) -> None:
-    """Enter a moved alias into the registry of a run's workspace.
-
-    A folder of bundles that no run made, as on a machine that only serves, has no registry.
-    """
-    from pipelines.operations.state import read_tracking
-    from pipelines.tracking.entries import enter_change
-    from pipelines.tracking.tracking import open_outbox
-
-    workspace = bundles.absolute().parent
-    if (workspace / "config.toml").exists():
-        config, outbox = read_tracking(workspace), open_outbox(workspace)
-        enter_change(outbox, config, bundles, change)
-        send(outbox, config)
 
 
 @contextmanager

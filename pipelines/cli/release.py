@@ -19,7 +19,7 @@ from pipelines.cli.options import (
     run_config,
 )
 from pipelines.cli.output import print_lines, print_table
-from pipelines.cli.registry import enter_registry, send
+from pipelines.cli.registry import send
 
 if TYPE_CHECKING:
     from pipelines.tracking.decisions import AliasChange, Written
@@ -228,3 +228,19 @@ def adapt(
     fitted += f"{found.share:.1%} of the base's parameters, {found.seconds:.1f} s"
     state = "served" if publish else "registered, not served"
     print_lines(fitted, f"{state}: {found.directory}", note=True)
+
+
+def enter_registry(bundles: Path, change: AliasChange) -> None:
+    """Enter a moved alias into the registry of a run's workspace.
+
+    A folder of bundles that no run made, as on a machine that only serves, has no registry.
+    """
+    from pipelines.operations.state import read_tracking
+    from pipelines.tracking.entries import enter_change
+    from pipelines.tracking.tracking import open_outbox
+
+    workspace = bundles.absolute().parent
+    if (workspace / "config.toml").exists():
+        config, outbox = read_tracking(workspace), open_outbox(workspace)
+        enter_change(outbox, config, bundles, change)
+        send(outbox, config)

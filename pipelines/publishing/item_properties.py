@@ -1,4 +1,4 @@
-"""Properties of items: the columns of the catalogue that filters and rules may read."""
+"""Properties of items, which filters and rules may read, and how items were encoded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ from typing import cast, get_args
 
 import polars as pl
 
+from pipelines.engine.artifacts import plain, read_json
 from pipelines.engine.console import log
-from serving.bundle.manifest import PROPERTY_NAME_PATTERN, PropertyKind
+from pipelines.engine.stage import StageContext
+from serving.bundle.manifest import (
+    PROPERTY_NAME_PATTERN,
+    ContentSource,
+    EnrichmentSource,
+    PropertyKind,
+)
 from serving.bundle.properties import Properties, to_unix_seconds
 from serving.filtering.compile import RESERVED
 
@@ -97,3 +104,27 @@ def take_properties(items: pl.DataFrame) -> Properties:
     for name, why in left_out.items():
         log.print(f"item column {name} cannot be filtered by: {why}", style="dim")
     return found
+
+
+def content_source(context: StageContext) -> ContentSource:
+    """Describe how items were encoded, so that appended items are encoded equally."""
+    config = context.config
+    made = read_json(context.inputs["embed_items"] / "content.json")
+    enrichment = None
+    if made["described_by"] is not None:
+        settings = plain(config.enrichment)
+        enrichment = EnrichmentSource(settings=settings, **made["described_by"])
+    return ContentSource(
+        encoder=config.content.encoder,
+        text_columns=list(config.content.text_columns),
+        settings=plain(config.content),
+        table={
+            "columns": dict(config.data.item_columns),
+            "separator": config.data.separator,
+            "list_separator": config.data.list_separator,
+        },
+        name=made["encoder"],
+        columns=made["columns"],
+        images=made["images"],
+        enrichment=enrichment,
+    )

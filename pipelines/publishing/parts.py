@@ -8,19 +8,25 @@ import numpy as np
 import polars as pl
 
 from pipelines.candidates.blends import TEXT_SEARCH, served_blends
-from pipelines.engine.artifacts import plain, read_json
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import released_order
-from pipelines.publishing.item_properties import take_properties
+from pipelines.publishing.item_properties import content_source, take_properties
 from pipelines.ranking.artefact import served_ranker
 from pipelines.searching.texts import item_texts
 from pipelines.semantic_ids.artefact import read_version
 from recsys.fitting.queries import ModelInputs
-from recsys.models import names
+from recsys.models.names import (
+    CONTENT,
+    ENSEMBLE,
+    GENERATIVE,
+    ITEM_WEIGHTS,
+    POPULARITY,
+    SEQUENCE,
+    TWO_TOWER,
+)
 from recsys.models.text_search.search import TextSearch
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.item_index import TwoTowerParts
-from serving.bundle.manifest import ContentSource, EnrichmentSource
 from serving.bundle.users import Users
 from serving.bundle.write import BundleParts, OutsideParts
 
@@ -36,9 +42,9 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
     refit, order = context.inputs["refit"], released_order(features)
     fitted = {path.name: path for path in refit.iterdir()}
     two_tower = None
-    if names.TWO_TOWER.name in fitted:
+    if TWO_TOWER.name in fitted:
         vectors = np.load(index / "item_vectors.npy", allow_pickle=False)
-        model, searched = fitted[names.TWO_TOWER.name], index / "items.faiss"
+        model, searched = fitted[TWO_TOWER.name], index / "items.faiss"
         two_tower = TwoTowerParts(model=model, index=searched, item_vectors=vectors)
     return BundleParts(
         catalogue=Catalogue.from_lists(
@@ -56,16 +62,16 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
             offsets=np.asarray(sequences.offsets),
             times=None if sequences.times is None else np.asarray(sequences.times),
         ),
-        popularity=refit / names.POPULARITY.name,
-        item_weights={name: fitted[name] for name in names.ITEM_WEIGHTS if name in fitted},
+        popularity=refit / POPULARITY.name,
+        item_weights={name: fitted[name] for name in ITEM_WEIGHTS if name in fitted},
         content=catalogue.content.numpy(),
         content_source=content_source(context),
         two_tower=two_tower,
         semantic_ids=semantic_ids if read_version(semantic_ids) else None,
-        content_similarity=fitted.get(names.CONTENT.name),
-        sequence=fitted.get(names.SEQUENCE.name),
-        ensemble=fitted.get(names.ENSEMBLE.name),
-        generative=fitted.get(names.GENERATIVE.name),
+        content_similarity=fitted.get(CONTENT.name),
+        sequence=fitted.get(SEQUENCE.name),
+        ensemble=fitted.get(ENSEMBLE.name),
+        generative=fitted.get(GENERATIVE.name),
         outside={
             name: OutsideParts(fitted[name], address)
             for name, address in context.config.outside_models().items()
@@ -77,30 +83,6 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
         user_features=inputs.sizes.user_features,
         context_features=inputs.sizes.context_features,
         exclude_history=context.config.evaluation.exclude_history,
-    )
-
-
-def content_source(context: StageContext) -> ContentSource:
-    """Describe how items were encoded, so that appended items are encoded equally."""
-    config = context.config
-    made = read_json(context.inputs["embed_items"] / "content.json")
-    enrichment = None
-    if made["described_by"] is not None:
-        settings = plain(config.enrichment)
-        enrichment = EnrichmentSource(settings=settings, **made["described_by"])
-    return ContentSource(
-        encoder=config.content.encoder,
-        text_columns=list(config.content.text_columns),
-        settings=plain(config.content),
-        table={
-            "columns": dict(config.data.item_columns),
-            "separator": config.data.separator,
-            "list_separator": config.data.list_separator,
-        },
-        name=made["encoder"],
-        columns=made["columns"],
-        images=made["images"],
-        enrichment=enrichment,
     )
 
 

@@ -149,7 +149,7 @@ class Drift:
     num_added: int = 0
     num_removed: int = 0
     overlaps: Sequence[float] = ()
-    """Of each first code: its items in both versions over those in either."""
+    """Items of a first code in both versions over those in either, the least first."""
 
     @property
     def num_changed(self) -> int:

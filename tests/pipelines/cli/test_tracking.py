@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
-from pipelines.cli.registry import enter_registry
+from pipelines.cli.release import enter_registry
 from pipelines.config.operation import TrackingConfig
 from pipelines.publishing.promotion import champions, note_champion
 from pipelines.tracking.outbox import read_lines
