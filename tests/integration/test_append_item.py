@@ -19,8 +19,6 @@ from click.testing import Result
 from pipelines.semantic_ids.store import SemanticIdStore
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import read_manifest
-from serving.online.sqlite_store import SqliteStore
-from serving.online.store import ItemState
 from serving.recommend import Recommender
 from tests.recsys.testing.synthetic import World, two_tastes
 
@@ -191,23 +189,3 @@ def test_no_published_id_moves_and_the_next_run_keeps_the_new_one(
     kept = [bundle.catalogue.row_of(before.catalogue.item_ids[row]) for row in rows]
     assert None not in kept
     assert bundle.semantic_ids.texts(kept) == before.semantic_ids.texts(rows)
-
-
-def test_items_that_clients_described_are_appended_from_the_store(
-    workspace: Path, tmp_path: Path, recsys: Callable[..., Result]
-) -> None:
-    store = SqliteStore(tmp_path / "online")
-    source, bundle = f"sqlite:{tmp_path / 'online'}", workspace / "bundles" / "current"
-    result = recsys("append-items", source, "-b", bundle)
-    assert result.exit_code != 0
-    assert "describes no item that the bundle lacks" in result.output
-    known = load_bundle(bundle.resolve()).catalogue.item_ids[1]
-    described = {"title": "Roses in the orchard", "categories": ["books", "garden"]}
-    store.change_items({"roses": ItemState(properties=described), known: ItemState(hidden=True)})
-    result = recsys("append-items", source, "-b", bundle)
-    assert result.exit_code == 0, result.output
-    appended = load_bundle(bundle.resolve()).catalogue
-    row = appended.row_of("roses")
-    assert row is not None
-    assert appended.title_of(row) == "Roses in the orchard"
-    assert appended.categories_of(row) == ["books", "garden"]

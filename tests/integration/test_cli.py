@@ -44,7 +44,7 @@ def shop_with(folder: Path, shop: Path, settings: str) -> Path:
         ["demo"],
         ["report"],
         ["compare"],
-        *(["ids", name] for name in ("train", "append", "align", "diff", "rollback", "report")),
+        *(["ids", name] for name in ("train", "append", "compare")),
         *(["keys", name] for name in ("add", "list", "remove")),
         ["data", "list"],
         ["data", "fetch"],
