@@ -14,8 +14,9 @@ import polars as pl
 import torch
 
 from pipelines.config.content import ContentConfig
+from pipelines.engine.artifacts import cache_dir
 from pipelines.engine.memory import GIB, free_memory
-from pipelines.inputs.content_models import cache_dir, describe_item, make_encoder
+from pipelines.inputs.content_models import describe_item, make_encoder
 from recsys.content.embedding_cache import encode_cached, missing_texts
 from recsys.fitting.spec import device_named
 from serving.settings import usable_cpus

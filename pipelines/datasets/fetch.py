@@ -21,7 +21,7 @@ from pathlib import Path
 import polars as pl
 
 from pipelines.datasets.registry import Archive, Dataset, FileLayout
-from pipelines.engine.artifacts import Manifest, begin, check_files, commit
+from pipelines.engine.artifacts import Manifest, begin, cache_dir, check_files, commit
 from recsys.data.durable import digest_of_file, locked
 
 # Raise it when a parser's output changes, so that tables of the old one are made again.
@@ -47,8 +47,7 @@ class Fetched:
 
 def converted(dataset: Dataset, layout: FileLayout) -> Path:
     """Return where the tables made from one layout are kept."""
-    cache = os.environ.get("RECSYS_DATA_CACHE", "~/.cache/recsys")
-    return Path(cache).expanduser() / dataset.name / layout.name
+    return cache_dir(dataset.name) / layout.name
 
 
 def check_digest(path: Path, expected: str, what: str) -> None:

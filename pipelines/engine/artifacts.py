@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +27,11 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 RUN = "run.json"
 REPLACED = ".replaced-"
+
+
+def cache_dir(name: str) -> Path:
+    """Return a folder that all workspaces share: RECSYS_DATA_CACHE/<name>."""
+    return Path(os.environ.get("RECSYS_DATA_CACHE", "~/.cache/recsys")).expanduser() / name
 
 
 @dataclass(frozen=True, kw_only=True)

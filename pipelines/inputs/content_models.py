@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -32,12 +31,6 @@ from recsys.content.language_model import (
 from recsys.content.minilm import MiniLMEncoder
 from recsys.content.prompt import LanguageModel, item_text
 from recsys.content.transformer_encoder import TransformerEncoder
-
-
-def cache_dir(name: str) -> Path:
-    """Return a folder shared by all workspaces: RECSYS_DATA_CACHE/<name>."""
-    root = Path(os.environ.get("RECSYS_DATA_CACHE", "~/.cache/recsys")).expanduser()
-    return root / name
 
 
 def make_encoder(config: ContentConfig) -> Encoder | None:

@@ -11,9 +11,9 @@ import polars as pl
 
 from features.tables import kind_of_column
 from pipelines.config.content import ContentConfig, ImagesConfig
-from pipelines.engine.artifacts import files_under
+from pipelines.engine.artifacts import cache_dir, files_under
 from pipelines.engine.console import log
-from pipelines.inputs.content_models import cache_dir, model_files
+from pipelines.inputs.content_models import model_files
 from recsys.content.columns import ColumnEncoder, EncodedColumn
 from recsys.content.embedding_cache import encode_cached
 from recsys.content.image_encoder import ImageEncoder, files_in, missing_as_none

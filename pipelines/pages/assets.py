@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version as installed_version
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 import vl_convert
 
+from pipelines.engine.artifacts import cache_dir
 from recsys.data.durable import write_durably
 from serving.web import files as served
 
@@ -47,17 +47,14 @@ def bundle_charts() -> bytes:
     snippet = f"import embed from {json.dumps(module)}; window.vegaEmbed = embed;"
     made_from = f"{installed_version('vl-convert-python')} {snippet}"
     name = f"vega-{hashlib.sha256(made_from.encode()).hexdigest()[:16]}"
-    cache_folder = Path(os.environ.get("RECSYS_DATA_CACHE", "~/.cache/recsys"))
     with suppress(OSError, RuntimeError):
-        digest, _, script = (
-            (cache_folder.expanduser() / "pages" / name).read_bytes().partition(b"\n")
-        )
+        digest, _, script = (cache_dir("pages") / name).read_bytes().partition(b"\n")
         if digest.decode("ascii", "replace") == hashlib.sha256(script).hexdigest():
             return script
     script = vl_convert.javascript_bundle(snippet).encode()
     # A home that cannot be written to keeps nothing.
     with suppress(OSError, RuntimeError):
-        folder = cache_folder.expanduser() / "pages"
+        folder = cache_dir("pages")
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(folder / name, hashlib.sha256(script).hexdigest().encode() + b"\n" + script)
     return script

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from pipelines.config.content import ContentConfig
 from pipelines.config.toml import validate
-from pipelines.inputs.content_models import cache_dir, describe_item, make_encoder
+from pipelines.engine.artifacts import cache_dir
+from pipelines.inputs.content_models import describe_item, make_encoder
 from pipelines.inputs.item_columns import check_images, image_vectors
 from recsys.content.columns import ColumnEncoder
 from recsys.content.embedding_cache import encode_cached

@@ -13,11 +13,10 @@ import numpy as np
 import polars as pl
 
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import to_json
+from pipelines.engine.artifacts import cache_dir, to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.content_models import (
-    cache_dir,
     describe_item,
     encoded_on_ray,
     encoder_files,

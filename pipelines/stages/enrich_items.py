@@ -14,11 +14,10 @@ from typing import Any
 import polars as pl
 
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import read_json, to_json
+from pipelines.engine.artifacts import cache_dir, read_json, to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.content_models import (
-    cache_dir,
     describe_item,
     language_model_files,
     make_language_model,
