@@ -31,7 +31,8 @@ RECSYS = [sys.executable, "-m", "pipelines.cli.main"]
 ELSEWHERE = {
     "recsys demo": "make demo",
     "recsys registry pull": "tests/pipelines/tracking; needs a registry",
-    "recsys serve /srv/bundles": "goes with fetch-bundle",
+    "recsys serve /srv/bundles": "goes with registry pull",
+    "recsys monitor": "tests/year; needs ingested days",
     "recsys registry send": "tests/pipelines/tracking; needs a registry",
     "recsys run shop.toml --engine": "tests/pipelines/engine",
     "recsys run world/world.toml": "tests/pipelines/datasets; a world of 1e8 events",
@@ -108,11 +109,6 @@ class Shop:
         if words[:1] == ["tune"] or words[:2] == ["data", "generate"]:
             return " ".join(SMALLER.get(word, word) for word in words).split()
         return words
-
-    def score(self) -> None:
-        """Make the lists of a folder that a page names."""
-        bundle = "runs/shop/bundles/current"
-        self.run("docs/off-policy.md", ["score", bundle, "--out", "lists/summer"])
 
     def known(self, word: str) -> str:
         """Name the release that there is in place of a page's."""
@@ -226,10 +222,5 @@ def test_the_lines_of_the_pages_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for place, words in in_order(list(lines())):
         if is_server(words):
             shop.serve(words)
-        elif words[:3] == ["ope", "--policy", "lists/summer"]:
-            shop.score()
-            shop.run(place, words)
         else:
             shop.run(place, words)
-    assert (tmp_path / "ope.html").is_file()
-    assert (tmp_path / "arms.html").is_file()
