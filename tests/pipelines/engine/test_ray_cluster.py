@@ -20,8 +20,7 @@ from pipelines.presets.resolve import resolve
 from pipelines.scoring.job import ScoreRequest
 from pipelines.scoring.score import score
 from pipelines.stages.build_features import features_config
-from pipelines.tuning.space import parse_space
-from pipelines.tuning.study import Tuning, tune
+from pipelines.tuning.study import tune
 from recsys.content.embedding_cache import encode_cached
 from tests.conftest import TINY_SHOP
 from tests.recsys.testing.synthetic import markov_world, write_csv
@@ -146,9 +145,9 @@ def test_trials_on_the_cluster_are_proposed_as_others_end(
     config = resolve(
         shop / "shop.toml", preset=None, assignments=["engine=ray", f"workspace={tmp_path}"]
     )
-    space = parse_space(["item_to_item.window=2..30"])
     said: list[str] = []
-    found = tune(config, space, Tuning(num_trials=3), tmp_path / "tune", said.append)
+    over = ["item_to_item.window=2..30"]
+    found = tune(config, over, tmp_path / "tune", said.append, num_trials=3)
     assert [one["number"] for one in found["trials"]] == list(range(3))
     assert all(one["metric"] is not None for one in found["trials"])
     assert len(said) == 3

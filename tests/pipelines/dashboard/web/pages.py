@@ -83,7 +83,7 @@ def row(place: int) -> list[object]:
 def lists() -> Lists:
     link = Link(label="", page="other", parameters={"item": "1"})
     one = Entry(item_id="1", title=HOSTILE[0], note="found by two sources", mark="hit", link=link)
-    two = Entry(item_id="2", title=HOSTILE[2], mark="seen")
+    two = Entry(item_id="2", title=HOSTILE[1], mark="seen")
     found = [
         ItemList(title="Before", entries=[one, two]),
         ItemList(title="After", note="with rules", entries=[two, one]),
