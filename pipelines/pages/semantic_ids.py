@@ -16,6 +16,8 @@ from pipelines.semantic_ids.store import SHORT
 from pipelines.semantic_ids.table import describe_first_codes
 
 ENOUGH_USED = 0.95
+SHOWN_CODES = 256
+"""First codes that are listed, the largest."""
 CROWDED = 10
 """Times the mean from which a code is reported as crowded."""
 HARDLY_MORE = 0.05
@@ -213,12 +215,13 @@ def first_codes_section(measured: IdsMeasurement) -> Section:
     """Show the items that share a first code."""
     rows = [
         (one.code, one.num_items, one.category, one.purity, "; ".join(one.titles))
-        for one in describe_first_codes(measured.table, measured.items)
+        for one in describe_first_codes(measured.table, measured.items, SHOWN_CODES)
     ]
     table = Table(
         key="first-codes",
         title="Items by first code",
-        note="The share is that of the commonest main category, of the items that have one.",
+        note=f"The {SHOWN_CODES} largest. The share is that of the commonest main category, of the "
+        "items that have one.",
         columns=[
             *counts("first code", "items"),
             *texts("commonest category"),

@@ -110,9 +110,11 @@ def describe_group(items: Items, code: int, rows: Rows) -> Group:
     )
 
 
-def describe_first_codes(table: IdTable, items: Items) -> list[Group]:
-    """Describe the items of each first code, the largest first."""
-    rows = np.sort(table.rows)
-    codes = table.codes[rows, 0]
-    found = [describe_group(items, code, rows[codes == code]) for code in np.unique(codes).tolist()]
-    return sorted(found, key=lambda group: (-group.num_items, group.code))
+def describe_first_codes(table: IdTable, items: Items, most: int) -> list[Group]:
+    """Describe the items of the largest first codes, the largest first."""
+    # Rows are sorted by code, so those of one first code follow each other.
+    codes = table.codes[table.rows, 0]
+    starts = np.flatnonzero(np.diff(codes, prepend=NO_CODE))
+    groups = list(zip(codes[starts].tolist(), np.split(table.rows, starts[1:]), strict=False))
+    groups.sort(key=lambda group: (-len(group[1]), group[0]))
+    return [describe_group(items, code, rows) for code, rows in groups[:most]]

@@ -34,7 +34,8 @@ def test_the_own_version_comes_before_the_one_it_follows(source: IdVersions) -> 
 def test_first_codes_are_sorted_by_size_with_their_purity(
     tables: tuple[IdTable, IdTable], items: Items
 ) -> None:
-    found = describe_first_codes(tables[1], items)
+    found = describe_first_codes(tables[1], items, 3)
+    assert describe_first_codes(tables[1], items, 1) == found[:1]
     # Equal sizes by code: 0 and 1 have three items each.
     assert [(one.code, one.num_items) for one in found] == [(0, 3), (1, 3), (3, 1)]
     first, second, _ = found
