@@ -6,6 +6,7 @@ a shape must not cost a line of code.
 
 import ast
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ def python_files(*folders: str) -> list[Path]:
     )
 
 
+@cache
 def trees(*folders: str) -> dict[str, ast.Module]:
     return {
         str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
@@ -136,17 +138,18 @@ def test_the_readme_and_the_results_of_benchmarks_are_short():
     assert sum(map(num_lines, texts)) <= MAX_RESULT_LINES
 
 
-def test_functions_are_short():
-    too_long = {
-        f"{path}:{node.lineno} {node.name}": function_lines(node)
-        for path, tree in trees(*FOLDERS).items()
-        if "presets" not in Path(path).parts
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and function_lines(node) > MAX_FUNCTION_LINES
-        and not may_be_long(path, node.name)
-    }
+def test_functions_are_short_and_imports_absolute():
+    too_long, relative = {}, []
+    for path, tree in trees(*FOLDERS).items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level > 0:
+                relative.append(f"{path}:{node.lineno}")
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if function_lines(node) > MAX_FUNCTION_LINES and not may_be_long(path, node.name):
+                too_long[f"{path}:{node.lineno} {node.name}"] = function_lines(node)
     assert not too_long, f"split at its steps, at most {MAX_FUNCTION_LINES} lines: {too_long}"
+    assert not relative, f"import by the full name: {sorted(relative)}"
 
 
 def test_files_are_named_by_their_subject():
@@ -159,16 +162,6 @@ def test_files_are_named_by_their_subject():
         path for path, parts in named.items() if any(part.endswith("_utils") for part in parts)
     }
     assert not vague, f"name these by what they hold: {sorted(vague)}"
-
-
-def test_imports_are_absolute():
-    relative = {
-        f"{path}:{node.lineno}"
-        for path, tree in trees(*FOLDERS).items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.level > 0
-    }
-    assert not relative, f"import by the full name: {sorted(relative)}"
 
 
 @pytest.mark.parametrize("package", [*PACKAGES, "dags"])

@@ -29,6 +29,7 @@ from tests.conftest import BuiltOnce
 ROOT = Path(__file__).parents[2]
 QUESTIONS = json.loads((Path(__file__).parent / "questions.json").read_text(encoding="utf-8"))
 NARROW = 390
+pytestmark = pytest.mark.slow
 
 
 def build(folder: Path) -> None:

@@ -148,6 +148,7 @@ def test_title_search_and_details_know_it(address: str, appended: Any) -> None:
     assert found[0]["semantic_id"]
 
 
+@pytest.mark.slow
 def test_no_published_id_moves_and_the_next_run_keeps_the_new_one(
     appended: Any, workspace: Path, config: Path, recsys: Callable[..., Result]
 ) -> None:

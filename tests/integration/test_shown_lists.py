@@ -65,6 +65,7 @@ def workspace(recsys: Recsys, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_the_ranker_reads_lists_and_finds_how_often_places_are_looked_at(workspace: Path) -> None:
     report = json.loads((workspace / "build_features/report.json").read_text())
     assert 14_000 < report["shown"] <= 15_000

@@ -64,6 +64,7 @@ def test_a_query_is_the_warm_events_before_its_cold_one(world):
         assert (np.diff(times[begin:end]) > 0).all()
 
 
+@pytest.mark.slow
 def test_content_finds_cold_items_and_an_oracle_helps(finished):
     rows = finished[1]["rows"]
     for name in ("content_similarity", "sequence", "generative"):

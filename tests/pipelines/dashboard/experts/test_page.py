@@ -46,6 +46,7 @@ def test_a_harmful_adapter_is_refused_with_the_slice_it_harms(experts_context: C
     assert [row[3] for row in verdicts.rows] == ["yes", "no", "yes"]
 
 
+@pytest.mark.slow
 def test_a_real_run_and_its_bundle_show_the_same_experts(context: Context) -> None:
     assert any(page.name == "experts" for page in PAGES)
     runs = {run.kind: run for run in reversed(context.stores.runs())}

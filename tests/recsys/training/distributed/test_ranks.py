@@ -24,6 +24,7 @@ from tests.recsys.training.distributed import ranks_at_work
 from tests.recsys.training.distributed.ranks_at_work import CASES
 
 pytest.importorskip("torchrec")
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[4]
 
 
