@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.experts import build
 from pipelines.dashboard.pages import PAGES
