@@ -125,8 +125,12 @@ class Automatic:
         Args:
             prepare: Runs the stages before the sequence model's training.
             finish: Runs that and all others.
+
+        Raises:
+            RefusedError: Every round was refused, so nothing is served.
         """
         outcomes: list[StageOutcome] = []
+        refused: RefusedError | None = None
         for number in range(max(0, planned.finished - 1), len(planned.plan.rounds)):
             one, begin = planned.plan.rounds[number], time.perf_counter()
             is_new = number > 0 and number >= planned.finished
@@ -147,15 +151,16 @@ class Automatic:
                 planned.save(self.base, number)
                 outcomes += finish(self.round_config(one))
             except RefusedError as error:
-                if number == 0:
-                    raise
+                refused = error
                 self.say(f"{one.name}: {error}")
-                planned.save(self.base, number - 1)
+                planned.save(self.base, max(0, number - 1))
                 continue
             planned.finished = max(planned.finished, number + 1)
             planned.save(self.base, number)
             self.pace = max(1.0, (time.perf_counter() - begin) / max(one.seconds, 1.0))
             self.say(f"{one.name}: served after {time.perf_counter() - self.begin:,.0f} s")
+        if refused is not None and planned.finished == 0:
+            raise refused
         return outcomes
 
     def _has_time(self, one: Round, needed: float) -> bool:

@@ -255,6 +255,7 @@ def release_verdicts(
         index_recall: Share of the exact top list that the index finds; None without an index.
         champion: Test metrics of the published bundle, None where there is none.
         compared: Both on the same queries; None where there is no champion to query.
+        error: Standard error of the served list's mean.
     """
     index = []
     if index_recall is not None:
@@ -273,8 +274,9 @@ def release_verdicts(
         at_least(
             f"{config.metric} above popularity",
             blend,
-            popularity * (1 + config.min_gain_over_popularity),
-            f"the served list against popularity's {popularity:.4f}",
+            popularity * (1 + config.min_gain_over_popularity) - CHANCE * error,
+            f"the served list against popularity's {popularity:.4f}; chance alone makes "
+            f"{CHANCE * error:.4f}",
         ),
         *index,
     ]

@@ -106,7 +106,12 @@ def test_a_refused_later_round_leaves_what_is_served(sources: ConfigSources) -> 
     assert "b: worse than what is served" in said
 
 
-def test_a_refused_first_round_is_an_error(sources: ConfigSources) -> None:
+def test_a_refused_first_round_leaves_it_to_the_next_and_alone_is_an_error(
+    sources: ConfigSources,
+) -> None:
+    runs, plan = Runs(refused=1.0), planned(round_of("a", 1.0), round_of("b", 2.0))
+    automatic(sources, []).run(plan, prepared, runs)
+    assert (runs.epochs, plan.finished) == ([1.0, 2.0], 2)
     with pytest.raises(RefusedError):
         automatic(sources, []).run(planned(round_of("a", 1.0)), prepared, Runs(refused=1.0))
 
