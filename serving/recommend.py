@@ -249,7 +249,7 @@ class Recommender:
         """Return the parts of the bundle that made the list."""
         queried = () if query.item_row else candidates
         domain = query.request.context.domain
-        adapter = self.adapters.used(domain, queried, ranked=ranker is not None)
+        adapter = self.adapters.used(domain, queried)
         if adapter is None and ranker is None:
             return self._served_by
         return replace(self._served_by, adapter=adapter, ranker=ranker)

@@ -63,9 +63,7 @@ class Retrieval:
         self.sources = sources_of(bundle, options, adapters, learned_content=learned_content)
         self._ranker: CandidateRanker | None = None
         if bundle.ranker is not None and options.profile == PROFILE:
-            self._ranker = CandidateRanker(
-                bundle.ranker, options.ranker_timeout_ms, adapters.ranker
-            )
+            self._ranker = CandidateRanker(bundle.ranker, options.ranker_timeout_ms)
 
     def retrieve(
         self, query: Query, mask: ItemMask, searched: Searched | None, *, relaxed: bool
@@ -189,10 +187,8 @@ class Retrieval:
         if self._ranker is None:
             return None, None, []
         try:
-            counts, domain = self._bundle.item_counts, query.request.context.domain
-            found = self._ranker.ranked(
-                blended, query.history_tensor, query.categorical, counts, k, domain
-            )
+            counts = self._bundle.item_counts
+            found = self._ranker.ranked(blended, query.history_tensor, query.categorical, counts, k)
         except LateRankerError:
             return None, None, [Degraded("late_stage", "ranker")]
         except Exception:

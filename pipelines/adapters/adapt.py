@@ -1,4 +1,4 @@
-"""Adapt a released model to one domain: train, judge, refuse or register."""
+"""Adapt a released retriever to one domain: train, judge, refuse or register."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.adapters.gate import Judgement, judge_adapter, refuse_harm
-from pipelines.adapters.ranker import RankerAdaptation
-from pipelines.adapters.retriever import RetrieverAdaptation
-from pipelines.adapters.task import Task, load_inputs, require_run
+from pipelines.adapters.retriever import train_and_rank, train_on_everything
+from pipelines.adapters.task import load_task
 from pipelines.config.run import RunConfig
 from pipelines.engine.workspace import Workspace, bundles_dir, publishing
-from serving.bundle.adapters import BASES, BaseName, publish_adapter, write_adapter
+from serving.bundle.adapters import BASES, publish_adapter, write_adapter
 from serving.bundle.manifest import CURRENT
-from serving.bundle.published import Link, read_chain
+from serving.bundle.published import read_chain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,10 @@ def adapt(
     """Train an adapter for a domain, judge it by the harm gate, register it."""
     current = bundles_dir(config) / CURRENT
     with Workspace(config.workspace).lock():
-        require_run(config)
+        if not (config.workspace / "build_features" / "manifest.json").exists():
+            raise ValueError(
+                f"{config.workspace} holds no finished run; make one first: recsys run ..."
+            )
         if not current.exists():
             raise ValueError(f"{current} does not exist; release a bundle first: recsys run")
         return adapt_to(
@@ -50,27 +52,21 @@ def adapt_to(
 ) -> Adapted:
     """Adapt a bundle's model, in a locked workspace; errors as of ``adapt``."""
     begin = time.perf_counter()
-    released, base = released_base(config, bundle)
-    inputs, domains, order = load_inputs(config)
-    task = Task(
-        config=config,
-        inputs=inputs,
-        domains=domains,
-        domain=domains.find_domain(domain),
-        base=base,
-        order=order,
-        show_progress=show_progress,
-    )
-    adaptation = (RankerAdaptation if base == "ranker" else RetrieverAdaptation)(task, released)
-    judgement = judge_adapter(adaptation.judge(), config.adapter)
+    # Deltas that were appended keep the models of the first.
+    released, bundles = read_chain(bundle)[0], bundles_dir(config)
+    task = load_task(config, domain, choose_base(config, released.directory), show_progress)
+    judged, best_step = train_and_rank(task)
+    judgement = judge_adapter(judged, config.adapter)
     refuse_harm(config, domain, judgement)
-    trained = adaptation.final()
-    with publishing(bundles_dir(config)):
+    adapter, num_steps, num_labels = train_on_everything(
+        task, released.directory / task.base, best_step
+    )
+    with publishing(bundles):
         directory = write_adapter(
-            bundles_dir(config),
-            trained.adapter,
+            bundles,
+            adapter,
             domain=domain,
-            base=base,
+            base=task.base,
             base_version=released.manifest.version,
             metrics=judgement.metrics,
             verdicts=judgement.verdicts,
@@ -80,22 +76,19 @@ def adapt_to(
     return Adapted(
         directory=directory,
         judgement=judgement,
-        num_labels=trained.num_labels,
-        num_steps=trained.num_steps,
-        share=trained.adapter.share,
+        num_labels=num_labels,
+        num_steps=num_steps,
+        share=adapter.share,
         seconds=time.perf_counter() - begin,
     )
 
 
-def released_base(config: RunConfig, bundle: Path) -> tuple[Link, BaseName]:
-    """Find the bundle that deltas were appended to, and which of its models is adapted."""
-    base = read_chain(bundle)[0]
-    known: tuple[BaseName, ...] = BASES
-    present = [name for name in known if (base.directory / name).is_dir()]
+def choose_base(config: RunConfig, bundle: Path) -> str:
+    """Choose which of a bundle's models is adapted."""
+    present = [name for name in BASES if (bundle / name).is_dir()]
     wanted = config.adapter.model
     if (wanted != "auto" and wanted not in present) or not present:
         raise ValueError(
-            f"adapter.model = {wanted!r}, but {base.directory} has "
-            f"{', '.join(present) or 'neither'}"
+            f"adapter.model = {wanted!r}, but {bundle} has {', '.join(present) or 'neither'}"
         )
-    return base, present[0] if wanted == "auto" else wanted
+    return present[0] if wanted == "auto" else wanted

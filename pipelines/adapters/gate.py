@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,34 +35,21 @@ UNCHANGED = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
-    """Change of the metric for some held-out users, over the domain's items alone."""
-
-    name: str
-    """"domain books", or a protected slice such as "user_activity new"."""
-    num_users: int
-    before: float
-    """The base's metric."""
-    difference: float
-    low: float
-    """Lower end of the paired interval over users."""
-    high: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Judgement:
     """Verdicts, metrics and changes of an adapter."""
 
     verdicts: list[Verdict]
     metrics: Metrics
     """Averages over the domain's users: base and adapter, over all items and the domain's own."""
-    changes: list[Change]
+    changes: list[dict[str, Any]]
+    """Change of the metric for all users and for each protected slice, over the domain's items
+    alone: number of users, the base's metric, difference and paired interval."""
 
     def as_json(self) -> dict[str, Any]:
         return {
             "verdicts": [verdict.model_dump() for verdict in self.verdicts],
             "metrics": self.metrics,
-            "changes": [asdict(change) for change in self.changes],
+            "changes": self.changes,
         }
 
 
@@ -94,15 +81,9 @@ def judge_adapter(judged: Judged, config: AdapterConfig) -> Judgement:
     return Judgement(verdicts=verdicts, metrics=metrics, changes=changes)
 
 
-def _change(name: str, found: Paired) -> Change:
-    return Change(
-        name=name,
-        num_users=found.num_users,
-        before=found.champion,
-        difference=found.difference,
-        low=found.low,
-        high=found.high,
-    )
+def _change(name: str, found: Paired) -> dict[str, Any]:
+    change = {one: getattr(found, one) for one in ("num_users", "difference", "low", "high")}
+    return {"name": name, "before": found.champion, **change}
 
 
 def _protected(judged: Judged, config: AdapterConfig) -> Iterator[tuple[str, Tensor]]:

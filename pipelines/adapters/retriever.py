@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from pipelines.adapters.task import DomainQueries, Judged, Task, TrainedAdapter
+from pipelines.adapters.task import DomainQueries, Judged, Task
 from recsys.data.batch import JaggedBatch
 from recsys.data.windows import (
     BatchOrder,
@@ -37,75 +36,67 @@ from recsys.models.adapted import (
 )
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
-from serving.bundle.adapters import BaseName
-from serving.bundle.published import Link
 
 Model = TwoTower | SequenceModel
 Split = Literal["train", "all"]
-MODELS: Mapping[BaseName, type[TwoTower] | type[SequenceModel]] = {
+MODELS: Mapping[str, type[TwoTower] | type[SequenceModel]] = {
     names.TWO_TOWER.name: TwoTower,
     names.SEQUENCE.name: SequenceModel,
 }
 KS = (10,)
 
 
-class RetrieverAdaptation:
-    """An adapter of a released retriever."""
+def train_and_rank(task: Task) -> tuple[Judged, int]:
+    """Train an adapter on train, and rank held-out queries with and without it.
 
-    def __init__(self, task: Task, released: Link) -> None:
-        self.task, self._released = task, released.directory / task.base
-        self._best_step = 0
-
-    def judge(self) -> Judged:
-        """Train an adapter on train, and rank held-out queries with and without it."""
-        task, config = self.task, self.task.config.adapter
-        model = load_base(
-            task, task.config.workspace / f"train_{task.base}" / task.order / task.base
+    Returns:
+        The rankings, and the step that was best on the other half of the queries.
+    """
+    config = task.config.adapter
+    model = load_base(task, task.config.workspace / f"train_{task.base}" / task.order / task.base)
+    selecting, judging = task.halves()
+    own = judging.only_domain()
+    if min(len(selecting), len(own)) < 2:
+        raise ValueError(
+            f"domain {task.name!r} has {len(selecting)} held-out users to select a step by and "
+            f"{len(own)} to judge by; it needs 2 of each"
         )
-        selecting, judging = task.halves()
-        own = judging.only_domain()
-        if min(len(selecting), len(own)) < 2:
-            raise ValueError(
-                f"domain {task.name!r} has {len(selecting)} held-out users to select a step by and "
-                f"{len(own)} to judge by; it needs 2 of each"
-            )
-        base = measure(task, model.score, judging)
-        base_within = measure(task, model.score, own, within=True)
-        adapter = new_adapter(task, model)
-        loss_at, num_examples = losses(task, model, "train")
+    base = measure(task, model.score, judging)
+    base_within = measure(task, model.score, own, within=True)
+    adapter = new_adapter(task, model)
+    loss_at, num_examples = losses(task, model, "train")
 
-        def evaluate(_: nn.Module) -> Mapping[str, float]:
-            # Over the domain's items alone: to list no others needs no adapter.
-            return measure(task, model.score, selecting, within=True).metrics
+    def evaluate(_: nn.Module) -> Mapping[str, float]:
+        # Over the domain's items alone: to list no others needs no adapter.
+        return measure(task, model.score, selecting, within=True).metrics
 
-        steps = replace(config.for_examples(num_examples), metric=config.metric)
-        self._best_step = task.fit(adapter, loss_at, steps, evaluate).best_step
-        adapter.detach()
-        retriever = AdaptedRetriever(model, {task.name: adapter})
-        score = partial(score_mixed, retriever, task.domains.names)
-        return Judged(
-            queries=judging,
-            base=base,
-            adapted=measure(task, score, judging),
-            base_within=base_within,
-            adapted_within=measure(task, score, own, within=True),
-        )
+    steps = replace(config.for_examples(num_examples), metric=config.metric)
+    best_step = task.fit(adapter, loss_at, steps, evaluate).best_step
+    adapter.detach()
+    retriever = AdaptedRetriever(model, {task.name: adapter})
 
-    def final(self) -> TrainedAdapter:
-        """Train on everything, over the released model, for as many epochs as were best."""
-        task, config = self.task, self.task.config.adapter
-        model = load_base(task, self._released)
-        loss_at, num_now = losses(task, model, "all")
-        _, num_before = losses(task, model, "train")
-        adapter = new_adapter(task, model)
-        growth = num_now / num_before
-        whole = config.for_examples(num_before).num_steps
-        num_steps = max(1, round(self._best_step * growth))
-        steps = config.for_steps(num_steps, num_steps, max(1, round(whole * growth)))
-        task.fit(adapter, loss_at, steps, None)
-        own = task.domains.own_items(task.domain)
-        num_labels = len(domain_positions(task.inputs.sequences, "all", own))
-        return TrainedAdapter(adapter, num_steps, num_labels)
+    def score(queries: JaggedBatch) -> Tensor:
+        names = task.domains.names
+        return retriever.score(queries, [names[one] for one in queries["domain"].values.tolist()])
+
+    adapted = measure(task, score, judging)
+    adapted_within = measure(task, score, own, within=True)
+    return Judged(judging, base, adapted, base_within, adapted_within), best_step
+
+
+def train_on_everything(task: Task, released: Path, best_step: int) -> tuple[LoraAdapter, int, int]:
+    """Train over the released model for as many epochs as were best; return steps and labels."""
+    config, model = task.config.adapter, load_base(task, released)
+    loss_at, num_now = losses(task, model, "all")
+    _, num_before = losses(task, model, "train")
+    adapter = new_adapter(task, model)
+    growth = num_now / num_before
+    whole = config.for_examples(num_before).num_steps
+    num_steps = max(1, round(best_step * growth))
+    steps = config.for_steps(num_steps, num_steps, max(1, round(whole * growth)))
+    task.fit(adapter, loss_at, steps, None)
+    own = task.domains.own_items(task.domain)
+    return adapter, num_steps, len(domain_positions(task.inputs.sequences, "all", own))
 
 
 def max_history(task: Task) -> int:
@@ -137,14 +128,6 @@ def new_adapter(task: Task, model: Model) -> LoraAdapter:
     if settings.centred > 0 and CONTENT_LAYER in adapter.layers and 2 * int(met.sum()) < len(met):
         centre_items(model, adapter, rows, settings.centred)
     return adapter.attach()
-
-
-def score_mixed(
-    retriever: AdaptedRetriever, names: tuple[str, ...], queries: JaggedBatch
-) -> Tensor:
-    """Score each query through the adapter of its domain, where it has one, [B, N]."""
-    domains = [names[number] for number in queries["domain"].values.tolist()]
-    return retriever.score(queries, domains)
 
 
 def measure(

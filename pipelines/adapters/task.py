@@ -32,7 +32,6 @@ from recsys.layers.lora.linear import LoraAdapter
 from recsys.training.loop import TrainingDiverged, TrainResult, train
 from recsys.training.optim import LoopConfig, adamw
 from recsys.training.progress import SilentTracker
-from serving.bundle.adapters import BaseName
 
 NO_DOMAIN = -1
 
@@ -166,22 +165,6 @@ class DomainQueries:
                 yield JaggedBatch({**queries.features, "domain": of_domain})
 
 
-def require_run(config: RunConfig) -> None:
-    """Check that the workspace holds a run."""
-    if not (config.workspace / "build_features" / "manifest.json").exists():
-        raise ValueError(
-            f"{config.workspace} holds no finished run; make one first: recsys run ..."
-        )
-
-
-def load_inputs(config: RunConfig) -> tuple[ModelInputs, Domains, str]:
-    """Read a run's inputs and domains, and the order of tied times whose models are released."""
-    features, content = config.workspace / "build_features", config.workspace / "embed_items"
-    order = released_order(features)
-    inputs = read_inputs(features, content if content.exists() else None, order)
-    return inputs, load_domains(features, inputs.sizes.num_item_rows), order
-
-
 class Judged(NamedTuple):
     """Held-out queries as the base answers them, and with the adapter."""
 
@@ -195,14 +178,6 @@ class Judged(NamedTuple):
     adapted_within: RankingResult
 
 
-class TrainedAdapter(NamedTuple):
-    """An adapter to be registered."""
-
-    adapter: LoraAdapter
-    num_steps: int
-    num_labels: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """Adapting one model to one domain."""
@@ -211,7 +186,8 @@ class Task:
     inputs: ModelInputs
     domains: Domains
     domain: int
-    base: BaseName
+    base: str
+    """Name of the model that is adapted."""
     order: str
     """Tie order whose models are released."""
     show_progress: bool
@@ -260,3 +236,20 @@ class Task:
                 )
         except TrainingDiverged as error:
             raise UnstableTrainingError(str(error)) from error
+
+
+def load_task(config: RunConfig, domain: str, base: str, show_progress: bool) -> Task:
+    """Read a run's inputs and domains for an adapter of one model."""
+    features, content = config.workspace / "build_features", config.workspace / "embed_items"
+    order = released_order(features)
+    inputs = read_inputs(features, content if content.exists() else None, order)
+    domains = load_domains(features, inputs.sizes.num_item_rows)
+    return Task(
+        config=config,
+        inputs=inputs,
+        domains=domains,
+        domain=domains.find_domain(domain),
+        base=base,
+        order=order,
+        show_progress=show_progress,
+    )

@@ -103,17 +103,16 @@ class AdapterConfig(TrainingConfig):
 
     domains: tuple[str, ...] = ()
     """Domains that each run adapts to; ``recsys release adapt`` adapts to any."""
-    model: Literal["auto", "two_tower", "sequence", "ranker"] = "auto"
+    model: Literal["auto", "two_tower", "sequence"] = "auto"
     """Adapted model; ``auto`` is the sequence model if it is released, else the two-tower."""
     rank: int = 8
     """Width of the correction."""
     alpha: float = 16.0
     """Scale of the correction, divided by the rank."""
     targets: tuple[str, ...] = ()
-    """Patterns of layer names; by default the linear layers of the query side, or those of a ranker
-    that read one row per candidate."""
+    """Patterns of layer names; by default the linear layers of the query side."""
     tables: tuple[str, ...] = ()
-    """``("item",)`` also corrects the id embeddings of the domain's items; not for the ranker."""
+    """``("item",)`` also corrects the id embeddings of the domain's items."""
     softmax_over: Literal["catalogue", "domain"] = "catalogue"
     """Items that labels are ranked against in evaluation and in training a sequence model: all, or
     the domain's for surfaces that list no others."""

@@ -13,7 +13,6 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from fnmatch import fnmatchcase
 from typing import TypeVar
 
 import torch
@@ -24,8 +23,6 @@ from recsys.data.batch import JaggedBatch
 from recsys.layers.lora.linear import LoraAdapter
 from recsys.layers.lora.table import targeted_tables
 from recsys.models.item_tower import CatalogueModel
-from recsys.models.ranker.model import Ranker
-from recsys.models.ranker.network import QueryReader
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 
@@ -244,46 +241,3 @@ class AdaptedRetriever:
         for hook in hooks:
             hook.remove()
         return torch.cat(parts)
-
-
-ROW_LAYERS = ("cross.*", "trunk.body.[0-9]", "heads.*.0")
-
-
-def ranker_targets(model: Ranker) -> tuple[str, ...]:
-    """Return the default targets of a ranker's adapters, those of ``ROW_LAYERS`` that it has."""
-    linear = [name for name, one in model.named_modules() if isinstance(one, nn.Linear)]
-    return tuple(
-        pattern for pattern in ROW_LAYERS if any(fnmatchcase(name, pattern) for name in linear)
-    )
-
-
-def check_row_layers(adapter: LoraAdapter) -> None:
-    """Check that an adapter corrects only layers that read one row per candidate."""
-    for name in (*adapter.layers, *adapter.tables):
-        if not any(fnmatchcase(name, pattern) for pattern in ROW_LAYERS):
-            raise ValueError(
-                f"an adapter corrects {name!r}, which does not read candidates row by row; a "
-                f"ranker's adapter may correct {', '.join(ROW_LAYERS)}: train it with those targets"
-            )
-
-
-class AdaptedRanker:
-    """A ranker with the adapters of several domains."""
-
-    def __init__(self, model: Ranker, adapters: Mapping[str, LoraAdapter]) -> None:
-        """Put adapters into a ranker; without a domain it computes what it did."""
-        for adapter in adapters.values():
-            check_row_layers(adapter)
-        self.model = model
-        self._bank = LoraBank(model, adapters)
-
-    def knows(self, domain: str | None) -> bool:
-        return domain in self._bank
-
-    @torch.no_grad()
-    def score_candidates(
-        self, reader: QueryReader, rows: Tensor, dense: Tensor | None, domain: str | None
-    ) -> Tensor:
-        """Score candidates of one query by tiles, [C] -> [C]; arguments as of the ranker."""
-        with self._bank.choose(domain):
-            return self.model.score_candidates(reader, rows, dense)

@@ -5,9 +5,9 @@
         adapter.json       domain, base, verdicts, digests of both files; written last
     adapters/domain-<name>/current     link to the one that is served; without it none is
 
-A domain has one adapter, of a retriever or of the ranker. It fits only the weights it was trained
-on, by digest. An adapter of another base is refused and reported with both digests; the base then
-serves its domain, as it serves an unknown one.
+A domain has one adapter, of a retriever. It fits only the weights it was trained on, by digest. An
+adapter of another base is refused and reported with both digests; the base then serves its domain,
+as it serves an unknown one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ import recsys.models.names as names
 from recsys.data.durable import digest_of_file, new_directory, replace_link
 from recsys.layers.lora.file import CONFIG, WEIGHTS, load_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, digest_of_weights
-from recsys.models.adapted import AdaptedRanker, AdaptedRetriever, check_row_layers, copy_layers
-from recsys.models.ranker.model import Ranker
+from recsys.models.adapted import AdaptedRetriever, copy_layers
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from serving.bundle.load import Bundle
@@ -36,10 +35,10 @@ from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS, permitted, serv
 
 MAX_DOMAIN = 80
 """Characters of a domain's name, which becomes part of a folder's."""
-BASES = (names.SEQUENCE.name, names.TWO_TOWER.name, "ranker")
+BASES = (names.SEQUENCE.name, names.TWO_TOWER.name)
 """Models that can have adapters, in the order in which one is chosen."""
 BaseName = Annotated[str, Field(pattern=f"^({'|'.join(BASES)})$")]
-Model = TwoTower | SequenceModel | Ranker
+Model = TwoTower | SequenceModel
 
 
 class AdapterManifest(BaseModel):
@@ -159,23 +158,17 @@ class Adapters:
     """The adapters of one bundle's models."""
 
     retrievers: Mapping[BaseName, AdaptedRetriever] = field(default_factory=dict)
-    ranker: AdaptedRanker | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     """Version of each domain's adapter, as in ``served_by.adapter``."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Why an adapter is not served, by the folder's name."""
 
-    def used(
-        self, domain: str | None, sources: Collection[str], *, ranked: bool = False
-    ) -> str | None:
+    def used(self, domain: str | None, sources: Collection[str]) -> str | None:
         """Return the adapter that answered; None for the base."""
         if domain is None:
             return None
         models = [self.retrievers[base] for base in self.retrievers if base in sources]
-        known = any(model.knows(domain) for model in models)
-        if known or (ranked and self.ranker is not None and self.ranker.knows(domain)):
-            return self.versions[domain]
-        return None
+        return self.versions[domain] if any(one.knows(domain) for one in models) else None
 
 
 NO_ADAPTERS = Adapters()
@@ -188,8 +181,6 @@ def models_of(bundle: Bundle) -> dict[BaseName, Model]:
         models[names.TWO_TOWER.name] = bundle.retriever.model
     if bundle.sequence is not None:
         models[names.SEQUENCE.name] = bundle.sequence
-    if bundle.ranker is not None:
-        models["ranker"] = bundle.ranker.model
     return models
 
 
@@ -211,21 +202,15 @@ def load_adapters(bundles_dir: Path, models: Mapping[BaseName, Model]) -> Adapte
                 twins[base] = copy_layers(models[base])
                 digests[base] = digest_of_weights(models[base])
             adapter = load_adapter(directory, twins[base], base_digest=digests[base])
-            if base == "ranker":
-                check_row_layers(adapter)
         except ValueError as error:
             refused[folder] = str(error)
             continue
         loaded.setdefault(base, {})[manifest.domain] = adapter
         versions[manifest.domain] = f"{manifest.domain}/{manifest.version}"
     retrievers: dict[BaseName, AdaptedRetriever] = {}
-    ranker: AdaptedRanker | None = None
     for base, some in loaded.items():
         twin = twins[base]
         # Loading an adapter clears a model's cached items, which have not changed.
         twin.take_item_inputs(models[base])
-        if isinstance(twin, Ranker):
-            ranker = AdaptedRanker(twin, some)
-        else:
-            retrievers[base] = AdaptedRetriever(twin, some)
-    return Adapters(retrievers=retrievers, ranker=ranker, versions=versions, refused=refused)
+        retrievers[base] = AdaptedRetriever(twin, some)
+    return Adapters(retrievers=retrievers, versions=versions, refused=refused)

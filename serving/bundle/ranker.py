@@ -19,7 +19,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,6 @@ from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
 from recsys.data.top_k import OneList, TopK, reranked_places
-from recsys.models.adapted import AdaptedRanker
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.model import Ranker
 from recsys.retrieval.blend.candidate_features import CandidateBuilder, blended_lists, feature_names
@@ -160,19 +158,14 @@ def load_ranker(
 class CandidateRanker:
     """Ranks the candidates of one request at a time."""
 
-    def __init__(
-        self,
-        ranker: LoadedRanker,
-        timeout_ms: float | None = None,
-        adapted: AdaptedRanker | None = None,
-    ) -> None:
+    def __init__(self, ranker: LoadedRanker, timeout_ms: float | None = None) -> None:
         """Prepare a bundle's ranker for requests.
 
         Args:
             timeout_ms: How long ranking may take; None is as long as it takes. Checked before the
                 network runs over the candidates, which takes about a millisecond.
         """
-        self._ranker, self._adapted = ranker, adapted
+        self._ranker = ranker
         self._prepared: tuple[Tensor, OneQueryFeatures] | None = None
         self._timeout_seconds = float("inf") if timeout_ms is None else timeout_ms / 1_000
 
@@ -187,7 +180,6 @@ class CandidateRanker:
         features: Mapping[str, int],
         item_counts: Tensor,
         k: int,
-        domain: str | None = None,
     ) -> MergedOne:
         """Merge lists and reorder their first places; the rest follows as it was.
 
@@ -197,7 +189,6 @@ class CandidateRanker:
             features: Row of each ``user.<name>`` and ``context.<name>``.
             item_counts: Events of each item that models were fitted on.
             k: Length of the list.
-            domain: Ranked by its adapter, by the base where it has none.
 
         Returns:
             At most k items, with each source's contribution to the blend. Scores are the ranker's;
@@ -216,16 +207,10 @@ class CandidateRanker:
         # A sum is finite where all it adds up is.
         if not math.isfinite(float(dense.sum())):
             raise ValueError("a feature of a candidate is not finite")
-        score: Callable[[], Tensor]
-        if self._adapted is not None and self._adapted.knows(domain):
-            reader = model.reader_of_one(history, features)
-            score = partial(self._adapted.score_candidates, reader, rows, dense, domain)
-        else:
-            folded = model.folded_reader_of_one(history, features)
-            score = partial(model.score_candidates, folded, rows, dense)
+        reader = model.folded_reader_of_one(history, features)
         if time.perf_counter() > deadline:
             raise LateRankerError
-        scores = score()
+        scores = model.score_candidates(reader, rows, dense)
         if not math.isfinite(float(scores.sum())):
             raise ValueError("a score of the ranker is not finite")
         return reranked(merged, scores, k)

@@ -214,7 +214,7 @@ def test_a_run_adapts_to_the_domains_that_are_named_and_skips_them_the_next_time
         (("--domain", "nowhere"), f"no item is of domain 'nowhere'; there are {BOOKS}, {TOYS}"),
         (("--domain", BOOKS, "--set", "adapter.rank=33"), "rank 33 is larger than layer"),
         (("--domain", BOOKS, "--set", 'adapter.targets=["decoder.*"]'), "names no linear layer"),
-        (("--domain", BOOKS, "--set", "adapter.model=ranker"), "has sequence, two_tower"),
+        (("--domain", BOOKS, "--set", "adapter.model=ranker"), "adapter.model"),
         (("--domain", BOOKS, "--withdraw"), "no adapter is served for domain"),
     ],
 )

@@ -6,7 +6,7 @@ import torch
 
 from recsys.layers.lora.file import WEIGHTS
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
-from recsys.models.adapted import adapted_layers, copy_layers, ranker_targets
+from recsys.models.adapted import adapted_layers, copy_layers
 from serving.bundle.adapters import (
     models_of,
     publish_adapter,
@@ -31,8 +31,7 @@ DOMAINS = ["books", "films/& more", None, "unheard of"]
 def register(bundles_dir, domain, seed=1, *, base="two_tower", reading_only=False):
     """Write and publish an adapter that changes much."""
     model = copy_layers(models_of(load_bundle(bundles_dir / "current"))[base])
-    layers = ranker_targets(model) if base == "ranker" else adapted_layers(model)
-    targets = layers[: 1 if reading_only else None]
+    targets = adapted_layers(model)[: 1 if reading_only else None]
     torch.manual_seed(seed)
     adapter = LoraAdapter(model, LoraConfig(targets=targets, rank=2, max_share=1.0))
     with torch.no_grad():
@@ -74,28 +73,6 @@ def test_only_the_answers_of_the_domain_change(bundles_dir, reading_only):
     # What no adapter reads is reported as such.
     assert served_by(after, "books", user_id="nobody") is None
     assert served_by(after, "books", surface="similar", item_id="item-3") is None
-
-
-def test_the_ranker_of_a_bundle_can_have_adapters_that_change_one_domains_order(tmp_path):
-    write_synthetic_bundle(tmp_path, "v1", SyntheticSize(history_models=True, ranker=True))
-    publish(tmp_path, "v1")
-    alone = answers(loaded(tmp_path), None)
-    directory = register(tmp_path, "books", base="ranker")
-    register(tmp_path, "films/& more", base="sequence")
-    after = loaded(tmp_path)
-    assert not after.adapters.refused
-    books = answers(after, "books")
-    assert books != alone
-    for own, base in zip(books, alone, strict=True):
-        assert len(own) == len(base)
-    assert answers(after, None) == answers(after, "unheard of") == alone
-    assert served_by(after, "books") == f"books/{directory.name.removeprefix('adapter-')}"
-    assert served_by(after, None) is None
-    assert served_by(after, "films/& more").startswith("films/& more/")
-    # Nothing was ranked for these, so no adapter of the ranker answered.
-    assert served_by(after, "books", surface="similar", item_id="item-3") is None
-    withdraw_adapter(tmp_path, "books")
-    assert answers(loaded(tmp_path), "books") == alone
 
 
 @pytest.fixture
