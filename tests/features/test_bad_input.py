@@ -170,21 +170,6 @@ def test_too_many_bad_rows_stop_the_run_with_counts(tmp_path: Path) -> None:
     assert "events.parquet, row 8" in str(caught.value)
 
 
-def test_a_crawler_keeps_its_latest_events_only(tmp_path: Path) -> None:
-    crawler = pl.DataFrame({"n": range(100_000)}).select(
-        pl.lit("bot").alias("user_id"),
-        pl.format("i{}", pl.col("n") % 4).alias("item_id"),
-        (START + pl.col("n")).alias("event_time"),
-    )
-    pl.concat([crawler, good_events()]).write_parquet(tmp_path / "e.parquet")
-    report = build(tmp_path / "e.parquet", tmp_path / "out", FilterConfig(max_user_events=50))
-    assert report.over_user_cap == 100_000 - 50
-    assert report.events == 62
-    kept = pl.read_parquet(tmp_path / "out/events/*/*.parquet").filter(pl.col("user_row") == 1)
-    latest = datetime.fromtimestamp(START + 100_000 - 50, UTC)
-    assert kept["event_time"].min() == latest
-
-
 @pytest.mark.parametrize(
     ("text", "unit", "zone"),
     [

@@ -55,11 +55,6 @@ def split_ends(out: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return tuple(np.load(folder / f"{n}.npy") for n in ("offsets", "train_end", "validation_end"))
 
 
-def files_of(out: Path) -> dict[str, bytes]:
-    found = (path for path in sorted(out.rglob("*")) if path.is_file())
-    return {str(path.relative_to(out)): path.read_bytes() for path in found}
-
-
 SMALL = [
     ("bo", "x", START + 50),
     ("ann", "y", START + 20),
@@ -132,20 +127,6 @@ def test_rows_stay_when_an_earlier_vocabulary_grows(tmp_path: Path) -> None:
     assert items == ["x", "y", "z", "a"]
     assert histories(out) == {"ann": [], "bo": ["z"], "cy": [], "aaron": ["a"], "zed": ["x"]}
     assert report.users == 5
-
-
-def test_small_ranges_and_batches_give_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = np.random.default_rng(1)
-    rows = [(f"u{rng.integers(40)}", f"i{rng.integers(9)}", START + n % 90) for n in range(2_000)]
-    core = FilterConfig(min_user_events=3, min_item_events=30)
-    whole, _ = build(tmp_path, events_of(rows), name="whole", filters=core)
-    monkeypatch.setattr("features.records.SLICE_RECORDS", 37)
-    monkeypatch.setattr("features.preparation.ranges.RANGE_EVENTS", 100)
-    monkeypatch.setattr("features.splits.USERS_PER_SLICE", 3)
-    pieces, _ = build(tmp_path, events_of(rows), name="pieces", filters=core)
-    assert files_of(whole) == files_of(pieces)
 
 
 def slow_truth(
@@ -390,16 +371,6 @@ def test_auto_splits_by_time_where_enough_users_cross_the_cuts(
     same, _ = build(tmp_path, events, name="same", splits=SplitConfig(kind=kind))  # type: ignore[arg-type]
     for one, other in zip(split_ends(out), split_ends(same), strict=True):
         assert np.array_equal(one, other)
-
-
-def test_cold_items_get_rows_when_asked(tmp_path: Path) -> None:
-    pl.DataFrame({"item_id": ["a", "z"], "title": ["A", "Z"]}).write_parquet(
-        tmp_path / "items.parquet"
-    )
-    source = SourceConfig(paths=(tmp_path / "items.parquet",))
-    out, _ = build(tmp_path, events_of(SMALL), items=source, catalogue_only_items=True)
-    ids = pl.read_parquet(out / "vocabularies/items.parquet")["id"].to_list()
-    assert ids == ["x", "y", "z", "a"]
 
 
 def test_impossible_slots_and_propensities_are_quarantined(tmp_path: Path) -> None:

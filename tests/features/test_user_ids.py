@@ -50,27 +50,6 @@ def test_rows_stay_with_their_users_and_expired_ones_are_given_to_others() -> No
     assert renewed(later.owners, first.owners).tolist() == [2]
 
 
-def test_a_stream_with_churn_keeps_to_its_rows_and_gives_the_same_ones_each_time() -> None:
-    settings = UserIdRows(rows=120, min_events=3, ttl_days=5)
-    ends = []
-    for _ in range(2):
-        random, owners = np.random.default_rng(7), None
-        counts, last = np.zeros(2_001, np.int64), np.zeros(2_001, np.int64)
-        for day in range(40):
-            present = np.arange(1 + 40 * day, 1 + 40 * day + 400)
-            present = present[present < len(counts)]
-            came = random.choice(present, size=200)
-            np.add.at(counts, came, 1)
-            last[came] = (day + 1) * DAY
-            found = rows_of(settings, UserActivity(counts, last), owners)
-            owners = found.owners
-            owned = owners[owners > 0]
-            assert len(np.unique(owned)) == len(owned) <= settings.rows
-            assert (last[owned] >= (day + 1 - 5) * DAY).all()
-        ends.append(owners)
-    assert np.array_equal(*ends)
-
-
 def built(folder: Path, days: int, **more: object) -> FeaturesReport:
     users = ["often", "seldom", "later"]
     first = {"often": 0, "seldom": 0, "later": 6}

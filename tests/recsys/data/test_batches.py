@@ -26,12 +26,6 @@ from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 
 
-def test_segments_name_the_owner_of_each_value_and_skip_empty_examples() -> None:
-    feature = Jagged.from_lists([[7, 3, 9], [], [4, 4]])
-    assert feature.segments().tolist() == [0, 0, 0, 2, 2]
-    assert feature.lengths().tolist() == [3, 0, 2]
-
-
 @given(
     st.lists(st.lists(st.integers(1, 99), max_size=7), min_size=1, max_size=6), st.integers(1, 5)
 )

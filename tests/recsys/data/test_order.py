@@ -17,10 +17,3 @@ def test_another_seed_is_another_order() -> None:
     first, second, again = (order.indices(0).tolist() for order in orders)
     assert first == again
     assert first != second
-
-
-def test_a_resumed_order_continues_as_if_it_had_never_stopped() -> None:
-    straight = BatchOrder(num_samples=10, batch_size=3, seed=5)
-    seen = [straight.indices(step).tolist() for step in range(20)]
-    resumed = BatchOrder(num_samples=10, batch_size=3, seed=5)
-    assert [resumed.indices(step).tolist() for step in range(11, 20)] == seen[11:]

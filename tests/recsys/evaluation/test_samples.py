@@ -11,7 +11,7 @@ from scipy.stats import false_discovery_control
 
 from recsys.data.batch import Jagged
 from recsys.evaluation import bootstrap
-from recsys.evaluation.bootstrap import bootstrap_intervals, resampled_means
+from recsys.evaluation.bootstrap import bootstrap_intervals
 from recsys.evaluation.config import BootstrapConfig
 from recsys.evaluation.significance import (
     EvaluatedRun,
@@ -30,22 +30,6 @@ HITS_AT = np.r_[0.9, np.full(10, 0.01)]
 
 def ndcg_of_users(num_users: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).choice(GAINS, num_users, p=HITS_AT)
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_resampled_means_are_those_of_drawing_users_one_by_one(shared: bool):
-    values = ndcg_of_users(400, 0)
-    other = values**2 if shared else np.random.default_rng(1).random(400)
-    quick = resampled_means(np.stack([values, other], 1), 4000, seed=0)
-    users = np.random.default_rng(2).integers(0, 400, (4000, 400))
-    slow = np.stack([values[users].mean(1), other[users].mean(1)], 1)
-    for level in (0.025, 0.25, 0.5, 0.75, 0.975):
-        spread = slow.std(0)
-        assert np.abs(np.quantile(quick, level, 0) - np.quantile(slow, level, 0)).max() < (
-            0.15 * spread.max()
-        )
-    # Metrics of the same users move together.
-    assert np.cov(quick.T) == pytest.approx(np.cov(slow.T), rel=0.2, abs=2e-5)
 
 
 def test_intervals_cover_the_truth_in_19_of_20_worlds():

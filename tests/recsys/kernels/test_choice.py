@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -40,19 +36,6 @@ def test_a_name_that_is_no_kernels_is_refused_with_those_that_are() -> None:
         parsed_switch("topk_search, hstu")
     assert parsed_switch(" topk_search ,") == {"topk_search"}
     assert parsed_switch("") == set()
-
-
-def test_the_environment_switches_kernels_off() -> None:
-    names = "is_on('hstu_attention'), is_on('topk_search')"
-    code = f"from recsys.kernels.choice import is_on; print({names})"
-    found = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "RECSYS_KERNELS_OFF": "hstu_attention"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout.split() == ["False", "True"]
 
 
 @pytest.mark.interpreted(only=True)

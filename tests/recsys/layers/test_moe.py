@@ -7,7 +7,6 @@ from recsys.layers.moe.experts import Experts, blocked_slots, grouped_slots
 from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
 from recsys.layers.moe.routing import (
     BiasedRouter,
-    entropies,
     expert_use,
     load_by_group,
 )
@@ -78,14 +77,6 @@ def test_certainty_sends_rows_that_cluster_to_one_expert(scores):
     counts = torch.bincount(4 * clusters + experts, minlength=16).view(4, 4)
     assert bool((counts.amax(1) > 97).all())
     assert len(counts.argmax(1).unique()) == 4
-
-
-def test_entropies_of_plain_and_of_equal_chances():
-    of_rows, of_all = entropies(torch.eye(4).repeat(5, 1))
-    torch.testing.assert_close(of_rows, torch.tensor(0.0), atol=1e-6, rtol=0)
-    torch.testing.assert_close(of_all, torch.tensor(4.0).log())
-    of_rows, of_all = entropies(torch.tensor([[0.1, 0.7, 0.2]]).repeat(6, 1))
-    torch.testing.assert_close(of_rows, of_all)
 
 
 def test_load_by_group_is_each_groups_share():

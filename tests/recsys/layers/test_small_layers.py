@@ -23,27 +23,9 @@ from recsys.layers.codes.decoder import (
     side_by_side,
 )
 from recsys.layers.wide_linear import HAS_ONEDNN, CrossNetwork, WideLinear
-from recsys.models.sequence.encoder import SECONDS_PER_DAY, Calendar
+from recsys.models.sequence.encoder import Calendar
 
 pytestmark = pytest.mark.numerics
-
-
-def seen(*days: float) -> Calendar:
-    """A calendar of ten days a step that was trained on some days."""
-    calendar = Calendar(4, 10.0, scale=1.0)
-    calendar(at(*days))
-    return calendar.eval()
-
-
-def at(*days: float) -> torch.Tensor:
-    return torch.tensor([int(day * SECONDS_PER_DAY) for day in days])
-
-
-def test_a_time_between_two_vectors_takes_the_nearer_one_more() -> None:
-    calendar = seen(0, 1000)
-    learned = calendar.vectors.weight
-    expected = torch.stack([learned[5], 0.75 * learned[5] + 0.25 * learned[6], learned[6]])
-    torch.testing.assert_close(calendar(at(50, 52.5, 60)), expected)
 
 
 def test_steps_of_less_than_a_day_are_refused() -> None:
@@ -176,17 +158,6 @@ def test_a_rows_bits_do_not_depend_on_its_place_in_a_tile():
         assert torch.equal(layer(rows[order]), together[order])
 
 
-def test_gradients_and_hooks_are_those_of_a_linear_layer():
-    layer, rows = WideLinear(4, 3), torch.randn(6, 4, requires_grad=True)
-    layer(rows).sum().backward()
-    torch.testing.assert_close(rows.grad, layer.weight.detach().sum(0).expand(6, -1))
-    layer.register_forward_hook(lambda _, __, output: output + 1)
-    with torch.no_grad():
-        hooked = layer(rows)
-        plain = functional.linear(rows, layer.weight, layer.bias)
-    torch.testing.assert_close(hooked, plain + 1)
-
-
 BATCH, WIDTH, TOKENS, PLACES, DIM, HEADS = 2, 3, 4, 6, 8, 2
 
 
@@ -213,16 +184,6 @@ def test_tokens_decoded_one_by_one_are_those_decoded_at_once(width: int) -> None
     for place in range(TOKENS):
         one, past = block.decode(tokens[:, :, place : place + 1], context, past)
         torch.testing.assert_close(one[:, :, 0], at_once[:, :, place])
-
-
-@torch.no_grad()
-def test_what_is_masked_in_the_context_is_never_read() -> None:
-    block, context = small_block(), context_of(1)
-    tokens = torch.randn(BATCH, WIDTH, 1, DIM)
-    before, _ = block.decode(tokens, context, None)
-    context.values[:, :, 4:] = 1e6
-    after, _ = block.decode(tokens, context, None)
-    assert torch.equal(before, after)
 
 
 @torch.no_grad()

@@ -12,19 +12,12 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.dataset import Sequences
 from recsys.models import content_similarity, item_to_item
 from recsys.models.configs import ContentSimilarityConfig, ItemToItemConfig, PopularityConfig
 from recsys.models.content_similarity import ContentSimilarity, Whitening
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.item_weights.ease import Ease
-from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
-from tests.recsys.models.contracts import (
-    assert_queries_are_independent,
-    assert_scores_every_item,
-    assert_unknown_input_is_scored,
-)
 
 pytestmark = pytest.mark.numerics
 
@@ -47,22 +40,6 @@ def test_events_in_parts_age_from_the_newest_of_all_parts() -> None:
         counted = Popularity.fit_parts(lambda parts=parts: iter(parts), 5, config)
         assert torch.equal(counted.item_scores, whole.item_scores)
     assert whole.item_scores[2] == 2 ** -(28 / 5) + 2 ** -(20 / 5)
-
-
-def test_every_query_gets_the_same_full_list_even_with_an_unknown_history() -> None:
-    scores = Popularity.fit(np.array([2]), None, 4, PopularityConfig()).score(QUERIES)
-    assert scores.shape == (3, 4)
-    assert torch.isfinite(scores[:, 1:]).all()
-    assert (scores == scores[0]).all()
-
-
-def test_saved_and_loaded_scores_are_equal(tmp_path: Path) -> None:
-    times = np.array([3, 1, 2]) * DAY
-    model = Popularity.fit(np.array([1, 2, 2]), times, 4, PopularityConfig(half_life_days=2.0))
-    model.save(tmp_path / "popularity")
-    loaded = Popularity.load(tmp_path / "popularity")
-    assert loaded.config == model.config
-    assert torch.equal(loaded.score(QUERIES), model.score(QUERIES))
 
 
 def test_a_row_outside_the_catalogue_is_refused() -> None:
@@ -155,30 +132,6 @@ def test_the_strongest_neighbours_are_kept_and_ties_go_to_the_lower_row() -> Non
     assert weights[offsets[1] : offsets[2]].tolist() == [2.0, 1.0, 1.0]
 
 
-def test_unknown_items_and_empty_histories_give_no_evidence() -> None:
-    model = fit([[0, 1, 2]], PLAIN, 4)
-    scores = model.score(histories([], [0], [99], [1, 0]))
-    assert (scores[:3] == -torch.inf).all()
-    assert scores[3, 2] == 0.5
-    assert (scores[:, 0] == -torch.inf).all()
-
-
-def test_saved_and_loaded_scores_are_equal_pairs(tmp_path: Path, tastes: Sequences) -> None:
-    model = ItemToItem.fit(
-        tastes.item_rows, tastes.offsets[:-1], tastes.train_end, 41, ItemToItemConfig(window=5)
-    )
-    model.save(tmp_path / "item_to_item")
-    loaded = ItemWeights.load(tmp_path / "item_to_item")
-    queries = tastes.queries(tastes.label_positions("test"), max_history=50)
-    assert loaded.settings == model.settings
-    assert torch.equal(loaded.score(queries), model.score(queries))
-
-
-def test_a_row_outside_the_catalogue_is_refused_pairs() -> None:
-    with pytest.raises(ValueError, match=r"item rows must be in \[0, 4\), got 1 to 9"):
-        fit([[1, 9]], PLAIN, 4)
-
-
 @settings(max_examples=50, deadline=None)
 @given(
     lists=st.lists(st.lists(st.integers(0, 14), max_size=9), min_size=2, max_size=8),
@@ -202,20 +155,6 @@ def events(num_users: int = 1500) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     users = np.repeat(np.arange(num_users), 4)
     return users, rng.integers(1, NUM_ITEMS, len(users)) * (rng.random(len(users)) < 0.9)
-
-
-def test_weights_are_the_ridge_regression_of_each_item_on_the_others() -> None:
-    users, items = events()
-    model = Ease.fit(users, items, NUM_ITEMS, l2=3.0)
-    taken = np.zeros((users.max() + 1, NUM_ITEMS))
-    taken[users, items] = 1
-    taken = taken[:, 1:]
-    for item in range(NUM_ITEMS - 1):
-        others = np.delete(np.arange(NUM_ITEMS - 1), item)
-        x, y = taken[:, others], taken[:, item]
-        wanted = np.linalg.solve(x.T @ x + 3.0 * np.eye(len(others)), x.T @ y)
-        np.testing.assert_allclose(model.weights[others, item].numpy(), wanted, atol=1e-5)
-        assert float(model.weights[item, item]) == 0
 
 
 def test_a_score_is_the_sum_over_the_history() -> None:
@@ -261,17 +200,6 @@ def test_the_score_is_the_cosine_to_the_recency_weighted_mean() -> None:
     length = 1.25**0.5
     expected = torch.tensor([-torch.inf, 0.5 / length, 1 / length, 1.5 / (length * 2**0.5)])
     torch.testing.assert_close(scores, expected)
-
-
-def test_whitening_makes_every_direction_count_alike() -> None:
-    """The first axis is ten times as long as the second; whitened, both are of one length."""
-    generator = torch.Generator().manual_seed(0)
-    vectors = torch.randn(4001, 2, generator=generator) * torch.tensor([10.0, 1.0])
-    vectors[0] = 0
-    whitened = Whitening.fit(vectors)
-    apart = (vectors[1:] - whitened.mean) @ whitened.directions
-    covariance = apart.T @ apart / len(apart)
-    torch.testing.assert_close(covariance, torch.eye(2), atol=5e-2, rtol=0)
 
 
 def test_a_catalogue_of_one_text_tells_nothing() -> None:
@@ -341,21 +269,6 @@ def test_events_beyond_the_window_do_not_count(monkeypatch: pytest.MonkeyPatch) 
     model = ContentSimilarity(ContentSimilarityConfig(), content())
     scores = model.score(queries([8, 7, 1, 2], [1, 2]))
     torch.testing.assert_close(scores[0], scores[1])
-
-
-def test_it_scores_like_any_retriever() -> None:
-    model, asked = ContentSimilarity(CONTENT_PLAIN, content()), queries([1, 2], [3], [4, 5, 6])
-    assert_scores_every_item(model, asked, 9)
-    assert_unknown_input_is_scored(model, asked, 9)
-    assert_queries_are_independent(model, asked)
-
-
-def test_saved_and_loaded_scores_are_equal_content(tmp_path: Path) -> None:
-    model = ContentSimilarity(ContentSimilarityConfig(history_power=0.5), content())
-    model.save(tmp_path / "content")
-    loaded = ContentSimilarity.load(tmp_path / "content")
-    assert loaded.config == model.config
-    assert torch.equal(loaded.score(queries([1, 2])), model.score(queries([1, 2])))
 
 
 def test_a_grown_catalogue_leaves_the_old_scores_as_they_were(tmp_path: Path) -> None:

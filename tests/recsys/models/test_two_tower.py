@@ -11,9 +11,9 @@ from recsys.data.windows import BatchOrder
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes
 from recsys.models.two_tower import TwoTower
-from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
+from tests.recsys.models.contracts import assert_retriever_contract
 from tests.recsys.models.parity import NUM_ITEM_ROWS, catalogue
-from tests.recsys.testing.tensors import rounding, top_k_of_scores
+from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
 
@@ -76,18 +76,6 @@ def test_keeps_the_contract_of_every_retriever(
         NUM_ITEM_ROWS,
         tmp_path,
     )
-
-
-def test_same_seed_same_result(tastes: Sequences) -> None:
-    assert_same_seed_same_result(lambda seed: fit(tastes, seed, steps=5), queries(tastes))
-
-
-def test_users_get_their_own_taste(tastes: Sequences) -> None:
-    model = fit(tastes, seed=1)
-    positions = tastes.label_positions("test")
-    lists = top_k_of_scores(model.score(queries(tastes)), 10).item_rows
-    own = (lists % 2 == (tastes.labels(positions) % 2)[:, None]).float().mean()
-    assert own > 0.98
 
 
 def test_an_item_training_never_met_is_placed_by_its_content(tastes: Sequences) -> None:

@@ -85,16 +85,6 @@ def test_propensities_are_the_shares_of_a_million_draws_made_without_them(name, 
 deviations = st.floats(-6, 1).map(lambda power: 10**power)
 
 
-def test_a_score_far_above_the_others_does_not_shuffle_them():
-    scores = np.array([10, 1, 0.9, 0.8, 0.7, 0])
-    for seed in range(20):
-        slate = plackett_luce(scores, 6, 0.001, np.random.default_rng(seed))
-        assert slate.places.tolist() == [0, 1, 2, 3, 4, 5]
-        # Neighbours are a hundredth apart, ten temperatures: exp(-10), exp(-20) and exp(-30).
-        share = 1 / (1 + math.exp(-10) + math.exp(-20) + math.exp(-30))
-        assert slate.propensities[1] == pytest.approx(share, rel=1e-9)
-
-
 owned = st.lists(
     st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2)), max_size=3, unique=True), max_size=12
 )

@@ -12,7 +12,6 @@ from torch import Tensor
 from recsys.data.top_k import ItemMask, TopK
 from recsys.retrieval.beam_search import Beams, BeamSearch, CapturedSearch, Decoded
 from recsys.semantic_ids.trie import Trie
-from tests.recsys.testing.tensors import top_k_of_scores
 
 pytestmark = pytest.mark.numerics
 
@@ -65,17 +64,6 @@ def prefix_scores(tables: Tables, ids: Ids, request: int) -> dict[tuple[int, ...
             row = row.log_softmax(0)
             scores |= {(*prefix, code): scores[prefix] + row[code] for code in range(size)}
     return scores
-
-
-def score_all_items(tables: Tables, ids: Ids, k: int, masks: list[ItemMask] | None) -> TopK:
-    """Rank by the score of every item."""
-    scores = torch.full((len(tables.logits[0]), NUM_ROWS), -torch.inf)
-    for request in range(len(scores)):
-        of_prefix = prefix_scores(tables, ids, request)
-        for row, codes in ids.items():
-            if masks is None or masks[request].allows(np.array([row]))[0]:
-                scores[request, row] = of_prefix[codes]
-    return top_k_of_scores(scores, k)
 
 
 def plain_beam_search(
@@ -141,15 +129,6 @@ def search_table(case: Case, beam_width: int) -> TopK:
         semantic_ids_version=None,
     )
     return found.search(case.tables, case.k, case.masks)
-
-
-@given(cases())
-@settings(max_examples=150, deadline=None)
-def test_a_beam_that_covers_all_prefixes_ranks_as_scoring_every_item(case: Case) -> None:
-    found = search_table(case, beam_width=30)
-    expected = score_all_items(case.tables, case.ids, case.k, case.masks)
-    assert torch.equal(found.item_rows, expected.item_rows)
-    assert torch.equal(found.scores, expected.scores)
 
 
 @given(cases(), st.integers(1, 6))

@@ -32,16 +32,6 @@ def index_of(kind: str, **config: int) -> FaissIndex:
     return build_index(ITEMS, FaissIndexConfig(kind=kind, **config))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_recall_at_100_reaches_its_target_after_tuning(kind):
-    index = index_of(kind, effort=2)
-    reached = tune_effort(index, QUERIES, ITEMS, target=0.99)
-    assert reached >= 0.99
-    assert measure_recall(index, QUERIES, ITEMS) == reached
-    # HNSW keeps at least k candidates whatever its effort.
-    assert index.effort > 2 or kind != "ivf_sq8"
-
-
 def test_tuning_takes_the_least_effort_that_it_tried_and_no_more_than_it_may():
     index = index_of("ivf_sq8", effort=1)
     # Queries between the clusters need several lists.
@@ -54,28 +44,6 @@ def test_tuning_takes_the_least_effort_that_it_tried_and_no_more_than_it_may():
     index.effort = 1
     assert tune_effort(index, queries, ITEMS, target=0.99, most=3) < 0.99
     assert index.effort == 3
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("exact_below", [1, 6000])
-@pytest.mark.parametrize("share", [0.9, 0.02])
-def test_only_allowed_items_are_returned_and_most_of_the_best(kind, exact_below, share):
-    index = index_of(kind, masked_exact_max_rows=exact_below)
-    mask = ItemMask(np.random.default_rng(5).random(NUM_ROWS) < share)
-    found = index.search(QUERIES, 20, mask)
-    assert mask.allows(found.item_rows.numpy()).all()
-    assert measure_recall(index, QUERIES, ITEMS, 20, mask) >= 0.98
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_added_items_are_found_under_the_next_rows(kind):
-    index = build_index(ITEMS[:5000], FaissIndexConfig(kind=kind))
-    index.add(ITEMS[5000:])
-    assert index.num_item_rows == NUM_ROWS
-    found = index.search(ITEMS[5000:5050], 1)
-    assert found.item_rows.squeeze(1).tolist() == list(range(5000, 5050))
-    rows = torch.tensor([1, 4999, 5000, 5999])
-    assert torch.allclose(index.vectors(rows), ITEMS[rows], atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recsys.semantic_ids.codes import NO_CODE, SemanticIds
 from recsys.semantic_ids.collisions import assign_semantic_ids
-from recsys.semantic_ids.delta import VersionDelta, diff
+from recsys.semantic_ids.delta import VersionDelta
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.lifecycle import align, append, retire
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
@@ -171,22 +171,6 @@ def test_align_counts_only_items_in_both_and_reports_what_it_improves() -> None:
     other = ResidualKMeans(quantizer().levels[:-1])
     with pytest.raises(ValueError, match="cannot be aligned"):
         align(assign_semantic_ids(other, vectors()[:40]), other, old)
-
-
-@given(st.integers(1, 299), st.data())
-@settings(max_examples=25, deadline=None)
-def test_a_delta_leads_from_one_version_to_the_other(count: int, data: st.DataObject) -> None:
-    old = published(count)
-    new = append(old, quantizer(), vectors()[count + 1 :])
-    gone = data.draw(st.sets(st.integers(1, count), min_size=1, max_size=5))
-    newest = retire(new, torch.tensor(sorted(gone)))
-    delta = diff(old, newest)
-    assert delta.added.tolist() == list(range(count + 1, 301))
-    assert set(delta.retired.tolist()) == gone
-    assert len(delta.moved) == 0
-    again = apply(old, delta)
-    assert again.version == newest.version
-    assert torch.equal(again.codes, newest.codes)
 
 
 def test_store_publishes_rolls_back_and_keeps_every_version(tmp_path: Path) -> None:

@@ -77,19 +77,6 @@ def test_the_same_seed_gives_the_same_quantizer_in_batches_too() -> None:
     assert digests[0] == digests[1] != ResidualKMeans.fit(vectors, other).digest
 
 
-def test_a_warm_start_keeps_most_full_ids_and_a_cold_one_does_not() -> None:
-    vectors = clustered(3000)
-    config = ResidualKMeansConfig(level_sizes=(32, 32))
-    first = ResidualKMeans.fit(vectors, config)
-    again = vectors[torch.randperm(3000, generator=torch.Generator().manual_seed(3))[:2700]]
-    warm = ResidualKMeans.fit(again, config, start=first)
-    cold = ResidualKMeans.fit(again, ResidualKMeansConfig(level_sizes=(32, 32), seed=5))
-    before = first.encode(vectors)
-    kept = [float((q.encode(vectors) == before).all(1).float().mean()) for q in (warm, cold)]
-    assert kept[0] > 0.8
-    assert kept[1] < 0.2
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_vector_that_is_not_finite_is_named(value: float) -> None:
     vectors = clustered(300)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from recsys.data.top_k import ItemMask
 from recsys.semantic_ids import trie_tables
-from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.trie import DEAD, Trie
 
 Catalogue = tuple[tuple[int, ...], list[tuple[int, ...]], list[int]]
@@ -88,12 +87,3 @@ def test_masks_and_steps_agree_with_a_look_at_every_item(
 def test_bad_codes_are_refused(codes: list, rows: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Trie.build(torch.tensor(codes), (4, 4), item_rows=torch.tensor(rows))
-
-
-def test_the_trie_of_semantic_ids_finds_their_items() -> None:
-    codes = torch.randint(0, 9, (200, 3)).unique(dim=0).int()
-    table = torch.cat([torch.full((1, 3), -1, dtype=torch.int32), codes])
-    ids = SemanticIds(codes=table, level_sizes=(9, 9, 9), quantizer_digest="q")
-    trie = Trie.of_items(ids)
-    assert trie.version == ids.version
-    assert torch.equal(trie.item_rows(trie.walk(codes)), ids.find_item_rows(codes))

@@ -102,21 +102,6 @@ def test_targets_are_those_of_adding_up_item_by_item(config: TeachingConfig) -> 
             )
 
 
-def test_codes_are_forced_as_often_as_they_are_expected() -> None:
-    config = TeachingConfig(share=0.7)
-    model, codes = sequence_model(), draw_codes()
-    batch = JaggedBatch({"history": Jagged.from_lists([[3, 8]] * 4_000)})
-    positions = Positions.of(batch["history"], SMALL)
-    torch.manual_seed(0)
-    forced = CodeTeacher(model, codes, SIZES, config)(batch, positions).forced
-    one = Positions(*(part[:2] for part in positions))
-    target = mixed(config, one, scores_after_events(model, batch))[1]
-    drawn = forced[positions.places == 1]
-    share = (drawn[:, None] == codes[None]).all(2).float().mean(0)
-    torch.testing.assert_close(share, target, rtol=0, atol=0.03)
-    assert bool((forced[positions.places == 0] == codes[3]).all())  # nothing precedes: the label
-
-
 def test_a_teacher_of_shorter_sequences_is_refused() -> None:
     batch = JaggedBatch({"history": Jagged.from_lists(LISTS)})
     positions = Positions.of(batch["history"], SMALL)

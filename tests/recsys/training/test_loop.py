@@ -1,11 +1,10 @@
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from recsys.training.checkpoint import CheckpointError, checkpoint_paths, load_latest
+from recsys.training.checkpoint import CheckpointError, load_latest
 from recsys.training.loop import TrainingDiverged, train
 from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
 
@@ -88,20 +87,6 @@ def test_early_stopping_keeps_the_best_weights():
     assert result.stopped_early
     assert (result.num_steps, result.best_step, result.best_metric) == (50, 30, 0.5)
     assert_same_weights(model, seen[2])
-
-
-def test_refit_with_the_best_number_of_steps_repeats_the_best_weights():
-    def evaluate(model):
-        return {"fit": -abs(model.line.weight.item() - 2.0)}
-
-    config = config_of(200, eval_every=5)
-    model = Line()
-    result = run(model, config, evaluate=evaluate)
-    assert 0 < result.best_step < 200
-    schedule = replace(config.schedule, decay_steps=config.num_steps)
-    refitted = Line()
-    run(refitted, replace(config, num_steps=result.best_step, schedule=schedule))
-    assert_same_weights(refitted, weights_of(model))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -217,16 +202,3 @@ def test_finite_loss_with_infinite_gradient_is_a_bad_step():
     result = run(model, config_of(3), loss_at=loss_at)
     assert result.bad_steps == 3
     assert_same_weights(model, before)
-
-
-def test_no_checkpoint_is_made_in_a_bad_streak(tmp_path):
-    def loss_at(step):
-        return model.loss_at(step) * (math.nan if step >= 8 else 1.0)
-
-    model = Line()
-    with pytest.raises(TrainingDiverged):
-        run(model, config_of(50, checkpoint_every=1), loss_at=loss_at, checkpoint_dir=tmp_path)
-    assert [path.name for path in checkpoint_paths(tmp_path)] == [
-        "step-000000007",
-        "step-000000008",
-    ]

@@ -2,14 +2,11 @@
 
 import json
 import math
-import os
 from pathlib import Path
-from statistics import NormalDist
 
 import numpy as np
 import pytest
 
-from recsys.evaluation.bootstrap import student_quantile
 from recsys.evaluation.off_policy.estimators import (
     RateModel,
     cascade_doubly_robust,
@@ -23,14 +20,10 @@ from recsys.evaluation.off_policy.intervals import interval_of
 from recsys.evaluation.off_policy.logs import (
     LoggedLists,
     cascade,
-    effective_size,
     overlap,
     typical_slot,
 )
 from tests.recsys.evaluation.off_policy.obp_inputs import (
-    CAMPAIGNS,
-    POLICIES,
-    open_bandit_actions,
     synthetic_actions,
     synthetic_slates,
     values_of_actions,
@@ -134,14 +127,6 @@ def test_without_skew_the_interval_is_students():
     assert 0.5 - found.low == pytest.approx(found.high - 0.5)
 
 
-@pytest.mark.parametrize(
-    ("degrees", "quantile"), [(3, 3.18245), (5, 2.57058), (10, 2.22814), (30, 2.04227)]
-)
-def test_quantiles_of_students_distribution(degrees, quantile):
-    assert student_quantile(0.975, degrees) == pytest.approx(quantile, rel=3e-3)
-    assert student_quantile(0.975, 1e9) == pytest.approx(NormalDist().inv_cdf(0.975))
-
-
 def test_lists_of_one_user_count_as_one():
     terms = np.random.default_rng(0).normal(size=50)
     repeated, users = np.repeat(terms, 20), np.repeat(np.arange(50), 20)
@@ -180,14 +165,6 @@ def test_intervals_cover_the_true_value(slots):
     # 95% less four standard deviations of as many repetitions.
     least = repetitions * (0.95 - 4 * math.sqrt(0.95 * 0.05 / repetitions))
     assert all(count >= least for count in inside.values()), inside
-
-
-def test_effective_size_counts_equal_weights():
-    assert effective_size(np.full(7, 3.0)) == pytest.approx(7)
-    assert effective_size(np.array([0, 0, 5.0])) == pytest.approx(1)
-    assert effective_size(np.array([1.0, 1, 2])) == pytest.approx(16 / 6)
-    assert effective_size(np.zeros(4)) == 0
-    assert effective_size(np.array([1e300, 1e300])) == pytest.approx(2)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +218,6 @@ def test_lists_are_predicted_by_models_that_did_not_see_their_users():
         assert model.items.tolist() == alone.items.tolist()
 
 
-MIRROR = os.environ.get("RECSYS_DATA_MIRROR")
 NUMBERS = json.loads(Path(__file__).with_name("obp_numbers.json").read_text())
 
 
@@ -257,18 +233,6 @@ def test_single_actions_agree_on_a_synthetic_log():
 
 def test_slates_agree_on_a_synthetic_log():
     agrees(values_of_slates(synthetic_slates()), "synthetic slates")
-
-
-@pytest.mark.mirror
-@pytest.mark.skipif(
-    MIRROR is None, reason="needs real data sets: RECSYS_DATA_MIRROR=FOLDER make test"
-)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("campaign", CAMPAIGNS)
-def test_single_actions_agree_on_open_bandit(policy, campaign):
-    folder = Path(str(MIRROR)) / "open-bandit"
-    found = values_of_actions(open_bandit_actions(folder, policy, campaign))
-    agrees(found, f"open-bandit {policy} {campaign}")
 
 
 def test_ips_and_snips_of_single_actions():

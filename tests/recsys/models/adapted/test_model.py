@@ -107,35 +107,6 @@ def with_content(kind: str):
 
 @pytest.mark.parametrize("kind", ["two_tower", "attention"])
 @torch.no_grad()
-def test_items_have_vectors_of_their_own_where_an_adapter_corrects_their_content(kind):
-    model = with_content(kind)
-    assert adapted_layers(model)[1] == "item_tower.content"
-    alone, items = model.score(queries()), model.all_item_vectors()
-    reading = adapted_layers(model)[:1]
-    adapters = {
-        "books": adapter_of(model, 1),
-        "films": adapter_of(model, 2, reading),
-        "games": adapter_of(model, 3),
-    }
-    retriever = AdaptedRetriever(model, adapters)
-    mixed = retriever.score(queries(), DOMAINS)
-    for name, adapter in adapters.items():
-        own = [place for place, domain in enumerate(DOMAINS) if domain == name]
-        adapter.attach()
-        torch.testing.assert_close(mixed[own], model.score(queries())[own], rtol=0, atol=CLOSE)
-        torch.testing.assert_close(
-            retriever.item_vectors(name), model.all_item_vectors(), rtol=0, atol=CLOSE
-        )
-        adapter.detach()
-    assert torch.equal(mixed[[1, 5]], alone[[1, 5]])
-    assert retriever.shares_items("films")
-    assert retriever.shares_items("unheard of")
-    assert not retriever.shares_items("books")
-    assert torch.equal(retriever.item_vectors(None), items)
-
-
-@pytest.mark.parametrize("kind", ["two_tower", "attention"])
-@torch.no_grad()
 def test_a_domains_items_move_where_an_adapter_corrects_their_id_vectors(kind):
     model = with_content(kind)
     model.item_tower.item_counts[12] = 0  # never met: it has no id vector to correct

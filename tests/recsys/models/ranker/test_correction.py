@@ -107,20 +107,6 @@ def test_the_line_is_the_likeliest_one_of_whole_lists() -> None:
     assert float(weight.detach().abs().max()) > 1
 
 
-def test_a_saved_one_has_its_scales(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    found, model = examples(), ranker().eval()
-    assert model.correction is not None
-    model.correction.fit_scale(found.candidates.features.flatten(0, 1))
-    torch.nn.init.ones_(model.correction.weight)
-    model.save(tmp_path)
-    loaded = Ranker.load(tmp_path, ItemCatalogue.empty(NUM_ITEMS))
-    batch = found.whole_batch(torch.arange(3))
-    assert torch.equal(loaded.logits(batch), model.logits(batch))
-    standard = model.correction.standardised(found.candidates.features.flatten(0, 1))
-    assert float(standard[:, 2].mean()) == pytest.approx(0, abs=1e-4)
-    assert float(standard[:, 2].std()) == pytest.approx(1, abs=0.01)
-
-
 def test_numbers_that_are_missing_are_refused_in_training_and_in_serving() -> None:
     found, model = examples(), ranker()
     found.candidates.features[3, 2, 2] = torch.nan

@@ -25,7 +25,6 @@ SMALL = RankerConfig(
     embedding_dim=8, key_dim=4, max_history=6, hidden_dim=16, head_dim=8, tile_rows=32,
     backend="torch",
 )  # fmt: skip
-LAYERS = ("attention.query", "cross.layers.1", "heads.0.0", "heads.2.2")
 
 
 def ranker(config: RankerConfig = SMALL, inputs: RankerInputs = INPUTS) -> Ranker:
@@ -91,19 +90,6 @@ def test_one_query_has_the_bits_of_a_batch(events):
             found = model.score_candidates(reader, batch.candidates.values, batch.candidate_dense)
         assert isinstance(reader, FoldedReader)
         assert torch.equal(found, model.score(batch))
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_hook_on_a_layer_is_heard(name):
-    model, batch = ranker(), asked()
-    before = model.logits(batch)
-    layer = model.get_submodule(name)
-    handle = layer.register_forward_hook(lambda _, __, output: output * 1.5)
-    with torch.no_grad():
-        torch.testing.assert_close(model.logits(batch), model(batch).logits, rtol=0, atol=1e-5)
-    assert not torch.allclose(model.logits(batch), before)
-    handle.remove()
-    assert torch.equal(model.logits(batch), before)
 
 
 def test_loaded_weights_are_folded_anew():

@@ -180,27 +180,6 @@ def test_rivals_alone_stand_against_a_label(name: str) -> None:
     torch.testing.assert_close(found, torch.stack(expected).mean(), rtol=1e-5, atol=1e-5)
 
 
-def test_sampled_loss_is_about_the_full_one() -> None:
-    torch.manual_seed(0)
-    full = built(replace(SMALL, dropout=0.0, id_dropout=0.0))
-    sampled = built(replace(full.config, num_uniform_negatives=30))
-    sampled.load_state_dict(full.state_dict())
-    batch = JaggedBatch({"history": Jagged.from_lists([[1, 5, 9, 2], [], [7], [4, 8]])})
-    with torch.no_grad():
-        losses = [float(sampled.loss(batch)) for _ in range(300)]
-        assert sum(losses) / len(losses) == pytest.approx(float(full.loss(batch)), rel=0.03)
-
-
-def test_an_item_training_never_met_is_placed_by_its_content(tastes: Sequences) -> None:
-    model = fit(tastes, seed=1)
-    grown = SequenceModel(SMALL, INPUTS, catalogue(43))
-    grown.load_state_dict(model.state_dict())
-    scores = grown.eval().score(queries(tastes))
-    assert scores.shape[1] == 43
-    is_odd = tastes.labels(tastes.label_positions("test")) % 2 == 1
-    assert ((scores[:, 41] > scores[:, 42]) == is_odd).all()
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize(
     "lists",
