@@ -1,6 +1,7 @@
 """Models that count: popularity, neighbours, regressions, content."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,16 +13,50 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.dataset import Sequences
 from recsys.models import content_similarity, item_to_item
 from recsys.models.configs import ContentSimilarityConfig, ItemToItemConfig, PopularityConfig
 from recsys.models.content_similarity import ContentSimilarity, Whitening
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.item_weights.ease import Ease
+from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
+from tests.recsys.models.contracts import Retriever, assert_retriever_contract
 
 pytestmark = pytest.mark.numerics
 
 DAY = 86_400
+
+
+def counted_models(sequences: Sequences) -> dict[str, tuple[Retriever, Callable]]:
+    """Each model that counts, and what reads it from a folder."""
+    rows, ends = sequences.item_rows, sequences.train_end
+    config = PopularityConfig(half_life_days=5.0)
+    pairs = ItemToItemConfig(window=5)
+    vectors = content(41)
+    vectors[3] = 0
+    return {
+        "popularity": (Popularity.fit(rows, sequences.times, 41, config), Popularity.load),
+        "item to item": (
+            ItemToItem.fit(rows, sequences.offsets[:-1], ends, 41, pairs),
+            ItemWeights.load,
+        ),
+        "content": (
+            ContentSimilarity(ContentSimilarityConfig(history_power=0.5), vectors),
+            ContentSimilarity.load,
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["popularity", "item to item", "content"])
+def test_keeps_the_contract_of_every_retriever(
+    name: str, tastes: Sequences, tmp_path: Path
+) -> None:
+    model, load = counted_models(tastes)[name]
+    asked = histories([1, 2, 40], [0], [], [99, 5])
+    assert_retriever_contract(lambda _: model, load, asked, 41, tmp_path)
+
+
 QUERIES = JaggedBatch({"history": Jagged.from_lists([[1], [], [99]])})
 
 
@@ -45,6 +80,8 @@ def test_events_in_parts_age_from_the_newest_of_all_parts() -> None:
 def test_a_row_outside_the_catalogue_is_refused() -> None:
     with pytest.raises(ValueError, match=r"item row 9 is not in \[0, 4\)"):
         Popularity.fit(np.array([9]), None, 4, PopularityConfig())
+    with pytest.raises(ValueError, match=r"item rows must be in \[0, 4\), got 1 to 9"):
+        fit([[1, 9]], PLAIN, 4)
 
 
 def test_a_log_of_years_ago_keeps_its_order_below_what_happens_today() -> None:
@@ -182,10 +219,6 @@ CONTENT_PLAIN = ContentSimilarityConfig()
 AS_IT_IS = Whitening(torch.zeros(2), torch.eye(2))
 
 
-def queries(*histories: list[int]) -> JaggedBatch:
-    return JaggedBatch({"history": Jagged.from_lists(histories)})
-
-
 def content(num_rows: int = 9, dim: int = 4) -> torch.Tensor:
     vectors = torch.randn(num_rows, dim, generator=torch.Generator().manual_seed(0))
     vectors[0] = 0
@@ -195,7 +228,7 @@ def content(num_rows: int = 9, dim: int = 4) -> torch.Tensor:
 def test_the_score_is_the_cosine_to_the_recency_weighted_mean() -> None:
     vectors = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 3.0], [1.0, 1.0]])
     model = ContentSimilarity(CONTENT_PLAIN, vectors, whitening=AS_IT_IS)
-    scores = model.score(queries([1, 2]))[0]
+    scores = model.score(histories([1, 2]))[0]
     # Item 2 is the latest and counts 1, item 1 counts 1/2.
     length = 1.25**0.5
     expected = torch.tensor([-torch.inf, 0.5 / length, 1 / length, 1.5 / (length * 2**0.5)])
@@ -204,7 +237,7 @@ def test_the_score_is_the_cosine_to_the_recency_weighted_mean() -> None:
 
 def test_a_catalogue_of_one_text_tells_nothing() -> None:
     vectors = torch.full((5, 3), 0.3)
-    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1, 2]))
+    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(histories([1, 2]))
     assert torch.equal(scores, torch.full((1, 5), -torch.inf))
 
 
@@ -242,7 +275,7 @@ def test_texts_that_span_one_direction_are_whitened(num_items: int) -> None:
 def test_one_item_is_compared_as_it_is() -> None:
     vectors = torch.cat([torch.zeros(1, 384), few_words(1)])
     assert torch.equal(Whitening.fit(vectors).directions, torch.eye(384))
-    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1]))
+    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(histories([1]))
     assert scores[0, 0] == -torch.inf
 
 
@@ -250,14 +283,14 @@ def test_only_the_columns_asked_for_are_compared() -> None:
     wide = torch.cat([content(), 5 * torch.randn(9, 3)], dim=1)
     model = ContentSimilarity(ContentSimilarityConfig(columns=4), wide)
     other = ContentSimilarity(ContentSimilarityConfig(), content())
-    torch.testing.assert_close(model.score(queries([1, 2])), other.score(queries([1, 2])))
+    torch.testing.assert_close(model.score(histories([1, 2])), other.score(histories([1, 2])))
 
 
 def test_items_without_content_and_histories_without_any_have_no_evidence() -> None:
     vectors = content()
     vectors[3] = 0
     scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(
-        queries([1, 3], [3], [], [99, -5])
+        histories([1, 3], [3], [], [99, -5])
     )
     assert scores[0, 3] == -torch.inf
     assert torch.isfinite(scores[0, [1, 2, 4, 5]]).all()
@@ -267,7 +300,7 @@ def test_items_without_content_and_histories_without_any_have_no_evidence() -> N
 def test_events_beyond_the_window_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content_similarity, "MAX_HISTORY", 2)
     model = ContentSimilarity(ContentSimilarityConfig(), content())
-    scores = model.score(queries([8, 7, 1, 2], [1, 2]))
+    scores = model.score(histories([8, 7, 1, 2], [1, 2]))
     torch.testing.assert_close(scores[0], scores[1])
 
 
@@ -275,9 +308,9 @@ def test_a_grown_catalogue_leaves_the_old_scores_as_they_were(tmp_path: Path) ->
     old, grown = content(9), torch.cat([content(9), torch.ones(2, 4)])
     model = ContentSimilarity(ContentSimilarityConfig(), old)
     model.save(tmp_path)
-    scores = ContentSimilarity.load(tmp_path, grown).score(queries([1, 2]))
+    scores = ContentSimilarity.load(tmp_path, grown).score(histories([1, 2]))
     assert scores.shape == (1, 11)
-    torch.testing.assert_close(scores[:, :9], model.score(queries([1, 2])))
+    torch.testing.assert_close(scores[:, :9], model.score(histories([1, 2])))
 
 
 def test_bad_input_is_refused() -> None:

@@ -12,7 +12,7 @@ from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import (
     SequenceModel,
 )
-from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
+from tests.recsys.models.contracts import assert_retriever_contract
 from tests.recsys.models.parity import NUM_ITEM_ROWS, catalogue, queries, trained
 from tests.recsys.testing import synthetic
 from tests.recsys.testing.tensors import rounding
@@ -57,16 +57,12 @@ def fit(sequences: Sequences, seed: int, config: SequenceConfig = SMALL, steps: 
 def test_keeps_the_contract_of_every_retriever(
     name: str, tastes: Sequences, tmp_path: Path
 ) -> None:
-    model = fit(tastes, seed=1, config=VARIANTS[name], steps=3)
     assert_retriever_contract(
-        model,
+        lambda seed: fit(tastes, seed, VARIANTS[name], steps=3),
         lambda path: SequenceModel.load(path, catalogue()),
         JaggedBatch({"history": queries(tastes)["history"]}),
         NUM_ITEM_ROWS,
         tmp_path,
-    )
-    assert_same_seed_same_result(
-        lambda seed: fit(tastes, seed, VARIANTS[name], steps=3), queries(tastes)
     )
 
 
@@ -95,7 +91,7 @@ def test_members_are_models_of_their_own_whose_cosines_are_averaged(tastes: Sequ
     assert both.query_vectors(empty).norm().item() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("name", ["attention", "convolution", "hstu", "sparse", "sampled"])
+@pytest.mark.parametrize("name", ["attention", "hstu", "sparse", "sampled"])
 def test_the_last_item_decides_where_order_is_everything(name: str) -> None:
     """All items lie on one hidden cycle: the successor of the last item is the one right answer."""
     world = synthetic.markov_world(num_users=120, num_items=20, events_per_user=10)
@@ -181,24 +177,14 @@ def test_rivals_alone_stand_against_a_label(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize(
-    "lists",
-    [
-        [[]],
-        [[], [1]],
-        [[0, 0, 0]],
-        [[5] * 30],
-        [[1, 999, 2, 0, 3]],
-        [list(range(1, 40)), [], [2, 2], [3, 4]],
-    ],
-)
-def test_histories_of_any_kind_are_trained_and_scored(name: str, lists: list[list[int]]) -> None:
-    torch.manual_seed(0)
-    model = built(VARIANTS[name])
-    batch = JaggedBatch({"history": Jagged.from_lists(lists)})
-    loss = model.loss(batch)
-    loss.backward()
-    assert torch.isfinite(loss)
-    for parameter in model.parameters():
-        assert parameter.grad is None or torch.isfinite(parameter.grad).all()
-    assert torch.isfinite(model.eval().score(batch)[:, 1:]).all()
+def test_histories_of_any_kind_are_trained_and_scored(name: str) -> None:
+    mixed = [list(range(1, 40)), [], [2, 2], [3, 4], [1, 999, 2, 0, 3]]
+    for lists in ([[]], [[], [1]], [[0, 0, 0]], [[5] * 30], mixed):
+        model = built(VARIANTS[name])
+        batch = JaggedBatch({"history": Jagged.from_lists(lists)})
+        loss = model.loss(batch)
+        loss.backward()
+        assert torch.isfinite(loss)
+        for parameter in model.parameters():
+            assert parameter.grad is None or torch.isfinite(parameter.grad).all()
+        assert torch.isfinite(model.eval().score(batch)[:, 1:]).all()
