@@ -1,16 +1,12 @@
 """Pages on disk in headless Chromium, from file:// and with no network at all."""
 
-from dataclasses import replace
-
 import pytest
 
 from pipelines.pages.backtest import backtest_page
 from pipelines.pages.file import write_page
 from pipelines.pages.report import report_page
-from pipelines.pages.semantic_ids import semantic_ids_page
 from tests.pipelines.dashboard.browser import windows
 from tests.pipelines.pages.backtest.document import document
-from tests.pipelines.pages.conftest import planted
 
 pytestmark = pytest.mark.slow
 HOSTILE = (
@@ -21,7 +17,7 @@ HOSTILE = (
 )
 
 
-def run_report(reported, planted_ids, path):
+def run_report(reported, path):
     data = reported(
         num_items=len(HOSTILE) + 8,
         titles=HOSTILE,
@@ -33,24 +29,15 @@ def run_report(reported, planted_ids, path):
     write_page(report_page(data), path)
 
 
-def backtest(reported, planted_ids, path):
+def backtest(reported, path):
     made = document(peer=HOSTILE[0], error=HOSTILE[1])
     write_page(backtest_page({**made, "data_set": HOSTILE[1]}), path)
 
 
-def semantic_ids(reported, planted_ids, path):
-    ids = planted()["ids"]
-    codes = ids.codes.clone()
-    codes[1], codes[2] = ids.codes[2], ids.codes[1]
-    before = replace(ids, codes=codes)
-    made = planted_ids(titles=HOSTILE, title=HOSTILE[1], before=before)
-    write_page(semantic_ids_page(made), path)
-
-
-@pytest.fixture(params=[run_report, backtest, semantic_ids], ids=lambda made: made.__name__)
-def page_file(request, reported, planted_ids, tmp_path):
+@pytest.fixture(params=[run_report, backtest], ids=lambda made: made.__name__)
+def page_file(request, reported, tmp_path):
     path = tmp_path / f"{request.param.__name__}.html"
-    request.param(reported, planted_ids, path)
+    request.param(reported, path)
     return path
 
 

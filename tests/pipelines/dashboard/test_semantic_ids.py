@@ -1,0 +1,89 @@
+"""The page of semantic IDs: collisions and drift of a report whose numbers are known."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.dashboard.semantic_ids import build
+from tests.pipelines.dashboard.documents import dashboard, table, tiles, words
+from tests.pipelines.dashboard.synthetic_runs import write_json, write_run
+
+REPORT = "build_semantic_ids/semantic_ids_report.json"
+
+
+def level(size: int, used: int) -> dict[str, object]:
+    near = {"neighbour_agreement": 0.5, "agreement_by_chance": 0.1, "num_prefixes": used}
+    counted = {"size": size, "num_used": used, "utilisation": used / size, "perplexity": 3.0}
+    return {**near, **counted, "entropy_bits": 1.6, "purity": None, "purity_by_chance": None}
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A run of 8 items, 7 with an ID of two codes and one that resolves collisions."""
+    workspace = write_run(tmp_path / "run", stages=("build_features", "build_semantic_ids"))
+    levels = [level(4, 3), level(4, 4)]
+    quality = {
+        "version": "abcdef0123",
+        "num_items": 7,
+        "levels": levels,
+        "published": [*levels, level(2, 2)],
+        "collisions_before": 2,
+        "largest_group": 2,
+        "groups_before": [[2, 2]],
+        "collisions_after": 1,
+        "moved": [0.0, 0.25],
+        "reconstruction_error": 0.2,
+        "errors_by_level": [0.5, 0.2],
+        "published_error": 0.2,
+    }
+    kept = {"num_items": 6, "full": 0.5, "per_level": [0.75, 0.5, 1.0]}
+    report = {"version": "abcdef0123", "parent": "0123456789", "how": "aligned", "num_new": 1}
+    counts = {"num_items": 8, "num_with_id": 7, "num_without_content": 1}
+    parts = {"quality": quality, "kept": {**kept, "per_prefix": [0.75, 0.5, 0.5]}}
+    write_json(workspace / REPORT, {**report, **counts, **parts})
+    (workspace / "build_semantic_ids/semantic_ids.json").write_text("{}")
+    return workspace
+
+
+def test_collisions_and_drift_of_each_level_are_those_of_the_report(shop: Path) -> None:
+    page = build(dashboard(shop.parent), Query())
+    assert page.lead == "7 of 8 items have an ID of 3 codes."
+    assert [row[0] for row in table(page, "levels").rows] == [
+        "level 1",
+        "level 2",
+        "level 3, resolves collisions",
+    ]
+    assert table(page, "levels").rows[1][1:] == (4, 4, 1.0, 3.0, 4, 0.5, 0.1, 0.2, 0.25, 0.5, 0.5)
+    assert table(page, "levels").rows[2][8:] == (None, None, 1.0, 0.5)
+    assert tiles(page)["items that share an ID"].note == "2 as encoded; most with one ID: 2"
+    assert "aligned to those of version 01234567" in words(page)
+    assert "6 items with an ID in both versions 50.0% kept it whole" in words(page)
+    assert [line[:30] for line in page.notices] == [
+        "Items without content and ther",
+        "Level 1 uses 75.0% of its code",
+        "1 items share their ID with an",
+    ]
+
+
+def test_a_report_of_another_version_or_none_is_refused_with_the_remedy(shop: Path) -> None:
+    report = json.loads((shop / REPORT).read_text())
+    del report["quality"]["moved"]
+    context = dashboard(shop.parent)
+    for text in (json.dumps(report), "{", '{"version": "a"}'):
+        (shop / REPORT).write_text(text)
+        with pytest.raises(NotFoundError, match="run its stage build_semantic_ids again"):
+            build(context, Query())
+    (shop / REPORT).write_text('{"method": "none"}')
+    with pytest.raises(NotFoundError, match=r"semantic_ids\.method"):
+        build(context, Query.of(run=context.stores.runs()[0].key))
+
+
+def test_a_real_run_and_its_bundle_show_the_same_ids(context: Context) -> None:
+    runs = {run.kind: run for run in reversed(context.stores.runs())}
+    pages = [build(context, Query.of(run=runs[kind].key)) for kind in ("workspace", "bundle")]
+    own, bundled = (table(page, "levels").rows for page in pages)
+    assert own == bundled
+    assert len(own) == 2
