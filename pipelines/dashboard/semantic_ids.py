@@ -70,7 +70,9 @@ def build(context: Context, query: Query) -> Page:
     controls = run_control(context, run)
     try:
         if (report := read_report(context, run)) is None:
-            raise NotFoundError(f"{run.name} has no semantic IDs, or their report is gone. {HOW_TO}")
+            raise NotFoundError(
+                f"{run.name} has no semantic IDs, or their report is gone. {HOW_TO}"
+            )
         quality = TypeAdapter(QualityReport).validate_python(report["quality"])
         drift = report["kept"] and TypeAdapter(KeptShares).validate_python(report["kept"])
     except (ValueError, KeyError) as error:
@@ -122,9 +124,7 @@ def _notices(report: Mapping[str, Any], quality: QualityReport) -> list[str]:
     return found
 
 
-def _tiles(
-    report: Mapping[str, Any], quality: QualityReport, drift: KeptShares | None
-) -> Tiles:
+def _tiles(report: Mapping[str, Any], quality: QualityReport, drift: KeptShares | None) -> Tiles:
     """Show the numbers that are read at a glance."""
     with_id, shared = report["num_with_id"], quality.collisions_after
     as_encoded = f"{quality.collisions_before:,} as encoded; most with one ID: "
