@@ -3,7 +3,7 @@
     partitions of files -> validated rows | quarantine -> integer records, ids
         -> one order of ids -> ranges of users -> histories, duplicates out -> k-core
         -> dense rows -> sequences in every tie order, splits, features of the moment
-        -> events by day, impressions, catalogue, users, vocabularies
+        -> events by day, catalogue, users, vocabularies
 
 ``build_features`` writes into a folder that its caller makes and publishes. Events are never in
 memory all at once; arrays per user or per item are. What is done for each partition of the files,
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -29,7 +28,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.counts import Core
-from features.days import MICROS_PER_DAY, write_days, write_shown
+from features.days import MICROS_PER_DAY, write_days
 from features.encoding import extended, read_vocabulary, write_vocabulary
 from features.events import as_text
 from features.ingest import OPTIONAL_FIELDS, open_events, record_dtype
@@ -44,7 +43,6 @@ from features.preparation.ids import (
     merge_ids,
     merge_texts,
     rank_partition,
-    read_ranks,
 )
 from features.preparation.prepare import (
     Prepared,
@@ -56,7 +54,7 @@ from features.preparation.prepare import (
 )
 from features.preparation.ranges import OrderedEvents, RowFiles, order_events, ranges
 from features.preparation.sequences import SequenceFiles, WrittenSequences, write_all_sequences
-from features.records import SLICE_RECORDS, Records, Rows
+from features.records import Rows
 from features.report import FeaturesReport, Quarantine
 from features.scan import read_whole
 from features.schema import (
@@ -427,24 +425,6 @@ class _Build:
         ordered = events.ordered.ranges
         write_days(ordered, events.rows, counts, self.first_day, texts, target, directory, self.run)
 
-    def write_shown(self, events: KeptEvents, ingested: Ingested) -> None:
-        """Write impressions of the remaining users and items."""
-        types = self.config.filters.shown_types
-        num_shown = sum(part.num_shown for part in ingested.parts)
-        if not num_shown:
-            if types:
-                self.report.warnings.append(f"no event is of shown_types = {types}")
-            return
-        if not ingested.has_time:
-            self.report.warnings.append(
-                f"{num_shown} rows of shown_types are left out: without event_time nothing says "
-                "what came before them"
-            )
-            return
-        self.report.shown = write_shown(
-            shown_records(ingested, events), ingested.texts, self.out / "shown"
-        )
-
     def _catalogue_only(self, items: pl.DataFrame) -> pl.DataFrame:
         """Return the catalogue items that can be recommended without an event."""
         chosen = self.config.catalogue_only_items
@@ -505,29 +485,6 @@ class _Build:
         write_json(self.out / "features.json", described)
 
 
-def shown_records(ingested: Ingested, events: KeptEvents) -> Iterator[Records]:
-    """Read impressions of users and items that are left, in slices of all partitions together."""
-    held: list[Records] = []
-    for part, codes in zip(ingested.parts, ingested.codes, strict=True):
-        file = part.shown()
-        place = 0
-        while place < file.length:
-            missing = SLICE_RECORDS - sum(len(one) for one in held)
-            end = min(place + missing, file.length)
-            records = file.read(place, end)
-            records["user"] = read_ranks(part, "user")[records["user"]]
-            records["item"] = read_ranks(part, "item")[records["item"]]
-            codes.apply(records)
-            held.append(records)
-            place = end
-            if sum(len(one) for one in held) == SLICE_RECORDS:
-                yield events.rows.dense(np.concatenate(held))
-                held = []
-        file.close()
-    if held:
-        yield events.rows.dense(np.concatenate(held))
-
-
 def as_iso(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
@@ -552,7 +509,6 @@ def build_features(
         events = build.order(ingested)
         build.write_sequences(events)
         build.write_events(events, ingested.texts)
-        build.write_shown(events, ingested)
         build.write_tables(events)
     finally:
         forget_texts()

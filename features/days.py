@@ -1,11 +1,11 @@
-"""Write the kept events as Parquet, one folder a day, and the impressions.
+"""Write the kept events as Parquet, one folder a day.
 
 Axes: E events, D days from the first to the last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date, timedelta
 from functools import partial
@@ -127,15 +127,3 @@ def write_days(
         days.append((events, directory / f"day={name}"))
     for _ in run(partial(write_day, texts=texts), days):
         pass
-
-
-def write_shown(parts: Iterator[Records], texts: TextColumns, directory: Path) -> int:
-    """Write records of dense rows as part-*.parquet, in order; return how many there are."""
-    directory.mkdir(parents=True)
-    count = 0
-    for number, part in enumerate(parts):
-        as_table(part, texts).write_parquet(
-            directory / f"part-{number:05d}.parquet", compression="lz4"
-        )
-        count += len(part)
-    return count

@@ -45,7 +45,7 @@ from features.schema import (
 DEFAULT_TYPE = "event"
 """Type of all events where the files have no such column."""
 SHOWN_TYPE = "shown, no part of histories"
-RECORDS, SHOWN = "records", "shown"
+RECORDS = "records"
 """Files of a partition."""
 UNKNOWN_ITEM = "item_id of an online event is in neither the catalogue nor the event files"
 NO_SEQUENCE = np.iinfo(np.int64).min
@@ -149,7 +149,6 @@ class EventReader:
         dtype = record_dtype(fields)
         self.filters, self.now = filters, now
         self.records = RecordFile(folder / RECORDS, dtype)
-        self.shown = RecordFile(folder / SHOWN, dtype)
         self.quarantine = Quarantine(folder / "quarantine")
         self.texts = {name: Dictionary(column) for name, column in TEXT_FIELDS.items()}
         self.user_counts: Rows = np.zeros(0, np.int64)
@@ -240,7 +239,6 @@ class EventReader:
                 records[name] = typed[column].fill_null(missing).to_numpy()
         if self.filters.shown_types:
             shown = good & self._of_types(records, self.filters.shown_types)
-            self.shown.append(compressed(records, shown))
             self.dropped[SHOWN_TYPE] += int(np.count_nonzero(shown))
             good &= ~shown
         good &= self._counted(records, good)

@@ -23,8 +23,6 @@ class FeaturesReport:
     dropped_by_k_core: int = 0
     k_core_rounds: int = 0
     events: int = 0
-    shown: int = 0
-    """Filtered events that are impressions of kept users and items."""
     users: int = 0
     items: int = 0
     labels: dict[str, int] = field(default_factory=dict)

@@ -2,7 +2,6 @@
 
     FOLDER/
         records                     integer records, ids as codes of this partition
-        shown                       likewise, impressions
         texts/user.ipc ...          the text of each code
         user_counts.npy             records of each user code
         quarantine/part-*.parquet
@@ -24,7 +23,7 @@ import numpy as np
 import polars as pl
 
 from features.forget_list import NOBODY, ForgetList
-from features.ingest import RECORDS, SHOWN, EventReader, record_dtype
+from features.ingest import RECORDS, EventReader, record_dtype
 from features.parallel import num_cores
 from features.people import ForgottenUsers
 from features.records import RecordFile, Rows
@@ -61,7 +60,6 @@ class Prepared:
     folder: Path
     fields: tuple[str, ...]
     num_records: int
-    num_shown: int
     num_texts: dict[str, int]
     """Codes of each text field."""
     rows_in: int
@@ -76,15 +74,8 @@ class Prepared:
 
     def records(self) -> RecordFile:
         """Open the records."""
-        return self._open(RECORDS, self.num_records)
-
-    def shown(self) -> RecordFile:
-        """Open the impressions."""
-        return self._open(SHOWN, self.num_shown)
-
-    def _open(self, name: str, length: int) -> RecordFile:
-        file = RecordFile.existing(self.folder / name, record_dtype(self.fields))
-        file.length = length
+        file = RecordFile.existing(self.folder / RECORDS, record_dtype(self.fields))
+        file.length = self.num_records
         return file
 
     def user_counts(self) -> Rows:
@@ -151,7 +142,6 @@ def prepare_partition(task: PrepareTask) -> Prepared:
         folder=task.folder,
         fields=task.fields,
         num_records=reader.records.length,
-        num_shown=reader.shown.length,
         num_texts={name: one.size for name, one in reader.texts.items()},
         rows_in=reader.rows_in,
         num_bad=reader.num_bad,
@@ -164,7 +154,6 @@ def prepare_partition(task: PrepareTask) -> Prepared:
     missing = reader.texts["user"].size - len(reader.user_counts)
     np.save(task.folder / "user_counts.npy", np.pad(reader.user_counts, (0, missing)))
     reader.records.close()
-    reader.shown.close()
     return prepared
 
 

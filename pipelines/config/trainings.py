@@ -65,8 +65,7 @@ class RankerTrainingConfig(RankerFitConfig):
     """A ranker of the candidates of profile ``fast``.
 
     It is trained on each user's latest train events, with out-of-sample candidates: retrievers are
-    refitted without those events. Validation decides whether it is served. Impression logs
-    (``filters.shown_types``) train a position-bias model.
+    refitted without those events. Validation decides whether it is served.
     """
 
     enabled: bool = False

@@ -32,19 +32,16 @@ def ranker_section(ranker: Document | None) -> Section:
     if ranker["tasks_reason"]:
         lines.append(f"Tasks: {', '.join(ranker['tasks'])}; {ranker['tasks_reason']}.")
     blocks: list[Block] = [Words(lines=lines)]
-    impressions = ""
     for trunk in ranker["trunks"][:1]:
         if not routings_of(ranker):
             lines.append(DENSE)
         blocks.append(_calibration(trunk))
-        if trunk["examined"]:
-            impressions = ", and on impression logs"
     return Section(
         key="ranker",
         title="Ranker",
         note=f"It reorders the first {ranker['num_candidates']} candidates of the fast blend. It "
         "is trained on each user's latest training events, with candidates from retrievers fitted "
-        f"without those events{impressions}; validation decides whether it is served.",
+        "without those events; validation decides whether it is served.",
         blocks=blocks,
     )
 

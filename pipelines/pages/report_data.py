@@ -179,7 +179,7 @@ def read_ranker(artefact: Path, tie_order: str) -> Document | None:
         routing = row["routing"]
         if routing is not None:
             routing = {**routing, "trunk": row["trunk"]}
-        trunks.append({"examined": [], **row, "routing": routing})
+        trunks.append({**row, "routing": routing})
     return {**made, "trunks": trunks}
 
 

@@ -1,7 +1,7 @@
 """Examples that rankers of a tie order are trained and judged on.
 
-Trained on held-back train events, with candidates of retrievers refitted without them, and on
-impressions where shown lists are logged. Judged on validation, with the candidates that are served.
+Trained on held-back train events, with candidates of retrievers refitted without them. Judged on
+validation, with the candidates that are served.
 
 Axes: N item rows.
 """
@@ -22,17 +22,14 @@ from pipelines.ranking.examples import (
     candidate_builder,
     ranking_examples,
     read_outcomes,
-    with_candidates,
 )
 from pipelines.ranking.fit import has_both_classes
 from pipelines.ranking.out_of_sample import hold_back, refitted_sources
-from pipelines.ranking.shown_lists import shown_lists
 from recsys.fitting.blend import SourceLists, known_demand, learned_blend
 from recsys.fitting.queries import ModelInputs
 from recsys.retrieval.blend.candidate_features import CandidateBuilder
 from recsys.retrieval.sources import Source, behaviour_vectors
 from recsys.training.ranking_examples import RankingExamples, choose_tasks
-from recsys.training.shown_lists import impression_examples, usable
 
 
 class TooLittleDataError(Exception):
@@ -52,12 +49,6 @@ class RankingData(NamedTuple):
     validation: RankingExamples
     validation_lists: SourceLists
     """Lists of every source, as the blend merges them."""
-    impressions: RankingExamples | None
-    num_slots: int
-
-    def num_shown_lists(self) -> int:
-        """Count the shown lists that a ranker can be trained on."""
-        return 0 if self.impressions is None else len(usable(self.impressions))
 
     def served_builder(
         self, inputs: ModelInputs, sources: Mapping[str, Source], config: RunConfig
@@ -94,14 +85,6 @@ def ranking_data(
     train = ranking_examples(builder, inputs, held_back.held_out, lists, outcomes, tasks, like_from)
     tasks, reason, train = calibratable(tasks, reason, train, config)
 
-    shown = shown_lists(features, inputs, held_back.ends, tasks, config)
-    impressions = None
-    if shown is not None:
-        lists = source_lists(refitted, inputs, shown.held_out, held_back.inputs, config)
-        queries, candidates = with_candidates(builder, inputs, shown.held_out.positions, lists)
-        targets = shown.held_out.targets
-        impressions = impression_examples(queries, targets, candidates, shown.impressions)
-
     train_end, vectors = inputs.sequences.train_end, behaviour_vectors(sources)
     blend = blend.with_demand(known_demand(inputs, "train"))
     builder = candidate_builder(blend, inputs, train_end, vectors, config.ranker_training)
@@ -117,8 +100,6 @@ def ranking_data(
         train=train,
         validation=ranking_examples(builder, inputs, held_out, lists, outcomes, tasks, like_from),
         validation_lists=lists,
-        impressions=impressions,
-        num_slots=0 if shown is None else shown.num_slots,
     )
 
 

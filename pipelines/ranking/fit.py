@@ -21,9 +21,8 @@ from recsys.models.ranker.config import RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.retrieval.blend.candidate_features import BASE, feature_names
 from recsys.training.loop import TrainResult
-from recsys.training.ranker_fit import SHOWN_SHARE, predict_logits, ranker_loss, score_candidates
+from recsys.training.ranker_fit import predict_logits, ranker_loss, score_candidates
 from recsys.training.ranking_examples import RankingExamples
-from recsys.training.shown_lists import fit_examination, shown_losses, usable
 
 HELD_OUT_ONE_IN = 10
 """One user in this number selects the epoch and calibrates."""
@@ -37,14 +36,9 @@ class UserSplit(NamedTuple):
     """Select the epoch and calibrate."""
 
 
-def is_held_out(examples: RankingExamples) -> Tensor:
-    """Mark the queries of held-out users, [U]."""
-    return examples.queries["user"].values % HELD_OUT_ONE_IN == 0
-
-
 def split_by_user(examples: RankingExamples, limit: int, seed: int) -> UserSplit:
     """Split queries by user; at most ``limit`` are held out."""
-    aside = is_held_out(examples)
+    aside = examples.queries["user"].values % HELD_OUT_ONE_IN == 0
     found = torch.zeros(len(aside), dtype=torch.bool)
     found[examples.found()] = True
     held_out = aside.nonzero()[:, 0]
@@ -70,9 +64,8 @@ def make_ranker(
     config: RunConfig,
     tasks: Sequence[str],
     sources: Sequence[str],
-    num_slots: int = 0,
 ) -> Ranker:
-    """Build an untrained ranker of the run's features; ``num_slots`` of shown lists."""
+    """Build an untrained ranker of the run's features."""
     sizes = RankerInputs(
         num_item_rows=inputs.sizes.num_item_rows,
         tasks=tuple(tasks),
@@ -82,7 +75,6 @@ def make_ranker(
         context_features=inputs.sizes.context_features,
         candidate_dense=feature_names(sources),
         base_feature=BASE,
-        num_slots=num_slots,
     )
     torch.manual_seed(config.seed)
     # The data may lack a task that has a value.
@@ -92,36 +84,14 @@ def make_ranker(
 
 
 def fit_ranker(
-    model: Ranker,
-    examples: RankingExamples,
-    impressions: RankingExamples | None,
-    config: RunConfig,
-    run: TrainingRun,
+    model: Ranker, examples: RankingExamples, config: RunConfig, run: TrainingRun
 ) -> tuple[Ranker, TrainResult]:
-    """Train on nine users of ten; the others select the epoch and calibrate.
-
-    The loss of impressions, where there are any, is added.
-    """
+    """Train on nine users of ten; the others select the epoch and calibrate."""
     training = config.ranker_training
     device, metric = run.device, config.evaluation.primary_metric
     split = split_by_user(examples, training.validation_users, config.seed)
     model = model.to(device)
-    event_loss = ranker_loss(model, examples, split.train, training, config.seed, device, run.ranks)
-    impression_loss = None
-    if impressions is not None:
-        lists = usable(impressions)
-        lists = lists[~is_held_out(impressions)[lists]]
-        if len(lists):
-            fit_examination(model, impressions, lists)
-            impression_loss = shown_losses(
-                model, impressions, lists, training, config.seed, device, run.ranks
-            )
-
-    def loss_of_both(step: int) -> Tensor:
-        assert impression_loss is not None
-        return event_loss(step) + SHOWN_SHARE * impression_loss(step)
-
-    loss_at = event_loss if impression_loss is None else loss_of_both
+    loss_at = ranker_loss(model, examples, split.train, training, config.seed, device, run.ranks)
 
     def evaluate(_: nn.Module) -> dict[str, float]:
         return {metric: float(metric_by_query(model, examples, split.held_out, metric).nanmean())}

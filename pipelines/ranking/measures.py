@@ -72,7 +72,6 @@ def decision(values: Tensor, blend_values: Tensor, metric: str) -> dict[str, Any
 
 def trunk_summary(ranker: Ranker, values: Tensor, measures: dict[str, Any]) -> dict[str, Any]:
     """Summarise the trained ranker on validation; ``values`` are the metric of its order, [U]."""
-    examination = ranker.examination
     return {
         "trunk": ranker.config.trunk,
         "flops": count_flops(ranker.config, ranker.inputs)["total"],
@@ -80,7 +79,6 @@ def trunk_summary(ranker: Ranker, values: Tensor, measures: dict[str, Any]) -> d
         "validation": float(values.nanmean()),
         "ahead": 0.0,
         "standard_error": 0.0,
-        "examined": [] if examination is None else examination.curve().tolist(),
         **measures,
     }
 

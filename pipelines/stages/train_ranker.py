@@ -1,9 +1,8 @@
 """Stage train_ranker: train a ranker of the blend's candidates, and decide whether it is served.
 
 It is trained on each user's latest train events, with candidates of retrievers refitted without
-them, and on impressions if events have them (``filters.shown_types``). Validation,
-which it has not seen, decides: the ranker is served if its order is better than the blend's by more
-than noise, as ranker.json says. Off unless ``ranker_training.enabled``.
+them. Validation, which it has not seen, decides: the ranker is served if its order is better than
+the blend's by more than noise, as ranker.json says. Off unless ``ranker_training.enabled``.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def trained(
     """Train the ranker; a killed training resumes."""
     config, sources = context.config, data.builder.blend.sources
     trunk = config.ranker.trunk
-    model = make_ranker(inputs, data.item_counts, config, data.tasks, sources, data.num_slots)
+    model = make_ranker(inputs, data.item_counts, config, data.tasks, sources)
     with training_run(
         context,
         order,
@@ -44,7 +43,7 @@ def trained(
         curve_file=context.checkpoints / f"{order}.jsonl",
     ) as (run, curve):
         try:
-            fitted, result = fit_ranker(model, data.train, data.impressions, config, run)
+            fitted, result = fit_ranker(model, data.train, config, run)
         except ValueError as error:
             raise TooLittleDataError(str(error)) from error
     return fitted, result, curve
@@ -72,7 +71,6 @@ def train_order(context: StageContext, order: str) -> tuple[int, int]:
         reads = blend.served.demand is not None
         data = ranking_data(context, inputs, order, sources, reads_demand=reads)
         report |= {"tasks": data.tasks, "tasks_reason": data.tasks_reason}
-        report["shown_lists"] = data.num_shown_lists()
         model, result, curve = trained(context, order, inputs, data)
     except TooLittleDataError as error:
         return not_served(str(error))

@@ -21,7 +21,7 @@ from recsys.fitting.spec import grown_state
 from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_tower import read_settings
-from recsys.models.ranker.config import RankerConfig, RankerInputs
+from recsys.models.ranker.config import RankerConfig, read_inputs
 from recsys.models.ranker.model import Ranker
 from recsys.semantic_ids.codes import NO_CODE, ItemCodes
 
@@ -69,7 +69,7 @@ def grown_ranker(
 
     New items count as unseen.
     """
-    config, sizes = read_settings(directory, RankerConfig, RankerInputs, None)
+    config, sizes = read_settings(directory, RankerConfig, read_inputs, None)
     now = replace(
         sizes,
         num_item_rows=inputs.sizes.num_item_rows,

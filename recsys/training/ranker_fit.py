@@ -14,7 +14,7 @@ from torch import Tensor
 
 from recsys.data.batch import WHOLE, StepShare
 from recsys.data.windows import BatchOrder
-from recsys.models.ranker.batch import Feedback, RankingBatch
+from recsys.models.ranker.batch import RankingBatch
 from recsys.models.ranker.model import Ranker
 from recsys.models.ranker.network import Correction, Ranked
 from recsys.training.captured import FixedShapeLoss
@@ -28,8 +28,6 @@ BLOCK = 256
 TASK_SHARE = 0.1
 """Weight of the pointwise cross entropies, which make logits probabilities, next to the listwise
 loss, which orders them."""
-SHOWN_SHARE = 0.1
-"""Weight of the loss on impressions, where shown lists are logged."""
 LINE_L2 = 20.0
 """L2 penalty of the linear correction that is fitted before the network; in queries."""
 LINE_QUERIES = 8192
@@ -210,7 +208,7 @@ class StepLosses:
 
     def _loss(self, ranked: Ranked, drawn: Drawn, share: StepShare) -> Tensor:
         listwise = listwise_loss(ranked.logits.view(*drawn.labels.shape), drawn, share)
-        tasks = self._model.loss_of(ranked, Feedback(drawn.labels.flatten(0, 1)), share)
+        tasks = self._model.loss_of(ranked, drawn.labels.flatten(0, 1), share)
         return listwise + TASK_SHARE * tasks
 
 

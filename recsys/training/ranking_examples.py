@@ -21,7 +21,6 @@ from recsys.models.ranker.config import RankerInputs
 
 NEXT, LIKE = "next", "like"
 UNOBSERVED = float("nan")
-NOT_SHOWN = -1
 MIN_OF_A_TYPE = 20
 """Events of a type, and of all others, below which it is no task."""
 
@@ -122,8 +121,6 @@ class RankingExamples(NamedTuple):
     candidates: Candidates
     labels: Tensor
     """[U, k, T], NaN where it is not known."""
-    slots: Tensor | None = None
-    """[U, k] int64 from 0, positions in a shown list, ``NOT_SHOWN`` elsewhere."""
 
     def found(self) -> Tensor:
         """Select the queries with a held-out item among the candidates, ascending."""

@@ -86,7 +86,7 @@ def expected(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     """Build in one partition."""
     out = tmp_path_factory.mktemp("one") / "out"
     report = build_features(configured(folder, file_groups=1), out)
-    assert report.shown > 1_000
+    assert report.filtered["shown, no part of histories"] > 1_000
     assert sum(report.quarantined.values()) > 150
     return digests(out)
 

@@ -54,15 +54,6 @@ class Candidates(NamedTuple):
         return RankingBatch(queries, candidates, None, self.features[present])
 
 
-class Feedback(NamedTuple):
-    """Outcomes of showing candidates."""
-
-    labels: Tensor
-    """[M, T], 0 or 1; NaN where not observed."""
-    slots: Tensor | None = None
-    """[M] int64 from 0, position in the shown list; read in training only."""
-
-
 def check_batch(batch: RankingBatch, inputs: RankerInputs) -> None:
     """Refuse dense features that are missing, too many, or not finite."""
     sizes = (batch.queries.batch_size, len(batch.candidates.values))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from recsys.layers.embedding.tables import Backend
 from recsys.models.configs import check_positive
@@ -35,22 +35,29 @@ class RankerInputs(FeatureSizes):
     base_feature: str = ""
     """The one that every task's logit starts from, such as the score of a blend that the model
     corrects; empty for none."""
-    num_slots: int = 0
-    """Slots of shown lists, to train a position-bias model; 0 for none."""
 
     def __post_init__(self) -> None:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
             raise ValueError(f"tasks must be one or more distinct names, got {self.tasks}")
-        if self.num_item_rows < 2 or self.num_slots < 0:
+        if self.num_item_rows < 2:
             raise ValueError(
-                "num_item_rows must be >= 2 (row 0 is unknown) and num_slots >= 0, got "
-                f"{self.num_item_rows} and {self.num_slots}"
+                f"num_item_rows must be >= 2 (row 0 is unknown), got {self.num_item_rows}"
             )
         if self.base_feature and self.base_feature not in self.candidate_dense:
             raise ValueError(
                 f"base_feature must be one of candidate_dense {self.candidate_dense}, got "
                 f"{self.base_feature!r}"
             )
+
+
+def read_inputs(*, num_slots: int = 0, **sizes: Any) -> RankerInputs:
+    """Read the inputs of a saved ranker, of an earlier version too."""
+    if num_slots:
+        raise ValueError(
+            "this ranker learned position bias from shown lists (num_slots = "
+            f"{num_slots}), which this version does not read; train it and release again"
+        )
+    return RankerInputs(**sizes)
 
 
 @dataclass(frozen=True, kw_only=True)

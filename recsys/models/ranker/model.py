@@ -26,13 +26,13 @@ from torch.nn import functional
 
 from recsys.data.batch import WHOLE, Jagged, JaggedBatch, StepShare, latest
 from recsys.layers.attention.target import TargetAttention
-from recsys.layers.calibrator import Calibrator, Examination
+from recsys.layers.calibrator import Calibrator
 from recsys.layers.embedding.tables import Backend
 from recsys.layers.moe.routing import Routing
 from recsys.layers.wide_linear import CrossNetwork
 from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower, read_settings
-from recsys.models.ranker.batch import Candidates, Feedback, RankingBatch, check_batch
-from recsys.models.ranker.config import RankerConfig, RankerInputs, num_fields
+from recsys.models.ranker.batch import Candidates, RankingBatch, check_batch
+from recsys.models.ranker.config import RankerConfig, RankerInputs, num_fields, read_inputs
 from recsys.models.ranker.folded import FoldedRanker, FoldedReader, Layers, folded
 from recsys.models.ranker.network import Correction, Heads, QueryFields, QueryReader, Ranked, Trunk
 
@@ -109,11 +109,6 @@ class Ranker(CatalogueModel):
         if self.correction is not None:
             # Untrained, the model equals its base score.
             self.heads.start_from_zero()
-        self.examination = Examination(inputs.num_slots) if inputs.num_slots else None
-        # With a base, impressions are trained on together with candidates that nobody was shown, of
-        # which few are positive; this is the difference in log-odds, not used in serving.
-        both = bool(inputs.num_slots and inputs.base_feature)
-        self.shown_level = nn.Parameter(torch.zeros(num_tasks)) if both else None
         self.log_variances = nn.Parameter(torch.zeros(num_tasks))
         values = [float(config.task_values.get(task, 1.0)) for task in inputs.tasks]
         self.register_buffer("_task_values", torch.tensor(values), persistent=False)
@@ -211,24 +206,15 @@ class Ranker(CatalogueModel):
             None,
         )
 
-    def loss_of(self, ranked: Ranked, feedback: Feedback, share: StepShare = WHOLE) -> Tensor:
-        """Compute the weighted loss of all tasks and of the router, for this process's share."""
-        labels, slots = feedback
-        unseen = slots is None and self.shown_level is not None
-        if (slots is None) != (self.examination is None) and not unseen:
-            raise ValueError(
-                f"the model was built with num_slots = {self.inputs.num_slots} and slots were "
-                f"{'not ' if slots is None else ''}given; give both or neither"
-            )
+    def loss_of(self, ranked: Ranked, labels: Tensor, share: StepShare = WHOLE) -> Tensor:
+        """Compute the weighted loss of all tasks and of the router, for this process's share.
+
+        Args:
+            labels: 0 or 1, NaN where not observed, [M, T].
+        """
         observed = ~labels.isnan()
         truth = torch.where(observed, labels, 0.0).to(ranked.logits.dtype)
-        if self.examination is not None and slots is not None:
-            level = 0.0 if self.shown_level is None else self.shown_level
-            losses = self.examination(ranked.logits + level, slots, truth)
-        else:
-            losses = functional.binary_cross_entropy_with_logits(
-                ranked.logits, truth, reduction="none"
-            )
+        losses = functional.binary_cross_entropy_with_logits(ranked.logits, truth, reduction="none")
         per_task = (losses * observed).sum(0) / observed.sum(0).clamp(min=1)  # [T]
         # A weight for each task is learned (Kendall et al., arXiv:1705.07115).
         weighted = torch.exp(-self.log_variances) * (per_task * share.weight(observed))
@@ -452,5 +438,5 @@ class Ranker(CatalogueModel):
         Args:
             backend: Of the embedding tables; None is the one it was trained with.
         """
-        config, inputs = read_settings(directory, RankerConfig, RankerInputs, backend)
+        config, inputs = read_settings(directory, RankerConfig, read_inputs, backend)
         return cls(config, inputs, catalogue).with_weights(directory)

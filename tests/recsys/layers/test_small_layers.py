@@ -12,7 +12,7 @@ from recsys.data.batch import Jagged
 from recsys.evaluation.calibration import expected_calibration_error, reliability_curve
 from recsys.layers.attention.softmax import by_pair
 from recsys.layers.attention.target import TargetAttention
-from recsys.layers.calibrator import Calibrator, Examination
+from recsys.layers.calibrator import Calibrator
 from recsys.layers.codes.decoder import (
     CodeBlock,
     CodeBlockConfig,
@@ -104,18 +104,6 @@ def test_a_candidate_reads_the_events_of_its_own_user():
             query = attention.query(candidates[user, place])
             weights = (attention.key(values) @ query / math.sqrt(3)).softmax(0)
             torch.testing.assert_close(read[user, place], weights @ values)
-
-
-def test_likelihood_in_a_slot_is_of_examined_times_relevant():
-    torch.manual_seed(3)
-    layer = Examination(4)
-    torch.nn.init.normal_(layer.odds)
-    logits, slots = torch.randn(50, 2).double(), torch.randint(6, (50,))
-    labels = torch.randint(0, 2, (50, 2)).double()
-    chance = layer.curve()[slots.clamp(max=3), None].double() * logits.sigmoid()
-    expected = -(labels * chance.log() + (1 - labels) * (1 - chance).log())
-    torch.testing.assert_close(layer(logits, slots, labels), expected, rtol=1e-5, atol=1e-6)
-    assert layer.curve()[0].item() == 1
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 40])

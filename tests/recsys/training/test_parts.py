@@ -18,7 +18,6 @@ from recsys.training.passes import RankerFitConfig
 from recsys.training.ranker_fit import ranker_loss
 from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
 from recsys.training.ranks import ALONE, Ranks, Rows
-from recsys.training.shown_lists import shown_losses
 
 SEED = 3
 
@@ -92,10 +91,8 @@ def examples() -> RankingExamples:
     values = torch.where(EVERYONE % 5 == 0, 5.0, 1.0)
     labels = labels_of(rows, targets, Outcomes.of_values(values), ("next", "like"), 4.0)
     features = torch.randn(NUM_QUERIES, LENGTH, 2, generator=generator)
-    slots = torch.arange(LENGTH).expand(NUM_QUERIES, -1).clone()
-    slots[::3, 7:] = -1
     queries = JaggedBatch({"history": Jagged.one_each(rows[:, 0])})
-    return RankingExamples(queries, targets, Candidates(rows, features), labels, slots)
+    return RankingExamples(queries, targets, Candidates(rows, features), labels)
 
 
 def ranker() -> Ranker:
@@ -105,7 +102,6 @@ def ranker() -> Ranker:
         tasks=("next", "like"),
         candidate_dense=("score", "other"),
         base_feature="score",
-        num_slots=LENGTH,
     )
     config = RankerConfig(
         trunk="dense", embedding_dim=8, key_dim=8, hidden_dim=8, tile_rows=32, backend="torch"
@@ -114,23 +110,18 @@ def ranker() -> Ranker:
     return Ranker(config, inputs, ItemCatalogue.empty(NUM_ITEMS)).eval()
 
 
-def gradients(loss: str, ranks: Ranks) -> list[Tensor]:
+def gradients(ranks: Ranks) -> list[Tensor]:
     model, found = ranker(), examples()
-    if loss == "events":
-        loss_at = ranker_loss(model, found, EVERYONE, CONFIG, 0, CPU, ranks)
-    else:
-        loss_at = shown_losses(model, found, EVERYONE, CONFIG, 0, CPU, ranks)
-    loss_at(3).backward()
+    ranker_loss(model, found, EVERYONE, CONFIG, 0, CPU, ranks)(3).backward()
     return [torch.zeros(1) if one.grad is None else one.grad for one in model.parameters()]
 
 
-@pytest.mark.parametrize("loss", ["events", "shown lists"])
-def test_the_mean_over_parts_is_the_gradient_of_the_whole_step(loss: str) -> None:
+def test_the_mean_over_parts_is_the_gradient_of_the_whole_step() -> None:
     first_round, second_round = two_parts()
     for rank in first_round:
-        gradients(loss, rank)
-    parts = [gradients(loss, rank) for rank in second_round]
-    whole = gradients(loss, ALONE)
+        gradients(rank)
+    parts = [gradients(rank) for rank in second_round]
+    whole = gradients(ALONE)
     assert any(float(one.abs().max()) > 1e-4 for one in whole)
     for expected, first, second in zip(whole, *parts, strict=True):
         torch.testing.assert_close((first + second) / 2, expected, rtol=1e-4, atol=1e-6)

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.ranker.batch import Feedback, RankingBatch
+from recsys.models.ranker.batch import RankingBatch
 from recsys.models.ranker.config import RankerConfig, RankerInputs, count_flops
 from recsys.models.ranker.model import Ranker
 from tests.recsys.testing.experts import at_equal_compute, loop_over_experts
@@ -157,7 +157,7 @@ def test_training_learns_who_likes_what(trunk):
         category = (batch.candidates.values - 1) % 4
         labels = torch.stack([category == segment, category == (segment + 1) % 4], 1).float()
         labels[0] = torch.nan
-        loss = model.loss_of(model(batch), Feedback(labels))
+        loss = model.loss_of(model(batch), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -187,8 +187,6 @@ def test_bad_input_is_named():
         model.score(batch._replace(query_dense=None))
     with pytest.raises(ValueError, match="candidates of 1"):
         model.score(batch._replace(candidates=batch.candidates.take(torch.tensor([0]))))
-    with pytest.raises(ValueError, match="slots were given"):
-        model.loss_of(model(batch), Feedback(torch.zeros(5, 2), torch.zeros(5).long()))
     logits, one_class = (
         model.logits(batch),
         torch.tensor([[0.0, 0], [1, 0], [0, 0], [1, 0], [1, 0]]),
