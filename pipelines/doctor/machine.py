@@ -1,31 +1,34 @@
-"""The checks of ``recsys doctor`` on the machine and on the optional services around it."""
+"""The checks of ``recsys doctor`` on the machine: Python, memory, disk, threads, GPU."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sys
-import urllib.request
-from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from pipelines.doctor.check import CheckResult, Environment, Status
+from pipelines.doctor.libraries import CheckResult, Environment, Status, pip
 from pipelines.engine.formats import size
 from pipelines.engine.memory import GIB, read_number
 from serving.settings import usable_cpus
 
-MIN_PYTHON = (3, 11)
-SERVICE_SECONDS = 3.0
+GPU_CODE = """
+import json, torch
+from recsys.kernels.choice import uses
+seen = torch.cuda.is_available()
+if seen:
+    assert float((torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")).sum()) == 512
+off = [f"{name} ({why})" for name, runs, why in uses(torch.device("cuda")) if not runs] * seen
+name = torch.cuda.get_device_name() if seen else None
+print(json.dumps({"cuda": torch.version.cuda, "name": name, "off": off}))
+"""
 
 
 def check_python(_environment: Environment) -> CheckResult:
     """Compare the version of Python."""
-    found = ".".join(str(part) for part in sys.version_info[:3])
-    if sys.version_info[:2] >= MIN_PYTHON:
-        return CheckResult("python", "ok", found, ">= 3.11")
-    return CheckResult("python", "fail", found, ">= 3.11", "make install PYTHON=python3.11")
+    found, is_new = ".".join(map(str, sys.version_info[:3])), sys.version_info[:2] >= (3, 11)
+    fix = None if is_new else "make install PYTHON=python3.11"
+    return CheckResult("python", "ok" if is_new else "fail", found, ">= 3.11", fix)
 
 
 def grade(num_bytes: float, enough: int, least: int) -> Status:
@@ -51,52 +54,29 @@ def check_disk(_environment: Environment) -> CheckResult:
 
 def check_threads(_environment: Environment) -> CheckResult:
     """Find thread counts above the CPUs that may be used: they make everything slower."""
-    cpus = usable_cpus()
-    requested = os.environ.get("OMP_NUM_THREADS", "")
+    cpus, requested = usable_cpus(), os.environ.get("OMP_NUM_THREADS", "")
     threads = int(requested) if requested.isdigit() else os.cpu_count() or cpus
-    status: Status = "ok" if threads <= cpus else "warn"
-    export = f"export OMP_NUM_THREADS={cpus} POLARS_MAX_THREADS={cpus}"
-    found, fix = f"{threads} threads on {cpus} usable CPUs", None if status == "ok" else export
-    return CheckResult("threads", status, found, f"<= {cpus}", fix=fix)
+    fix = f"export OMP_NUM_THREADS={cpus} POLARS_MAX_THREADS={cpus}" if threads > cpus else None
+    found = f"{threads} threads on {cpus} usable CPUs"
+    return CheckResult("threads", "warn" if fix else "ok", found, f"<= {cpus}", fix=fix)
 
 
-def check_redis(_environment: Environment) -> CheckResult:
-    """Ping the Redis of RECSYS_STORE; without one, SQLite keeps what visitors do."""
-    wanted = "optional: RECSYS_STORE=redis://..., or redis-server on PATH"
-    result = partial(CheckResult, "redis", wanted=wanted)
-    url = os.environ.get("RECSYS_STORE", "")
-    if not url.startswith("redis://"):
-        if program := shutil.which("redis-server"):
-            return result("ok", program)
-        return result("absent", "not installed", fix="apt-get install redis-server")
-    parts = urlsplit(url)
-    host, port = parts.hostname or "127.0.0.1", parts.port or 6379
-    try:
-        with socket.create_connection((host, port), SERVICE_SECONDS) as connection:
-            connection.sendall(b"PING\r\n")
-            reply = connection.recv(64).decode("ascii", "replace").strip()
-    except OSError as error:
-        reply = f"no answer: {error}"
-    # One that asks for a password is there.
-    if reply.startswith(("+PONG", "-NOAUTH")):
-        return result("ok", f"{host}:{port}: {reply}")
-    fix = f"redis-server --port {port} --bind 127.0.0.1"
-    return result("warn", f"{host}:{port}: {reply}", fix=fix)
-
-
-def check_mlflow_server(_environment: Environment) -> CheckResult:
-    """Ping the server of MLFLOW_TRACKING_URI; without one, runs are kept in SQLite."""
-    parts = urlsplit(os.environ.get("MLFLOW_TRACKING_URI", ""))
-    result = partial(CheckResult, "mlflow server", wanted="optional: MLFLOW_TRACKING_URI")
-    if parts.scheme not in ("http", "https"):
-        return result("absent", "none; SQLite is used")
-    # Without a user's name and password, which a URL may hold.
-    server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-    health = f"{server}{parts.path.rstrip('/')}/health"
-    try:
-        with urllib.request.urlopen(health, timeout=SERVICE_SECONDS):
-            return result("ok", f"{server} answers")
-    except (OSError, ValueError) as error:
-        # Runs continue without it and are sent later.
-        fix = f"mlflow server --backend-store-uri sqlite:///mlflow.db --port {parts.port or 5000}"
-        return result("warn", f"{server} does not answer: {error}", fix=fix)
+def check_gpu(environment: Environment) -> CheckResult:
+    """Compare the driver with what torch sees, and list the kernels that are off."""
+    has_driver, wanted = shutil.which("nvidia-smi") is not None, "optional: a driver, a CUDA build"
+    if "torch" not in environment.versions or (environment.torch_is_cpu and not has_driver):
+        return CheckResult("gpu", "absent", "none; everything runs on the CPU", wanted)
+    probe = environment.probe(GPU_CODE)
+    if probe.error:
+        fix = "unset RECSYS_KERNELS_OFF" if "KERNELS_OFF" in probe.error else "nvidia-smi"
+        return CheckResult("gpu", "fail" if has_driver else "warn", probe.error, wanted, fix)
+    cuda, name, off = (probe.values[key] for key in ("cuda", "name", "off"))
+    if name is None and has_driver:
+        fix = pip("install", "--no-deps", "-r", "requirements/gpu.txt")
+        found = f"torch ({f'CUDA {cuda}' if cuda else 'a CPU build'}) sees no device"
+        return CheckResult("gpu", "warn", found, wanted, fix)
+    if name is None:
+        return CheckResult("gpu", "absent", "none; this CUDA build runs on the CPU", wanted)
+    found = f"{name}, CUDA {cuda}; kernels off: {', '.join(off) or 'none'}"
+    fix = "unset RECSYS_KERNELS_OFF" if off else None
+    return CheckResult("gpu", "warn" if off else "ok", found, wanted, fix)
