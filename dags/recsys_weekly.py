@@ -9,8 +9,8 @@ from datetime import timedelta
 from airflow.sdk import DAG, CronTriggerTimetable
 from recsys_command import BUNDLE, GPU_POOL, CommandOperator, dag_settings, of_shop
 
-# As `recsys stages --json` lists them: what each reads; a test holds the two equal. Asking the
-# command line each time the scheduler reads this file would cost seconds of every minute.
+# As `pipelines/stages/list.py` has them: what each reads; a test holds the two equal. Importing
+# it each time the scheduler reads this file would cost seconds of every minute.
 CONTENT = ("build_features", "embed_items")
 MODELS = ("fit_baselines", "train_two_tower", "train_sequence", "train_generative")
 STAGES = {

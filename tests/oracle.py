@@ -39,7 +39,6 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("run", "--config", "no-such-file.toml"),
     ("run", "--set", "no.such_key=1"),
     ("recommend", "--bundle", "no-such-bundle", "--user", "ann"),
-    ("stages", "--markdown"),
     ("status", "--workspace", "no-such-workspace"),
 )
 """Lines whose exit code and output are kept; ``--help`` of each command is added."""

@@ -8,18 +8,14 @@ from contextlib import contextmanager
 from rich.table import Table
 
 from pipelines.auto.rounds import FEATURES, Automatic, Planned, describe_plan, planned_for
-from pipelines.cli.demo_results import metric_table, served_model
 from pipelines.cli.output import make_table, print_lines
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import read_json
 from pipelines.engine.console import log
 from pipelines.engine.runner import StageOutcome
 from pipelines.engine.stage import Stage
 from pipelines.engine.workspace import bundles_dir
-from pipelines.inputs.tensors import released_order, split_kind
 from pipelines.presets.resolve import ConfigSources
 from pipelines.stages.list import STAGES
-from serving.bundle.load import load_bundle
 from serving.bundle.manifest import CURRENT
 
 TRAIN_SEQUENCE = "train_sequence"
@@ -82,27 +78,4 @@ def run_automatically(
             lambda one: run_stages(STAGES[1:training], one),
             lambda one: run_stages(STAGES[training:], one),
         )
-    print_outcome(config)
     return outcomes
-
-
-def print_outcome(config: RunConfig) -> None:
-    """Print what the models are worth on held-out events, and what to type next."""
-    path = config.workspace / "evaluate" / "metrics.json"
-    current = bundles_dir(config) / CURRENT
-    if not path.exists() or not current.exists():
-        return
-    order = released_order(config.workspace / FEATURES)
-    if metrics := read_json(path)[order]["test"]:
-        by_time = split_kind(config.workspace / FEATURES) == "global_time"
-        what = "Events after a moment" if by_time else "Last event of each user"
-        served = served_model(metrics, has_ranker=load_bundle(current).ranker is not None)
-        title, primary = f"{what}, full catalogue (test)", config.evaluation.primary_metric
-        log.print(metric_table(title, metrics, primary, served=served))
-    else:
-        print_lines("nothing was measured, because no user has a held-out event", note=True)
-    print_lines(
-        f"ask it:   recsys recommend {config.workspace} --user <id>",
-        f"serve it: recsys serve {config.workspace}",
-        note=True,
-    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipelines.cli.options import AsJson, Assignments, Run, run_config
-from pipelines.cli.output import make_table, print_json, print_lines, print_table
+from pipelines.cli.output import print_json, print_lines, print_table
 
 if TYPE_CHECKING:
     from pipelines.operations.forget import ForgetReport
@@ -82,35 +82,6 @@ def init(
         print_lines(f"times: {plan.events.time.why}")
     print_lines(*(f"not sure: {note}" for note in plan.notes))
     print_lines(f"wrote {target}; check it, then: recsys run {target}")
-
-
-@app.command()
-def describe(
-    name: Annotated[str, typer.Argument(help="Data set, or a TOML with a \\[data] table.")],
-    as_json: AsJson = False,
-) -> None:
-    """Show counts, time span and density, and warn of suspicious data.
-
-    If the events do not fit into memory, a sample of the users is described.
-
-    [bold]Example[/] recsys data describe amazon-beauty, or recsys data describe shop.toml
-    """
-    from pipelines.datasets.describe import describe_tables
-    from pipelines.engine.console import out
-    from pipelines.presets.resolve import ConfigSources, resolve, with_dataset
-    from pipelines.stages.build_features import features_config
-
-    if name.endswith(".toml"):
-        config = resolve(Path(name))
-    else:
-        config = ConfigSources(values={"data": {"dataset": name}}).config()
-    tables = features_config(with_dataset(config))
-    description = describe_tables(tables.events, tables.items)
-    if as_json:
-        print_json({"name": name, **dict(description.facts), "warnings": description.warnings})
-        return
-    out.print(make_table(("", ""), description.facts, title=name, heads=False))
-    print_lines(*(f"note: {warning}" for warning in description.warnings))
 
 
 @app.command("export")

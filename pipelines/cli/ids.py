@@ -1,4 +1,4 @@
-"""``recsys ids``: train, append and compare published semantic IDs."""
+"""``recsys ids``: train and append published semantic IDs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ SHORT = 12
 """Characters of a version that are printed."""
 
 app = typer.Typer(no_args_is_help=True)
-Version = Annotated[str, typer.Argument(help="Version; its first letters are enough.")]
-OtherVersion = Annotated[str | None, typer.Argument(help="Version; the current one by default.")]
 
 
 @contextmanager
@@ -162,37 +160,3 @@ def append(run: Run, assignments: Assignments = None) -> None:
         )
     else:
         report_version(made.ids.version, f"{made.num_new:,} new, no published ID moved", begin)
-
-
-@app.command()
-def compare(
-    run: Run,
-    old: Version,
-    new: OtherVersion = None,
-    assignments: Assignments = None,
-    listed: Annotated[int, typer.Option("--list", min=0, help="Number of items to list.")] = 10,
-) -> None:
-    """Show which items gained, changed or lost their ID between two versions.
-
-    [bold]Example[/] recsys ids compare shop.toml 3f2a
-    """
-    from recsys.semantic_ids.delta import changed_rows
-    from recsys.semantic_ids.lifecycle import kept_shares
-
-    store = store_with_versions(run_config(run, assignments=assignments))
-    before = store.versions.load(store.named(old))
-    after = store.versions.load(None if new is None else store.named(new))
-    changes = {name: rows.tolist() for name, rows in changed_rows(before, after).items()}
-    counts = ", ".join(f"{len(rows):,} {what}" for what, rows in changes.items())
-    print_lines(f"{before.version[:SHORT]} -> {after.version[:SHORT]}: {counts}")
-    if before.level_sizes == after.level_sizes:
-        print_kept(kept_shares(after, before))
-    else:
-        print_lines(f"levels {before.level_sizes} became {after.level_sizes}, so no ID is kept")
-    shown = [(row, what) for what in ("moved", "retired", "added") for row in changes[what]]
-    rows = []
-    for row, what in shown[:listed]:
-        ids = [one.text(row) if row < one.num_item_rows else "" for one in (before, after)]
-        rows.append((store.item_ids[row - 1], what, *(text or "-" for text in ids)))
-    if rows:
-        print_table(("item", "what", "before", "after"), rows)

@@ -21,12 +21,12 @@ EXIT_CODES = """Exit codes: 0 success, 2 invalid command, configuration or data,
 disk error, 75 in use by another command. Set RECSYS_TRACEBACK=1 to see an error's traceback."""
 
 COMMANDS = {
-    "Start": "run.demo run.run run.stages machine.doctor",
+    "Start": "run.demo run.run machine.doctor",
     "Serve": "serve.serve serve.recommend score.score serve.mcp",
     "Keep fresh": "ingest.ingest run.update daily.monitor daily.status daily.gc",
     "Evaluate": (
-        "evaluate.pages.report evaluate.pages.dashboard evaluate.compare.compare "
-        "evaluate.studies.backtest evaluate.studies.tune "
+        "evaluate.pages.dashboard evaluate.compare.compare evaluate.studies.backtest "
+        "evaluate.studies.tune "
         "evaluate.experiments.experiments evaluate.experiments.ope evaluate.parity.parity"
     ),
     "Advanced": "machine.plan",
@@ -34,11 +34,11 @@ COMMANDS = {
 """Functions below ``pipelines.cli`` that are commands, by panel of ``--help``."""
 GROUPS = {
     "data": ("Start", "data.app", "Data sets, a file for your tables, exports, forgetting."),
-    "keys": ("Serve", "server_files.keys_app", "Keys of a server's clients: add, list, remove."),
+    "keys": ("Serve", "server_files.keys_app", "Keys of a server's clients: add, remove."),
     "config": ("Serve", "server_files.config_app", "Check a server's file; upgrade a run's file."),
     "release": ("Keep fresh", "release.app", "Decisions on bundles, new items, domain adapters."),
     "registry": ("Keep fresh", "registry.app", "Bundles and runs in MLflow: send and pull."),
-    "ids": ("Advanced", "ids.app", "Semantic IDs: train, append, compare."),
+    "ids": ("Advanced", "ids.app", "Semantic IDs: train, append."),
 }
 """Panel, application below ``pipelines.cli`` and help of each group of commands."""
 MOVED = {
@@ -56,6 +56,8 @@ REMOVED = {
     "fetch-bundle": "registry pull",
     "join": "torchrun on the other machines (docs/several-machines.md)",
     "ledger": "the file ledger.jsonl of the workspace",
+    "report": "the file report/report.html of the run, or recsys dashboard",
+    "stages": "the pages on stages (docs/stages)",
 }
 """Commands that were removed, and what to use instead."""
 

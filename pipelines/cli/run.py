@@ -1,7 +1,8 @@
-"""The commands ``run``, ``update``, ``stages`` and ``demo``."""
+"""The commands ``run``, ``update`` and ``demo``."""
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,6 @@ import typer
 
 from pipelines.cli.ingest import with_data
 from pipelines.cli.options import (
-    AsJson,
     Assignments,
     Budget,
     OptionalRun,
@@ -22,7 +22,7 @@ from pipelines.cli.options import (
     check_before,
     config_sources,
 )
-from pipelines.cli.output import print_json, print_lines, print_stage, print_table
+from pipelines.cli.output import print_lines, print_stage
 from pipelines.cli.registry import tracked
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def run_recorded(
 ) -> None:
     """Run stages and note them in the history."""
     from pipelines.cli.automatic import run_automatically
+    from pipelines.cli.results import print_results
     from pipelines.engine.runner import pick_stages, run_stages
     from pipelines.presets.resolve import with_dataset
     from pipelines.stages.list import STAGES
@@ -127,6 +128,8 @@ def run_recorded(
         f"{time.perf_counter() - begin:.1f} s; artefacts in {settings.workspace}",
         note=True,
     )
+    if len(chosen) == len(STAGES):
+        print_results(settings)
     path = report_path(settings.workspace)
     if path.exists() and any(outcome.stage == "report" for outcome in outcomes):
         print_lines(f"report: {path}", note=True)
@@ -229,38 +232,10 @@ def run_decided(
         return run_them(STAGES, config)
 
 
-def stages(
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the contributors' table.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """List the stages in the order they run.
-
-    [bold]Example[/] recsys stages
-    """
-    from pipelines.stages.list import STAGES
-
-    rows = [
-        (one.name, one.description, ", ".join(one.reads) or "raw files", one.writes)
-        for one in STAGES
-    ]
-    if as_json:
-        print_json([{"name": one.name, "reads": one.reads} for one in STAGES])
-    elif markdown:
-        print_lines("| stage | what | reads | writes |", "| --- | --- | --- | --- |")
-        for name, *others in rows:
-            link = f"[`{name}`](pipelines/stages/{name}.py)"
-            print_lines(f"| {' | '.join([link, *others])} |")
-    else:
-        print_table(("stage", "what", "reads", "writes"), rows, fixed=("stage",))
-
-
 def demo(workspace: OptionalRun = None, quiet: Quiet = False) -> None:
-    """Turn MovieLens-100K from raw files into metrics, recommendations and a bundle to serve.
+    """Turn MovieLens-100K from raw files into metrics and a bundle to serve.
 
     [bold]Example[/] recsys demo
     """
-    from pipelines.cli.demo import run_demo
-
-    run_demo(workspace, show_progress=not quiet)
+    place = [] if workspace is None else [f"workspace={json.dumps(str(workspace))}"]
+    run(preset="movielens_100k", assignments=place, quiet=quiet)

@@ -36,17 +36,8 @@ Items = Annotated[str | None, typer.Option(help="Item ids or a file with a colum
 ActiveSince = Annotated[
     str | None, typer.Option(help="Only users with an event since a day or a unix second.")
 ]
-UnixTime = Annotated[
-    int | None, typer.Option(help="Time of all requests; by default after the newest event.")
-]
 ScoreEngine = Annotated[
     Literal["local", "ray"], typer.Option(help="Where to work: here, or on a Ray cluster.")
-]
-Address = Annotated[
-    str | None, typer.Option(help="host:port of the Ray cluster; RAY_ADDRESS by default.")
-]
-MaxFailedShare = Annotated[
-    float, typer.Option(help="Share of lists that may fail; the others are kept.")
 ]
 
 
@@ -61,7 +52,6 @@ def score(
     users: Users = None,
     items: Items = None,
     active_since: ActiveSince = None,
-    unix_time: UnixTime = None,
     categories: Category = None,
     where: Where = None,
     profile: Annotated[
@@ -69,8 +59,9 @@ def score(
     ] = "fast",
     workers: Workers = None,
     engine: ScoreEngine = "local",
-    address: Address = None,
-    max_failed_share: MaxFailedShare = 0.01,
+    max_failed_share: Annotated[
+        float, typer.Option(help="Share of lists that may fail; the others are kept.")
+    ] = 0.01,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -88,7 +79,7 @@ def score(
 
       recsys score runs/shop --surface related --k 10
 
-      recsys score runs/shop --engine ray --address 10.0.0.1:6379
+      RAY_ADDRESS=10.0.0.1:6379 recsys score runs/shop --engine ray
     """
     from pipelines.scoring.job import ScoreRequest
     from pipelines.scoring.score import score as make_lists
@@ -105,7 +96,6 @@ def score(
     wanted: dict[str, object] = {"categories": categories, "where": where}
     request = ScoreRequest(
         engine=engine,
-        address=address,
         bundle=str(path),
         out=str(out or path.parent.parent / "lists" / f"{path.name}-{surface}"),
         surface=surface,
@@ -113,7 +103,6 @@ def score(
         k=k,
         profile=profile,
         filter={name: value for name, value in wanted.items() if value},
-        unix_time=unix_time,
         active_since=None if active_since is None else unix_seconds(active_since),
         keys_are="item_id" if items else "user_id" if users or active_since else None,
         keys_name=name,
@@ -170,29 +159,20 @@ def progress(*, show: bool) -> Iterator[Any]:
                 bar.advance(task, message["lists"])
             elif "lost" in message:
                 print_lines(
-                    f"a worker was killed; {message['lost']} parts are made by others",
-                    note=True,
-                    style="yellow",
+                    f"a worker was killed; others make its {message['lost']} parts", note=True
                 )
 
         yield report
 
 
 def describe_lists(folder: str, found: Mapping[str, Any]) -> str:
-    """Describe in one line: lists, rows, failures, degraded lists, rate, folder."""
-    made, seconds = found["lists_made"], found["seconds"]
-    rate = f", {made / seconds:,.0f}/s" if made and seconds else ""
+    """Describe in one line: lists, rows, folder, parts, moment, failures, degraded lists."""
     kept = found["parts"] - found["parts_made"]
-    notes = [f"{count:,} {code}" for code, count in found["degraded"].items()]
+    notes = "".join(f"; {count:,} degraded: {code}" for code, count in found["degraded"].items())
     moment = datetime.fromtimestamp(found["unix_time"], UTC)
-    return "; ".join(
-        [
-            f"{found['num_lists']:,} lists of {found['rows']:,} rows in {folder}/lists",
-            f"{found['parts_made']} of {found['parts']} parts made in {seconds:,.1f} s{rate}"
-            + (f", {kept} were there" if kept else ""),
-            f"as of {moment:%Y-%m-%d %H:%M:%S} UTC",
-            f"{found['num_failed']:,} failed"
-            + (f", see {folder}/failed" if found["num_failed"] else ""),
-            *([f"degraded: {', '.join(notes)}"] if notes else []),
-        ]
+    return (
+        f"{found['num_lists']:,} lists of {found['rows']:,} rows in {folder}/lists; "
+        f"{found['parts_made']} of {found['parts']} parts made in {found['seconds']:,.1f} s, "
+        f"{kept} were there; as of {moment:%Y-%m-%d %H:%M:%S} UTC; {found['num_failed']:,} failed, "
+        f"listed in {folder}/failed{notes}"
     )

@@ -9,7 +9,7 @@ import tomli_w
 import typer
 
 from pipelines.cli.options import find_bundle
-from pipelines.cli.output import print_lines, print_table
+from pipelines.cli.output import print_lines
 
 keys_app = typer.Typer(no_args_is_help=True)
 config_app = typer.Typer(no_args_is_help=True)
@@ -27,12 +27,7 @@ def add_key(
         list[str] | None,
         typer.Option(help="read (the default), events, users, metrics or admin (repeatable)."),
     ] = None,
-    tenant: Annotated[
-        str | None,
-        typer.Option(help="Label of the owner in listings and audit lines, by default the name."),
-    ] = None,
     rate: Annotated[float | None, typer.Option(help="Lists a second; no limit without it.")] = None,
-    burst: Annotated[int | None, typer.Option(help="Lists at once; two seconds' worth.")] = None,
     file: KeyFile = DEFAULT,
 ) -> None:
     """Make a key and print it, this once: the file holds its hash.
@@ -53,28 +48,13 @@ def add_key(
         "sha256": digest_of(secret),
         "scopes": scope or ["read"],
     }
-    more = {"tenant": tenant, "rate": rate, "burst": burst}
-    entry |= {key: one for key, one in more.items() if one is not None}
+    if rate is not None:
+        entry["rate"] = rate
     made = tomli_w.dumps({"keys": [entry]})
     before = file.read_text(encoding="utf-8") if file.exists() else ""
     write_keys(file, f"{before.rstrip()}\n\n{made}".lstrip())
     print_lines(f"key {name} is in {file}; it is shown only now:", note=True)
     print_lines(secret)
-
-
-@keys_app.command("list")
-def list_keys(file: KeyFile = DEFAULT) -> None:
-    """List the keys of a file, by name.
-
-    [bold]Example[/] recsys keys list --file keys.toml
-    """
-    from serving.security.keys import read_keys
-
-    rows = []
-    for key in read_keys(file).keys:
-        rate = None if key.rate is None else f"{key.rate:g}/s"
-        rows.append((key.name, key.owner, ", ".join(sorted(key.scopes)), rate))
-    print_table(("name", "tenant", "scopes", ">rate"), rows)
 
 
 @keys_app.command("remove")

@@ -64,14 +64,8 @@ class ScoreRequest:
     workers: int = 1
     """Processes of this machine, or tasks at once of a Ray cluster that is started for the job."""
     engine: Literal["local", "ray"] = "local"
-    address: str | None = None
-    """``host:port`` of a Ray cluster; None takes RAY_ADDRESS, or starts one on this machine."""
     max_failed_share: float = 0.01
     """With more failed lists the job is not complete."""
-
-    def __post_init__(self) -> None:
-        if self.address is not None and self.engine != "ray":
-            raise ValueError(f"--address {self.address} is of a Ray cluster: add --engine ray")
 
 
 @dataclass(frozen=True, kw_only=True)

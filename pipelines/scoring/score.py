@@ -219,9 +219,8 @@ def make_here(tasks: Sequence[Task], report: Report) -> Iterator[Part]:
 def make_on_ray(tasks: Sequence[Task]) -> Iterator[Part]:
     """Make parts as tasks of a Ray cluster, whose nodes see bundle and folder at the same paths."""
     request = tasks[0][0]
-    elsewhere = request.address or os.environ.get("RAY_ADDRESS")
-    at_once = 0 if elsewhere else min(request.workers, len(tasks))
-    with ray_cluster(RayConfig(address=request.address, tasks_at_once=at_once)) as run:
+    at_once = 0 if os.environ.get("RAY_ADDRESS") else min(request.workers, len(tasks))
+    with ray_cluster(RayConfig(tasks_at_once=at_once)) as run:
         yield from run(make, tasks)
 
 

@@ -83,18 +83,6 @@ class SemanticIdStore:
         """Return True if a version was ever published."""
         return version in self.versions.versions()
 
-    def named(self, beginning: str) -> str:
-        """Find the version that a few first letters of its digest mean."""
-        versions = self.versions.versions()
-        found = [version for version in versions if version.startswith(beginning)]
-        if len(found) != 1 or not beginning:
-            short = ", ".join(version[:SHORT] for version in (found or versions)) or "no version"
-            raise ValueError(
-                f"{'several versions begin' if found else 'no version begins'} with {beginning!r}; "
-                f"{self.directory} has {short}"
-            )
-        return found[0]
-
     def leads_from(self, version: str) -> bool:
         """Return True if the current version is this one, or this one with items appended."""
         reached, made_by = self.current(), None

@@ -1,9 +1,6 @@
 """What a stranger meets on the command line: faults told in a sentence, with their exit codes."""
 
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,38 +27,6 @@ def shop_with(folder: Path, shop: Path, settings: str) -> Path:
     path = folder / "shop.toml"
     path.write_text(settings)
     return path
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        [],
-        ["run"],
-        ["stages"],
-        ["serve"],
-        ["recommend"],
-        ["release", "append"],
-        ["demo"],
-        ["report"],
-        ["compare"],
-        *(["ids", name] for name in ("train", "append", "compare")),
-        *(["keys", name] for name in ("add", "list", "remove")),
-        ["data", "list"],
-        ["data", "fetch"],
-        ["data", "describe"],
-    ],
-)
-def test_every_command_has_help_with_an_example(recsys: Recsys, command: list[str]) -> None:
-    result = recsys(*command, "--help")
-    assert result.exit_code == 0
-    assert not command or "recsys " + " ".join(command) in told(result).split("Example", 1)[1]
-
-
-def test_stages_are_listed_in_order(recsys: Recsys) -> None:
-    lines = recsys("stages").output.splitlines()
-    begins = [line.split()[0] for line in lines if line.startswith("  ") and line[2:3].strip()]
-    names = [stage.name for stage in STAGES]
-    assert [word for word in begins if word in names] == names
 
 
 def test_unchanged_run_is_skipped_whole(recsys: Recsys, shop: Path) -> None:
@@ -196,13 +161,3 @@ def test_data_commands(recsys: Recsys, tmp_path: Path, monkeypatch: pytest.Monke
     nowhere = recsys("data", "fetch", "amazon-toys")
     assert nowhere.exit_code == 2
     assert "RECSYS_DATA_MIRROR" in told(nowhere)
-
-
-def test_help_does_not_wait_for_torch() -> None:
-    code = (
-        "import sys; import pipelines.cli.main; "
-        "sys.exit('torch' in sys.modules or 'polars' in sys.modules)"
-    )
-    begin = time.perf_counter()
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-    assert time.perf_counter() - begin < 10

@@ -150,11 +150,7 @@ def test_append_gives_ids_to_new_items_of_the_catalogue(own: Path, recsys: Recsy
     new = items.head(1).with_columns(item_id=pl.lit("a-new-one"), title=pl.lit("Wooden stars"))
     pl.concat([items, new]).write_csv(own.parent / "items.csv")
     run(recsys, own, "--until", "embed_items", "--set", "features.catalogue_only_items=true")
-    version = str(store_of(own).current())
     assert "1 new, no published ID moved" in ids(recsys, own, "append")
-    told = ids(recsys, own, "compare", version[:6])
-    assert "1 added, 0 moved, 0 retired, 24 kept" in told
-    assert "a-new-one" in told
 
 
 def test_append_by_another_encoder_is_refused_with_both_named(own: Path, recsys: Recsys) -> None:
@@ -170,7 +166,7 @@ def test_commands_say_what_is_missing(recsys: Recsys, own: Path, tmp_path: Path)
     result = recsys("ids", "train")
     assert result.exit_code == 2
     assert "Missing argument 'RUN'" in " ".join(result.output.split())
+    shutil.rmtree(own / "bundles")
+    assert "no semantic IDs are published" in ids(recsys, own, "append", code=2)
     shutil.rmtree(own / "embed_items")
     assert "recsys run --until embed_items" in ids(recsys, own, "train", code=2)
-    shutil.rmtree(own / "bundles")
-    assert "no semantic IDs are published" in ids(recsys, own, "compare", "aa", code=2)

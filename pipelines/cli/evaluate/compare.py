@@ -14,7 +14,7 @@ from pipelines.cli.output import print_json, print_table
 from pipelines.engine.errors import RefusedError
 
 if TYPE_CHECKING:
-    from recsys.evaluation.significance import EvaluatedRun, MetricComparison
+    from recsys.evaluation.significance import EvaluatedRun
 
 METRICS = ("ndcg@10", "recall@10")
 
@@ -30,7 +30,6 @@ def compare(
     split: Annotated[
         Literal["validation", "test"], typer.Option(help="test is recorded in the ledger.")
     ] = "validation",
-    order: Annotated[str, typer.Option(help="Order of tied times.")] = "given",
     as_json: AsJson = False,
 ) -> None:
     """Compare runs or models with the first one by paired tests over users.
@@ -44,10 +43,9 @@ def compare(
     from recsys.evaluation.significance import compare_runs
 
     names, metrics = dict.fromkeys(map(str.strip, models.split(","))), metric or list(METRICS)
-    places = [path if path.is_dir() else find_workspace(path) for path in runs]
-    folders = [path / "evaluate" if (path / "evaluate").is_dir() else path for path in places]
+    folders = [find_workspace(path) / "evaluate" for path in runs]
     measured = [
-        read_run(folder, model, metrics, table=f"per_user_{order}_{split}", run=run)
+        read_run(folder, model, metrics, f"per_user_given_{split}.parquet", run)
         for folder, run in zip(folders, run_names(folders), strict=True)
         for model in names
     ]
@@ -58,29 +56,24 @@ def compare(
     if split == "test":
         # Before the tests, so that a look is noted though the comparison is killed.
         for folder in folders:
-            note_test_look(folder, order, [one.name for one in measured], metrics)
+            note_test_look(folder, [one.name for one in measured], metrics)
     tests = compare_runs(measured[0], measured[1:])
     if as_json:
         print_json([test._asdict() for test in tests])
-    else:
-        print_tests(tests, f"{split}, adjusted by holm")
-
-
-def print_tests(tests: list[MetricComparison], title: str) -> None:
-    """Print the tests, one a row."""
+        return
     rows = []
     for one in tests:
         pair, interval = f"{one.candidate} - {one.baseline}", f"{one.low:+.4f} .. {one.high:+.4f}"
         numbers = (f"{one.difference:+.4f}", interval, f"{one.adjusted_p_value:.4f}")
         rows.append((pair, one.metric, *numbers, "differs" if one.significant else ""))
     columns = ("candidate - baseline", "metric", "difference", "95% interval", "adjusted p", "")
-    print_table(columns, rows, title=f"{title}, {tests[0].num_users:,} users")
+    title = f"{split}, adjusted by holm, {tests[0].num_users:,} users"
+    print_table(columns, rows, title=title)
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
     """Return for each run the shortest end of its path that no other run's path has."""
-    places = [folder.resolve() for folder in folders]
-    runs = [place.parent if place.name == "evaluate" else place for place in places]
+    runs = [folder.resolve().parent for folder in folders]
     for run in runs:
         if runs.count(run) > 1:
             raise ValueError(
@@ -96,9 +89,7 @@ def run_names(folders: Sequence[Path]) -> list[str]:
     return [name(run) for run in runs]
 
 
-def note_test_look(
-    folder: Path, order: str, compared: Sequence[str], metrics: Sequence[str]
-) -> None:
+def note_test_look(folder: Path, compared: Sequence[str], metrics: Sequence[str]) -> None:
     """Note a look at a run's test split in its ledger."""
     from pipelines.engine.artifacts import Manifest, digest_of_json
     from pipelines.engine.workspace import Workspace
@@ -108,7 +99,7 @@ def note_test_look(
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "stage": "compare",
         "split": "test",
-        "tie_order": order,
+        "tie_order": "given",
         "config": None if made is None else digest_of_json(made.config),
         "compared": list(compared),
         "metrics": list(metrics),
@@ -116,7 +107,7 @@ def note_test_look(
     Workspace(folder.parent).append_to_ledger(look)
 
 
-def read_run(folder: Path, model: str, metrics: list[str], *, table: str, run: str) -> EvaluatedRun:
+def read_run(folder: Path, model: str, metrics: list[str], table: str, run: str) -> EvaluatedRun:
     """Read one model's ranks from an artefact of evaluate."""
     import polars as pl
     import torch
@@ -126,7 +117,7 @@ def read_run(folder: Path, model: str, metrics: list[str], *, table: str, run: s
     from recsys.data.batch import Jagged
     from recsys.evaluation.significance import EvaluatedRun
 
-    path = folder / f"{table}.parquet"
+    path = folder / table
     if not path.exists():
         raise ValueError(f"{folder} has no {path.name}; run it first (recsys run --until evaluate)")
     known = models_in(list(pl.read_parquet_schema(path)))

@@ -1,53 +1,20 @@
-"""Pages about runs: ``recsys report`` and ``recsys dashboard``."""
+"""The command ``recsys dashboard``: pages about runs."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.options import DEMO, Host, Open, Out, Port, Run, find_workspace
-from pipelines.cli.output import open_page, print_lines
+from pipelines.cli.options import Host, Open, Port
+from pipelines.cli.output import print_lines
 
 if TYPE_CHECKING:
     from pipelines.dashboard.context import Context
     from pipelines.dashboard.workspaces.stores import Places
 
 ROOT = Path("runs")
-
-
-def report(run: Run = DEMO, out: Out = None, show: Open = False) -> None:
-    """Write a run's evaluation report as one self-contained HTML file and print its path.
-
-    [bold]Example[/] recsys report runs/shop --out report.html
-    """
-    from pipelines.cli.registry import tracked
-    from pipelines.engine.runner import pick_stages, run_stages
-    from pipelines.presets.resolve import resolve
-    from pipelines.stages.list import STAGES
-    from pipelines.stages.report import WITHOUT_ANALYSIS, report_path
-
-    workspace = find_workspace(run)
-    settings = workspace / "config.toml"
-    if not settings.exists():
-        raise ValueError(
-            f"{workspace.absolute()} is not the workspace of a run: it has no config.toml. Name "
-            "one, or make one with recsys run shop.toml"
-        )
-    config = resolve(settings, workspace=workspace)
-    with tracked(config) as recorder:
-        run_stages(pick_stages(STAGES, ["report"], None), config, recorder=recorder)
-    path = report_path(workspace)
-    if not path.exists():
-        raise ValueError(WITHOUT_ANALYSIS)
-    if out is not None:
-        shutil.copyfile(path, out)
-        path = out
-    print_lines(str(path))
-    if show:
-        open_page(path)
 
 
 def dashboard(

@@ -19,12 +19,9 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("named", [".", "bundles", "bundles/current"])
-def test_a_folder_and_its_current_are_followed(workspace: Path, named: str) -> None:
-    assert find_served(workspace / named) == (workspace / "bundles", None)
-
-
-def test_a_bundle_that_is_named_is_served_whatever_is_published(workspace: Path) -> None:
+def test_a_folder_is_followed_and_a_bundle_served_whatever_is_published(workspace: Path) -> None:
+    for named in (".", "bundles", "bundles/current"):
+        assert find_served(workspace / named) == (workspace / "bundles", None)
     bundles, name = find_served(workspace / "bundles/bundle-v1")
     assert (bundles, name) == (workspace / "bundles", "bundle-v1")
     settings = Settings.from_environment({}, bundles=bundles, bundle=name)

@@ -5,7 +5,6 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner, Result
 
-from pipelines.cli.evaluate.compare import run_names
 from pipelines.cli.main import app
 from pipelines.engine.workspace import Workspace
 from pipelines.evaluation.analysis import Analysis
@@ -52,23 +51,16 @@ def test_runs_on_other_data_are_refused_with_both_digests_and_no_look(tmp_path: 
     assert [Workspace(run).ledger() for run in runs] == [[], []]
 
 
-def test_a_look_is_in_every_ledger_though_the_comparison_is_killed(
+def test_runs_in_folders_of_one_name_are_told_apart_and_a_killed_comparison_is_a_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
+    runs = [evaluated(tmp_path / name / "shop") for name in ("may", "june")]
+    command = ["compare", *runs, "--models", "a", "--json"]
+    test, _ = json.loads(recsys(*command).stdout)
+    assert (test["baseline"], test["candidate"]) == ("may/shop:a", "june/shop:a")
     monkeypatch.setattr(significance, "compare_runs", killed)
-    runs = [evaluated(tmp_path / name) for name in ("x", "y")]
-    assert recsys("compare", *runs, "--models", "a", "--split", "test").exit_code == 130
+    assert recsys(*command, "--split", "test").exit_code == 130
     assert [len(Workspace(run).ledger()) for run in runs] == [1, 1]
-
-
-def test_runs_in_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    folders = [evaluated(tmp_path / name / "shop") / "evaluate" for name in ("may", "june")]
-    assert run_names([*folders, tmp_path / "other"]) == ["may/shop", "june/shop", "other"]
-    command = ["compare", *[folder.parent for folder in folders], "--models", "a", "--json"]
-    tests = json.loads(recsys(*command).stdout)
-    assert {(test["baseline"], test["candidate"]) for test in tests} == {
-        ("may/shop:a", "june/shop:a")
-    }

@@ -43,10 +43,9 @@ def test_a_key_is_printed_once_and_lets_its_holder_in_until_it_is_removed(
 
     assert passes(secret)
     assert passes(other)
-    listed = keys("list").output
-    assert "shop" in listed
-    assert "100/s" in listed
-    assert "read, users" in listed
+    file.write_text("# the shop's\n" + file.read_text())
+    assert keys("add", "other").exit_code == 0
+    assert file.read_text().startswith("# the shop's\n")
     assert keys("remove", "shop").exit_code == 0
     assert not passes(secret)
     assert passes(other)
@@ -72,11 +71,3 @@ def test_a_faulty_command_leaves_the_file_as_it_is(
     assert message in " ".join(result.output.split())
     assert (tmp_path / "keys.toml").read_text() == before
     assert list(tmp_path.iterdir()) == [tmp_path / "keys.toml"]
-
-
-def test_comments_stay_where_a_key_is_added(keys: Keys, tmp_path: Path) -> None:
-    keys("add", "shop")
-    file = tmp_path / "keys.toml"
-    file.write_text("# the shop's\n" + file.read_text())
-    assert keys("add", "other").exit_code == 0
-    assert file.read_text().startswith("# the shop's\n")

@@ -7,25 +7,17 @@ from pipelines.cli.rank import describe_error
 from recsys.training.distributed.several import RanksError
 
 
-def test_a_gpu_out_of_memory_says_what_to_change() -> None:
-    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-    found = describe_error(error, 3)
-    assert found["kind"] == "MemoryError"
-    assert "rank 3 on " in str(found["message"])
-    assert "Tried to allocate 2.00 GiB. Make batch_size" in str(found["message"])
-    assert "torchrun.shard_from" in str(found["message"])
-
-
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("error", "kind", "message"),
     [
-        (ValueError("no events"), "ValueError"),
-        (RanksError("the nodes have different versions of torch"), "ValueError"),
-        (OSError(28, "No space left on device"), "OSError"),
-        (ZeroDivisionError("bug"), ""),
+        (torch.OutOfMemoryError("CUDA out of memory."), "MemoryError", "torchrun.shard_from"),
+        (ValueError("no events"), "ValueError", "no events"),
+        (RanksError("different versions of torch"), "ValueError", "different versions of torch"),
+        (OSError(28, "No space left on device"), "OSError", "No space left on device"),
+        (ZeroDivisionError("bug"), "", "bug"),
     ],
 )
-def test_other_errors_keep_their_kind_and_words(error: Exception, kind: str) -> None:
-    found = describe_error(error, 0)
-    assert (found["kind"], found["rank"]) == (kind, 0)
-    assert found["message"] == str(error)
+def test_errors_keep_their_kind_and_words(error: Exception, kind: str, message: str) -> None:
+    found = describe_error(error, 3)
+    assert (found["kind"], found["rank"]) == (kind, 3)
+    assert message in str(found["message"])

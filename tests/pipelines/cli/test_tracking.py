@@ -70,11 +70,9 @@ def test_promote_and_rollback_go_on_without_a_server(
     assert result.exit_code == 0, result.output
     assert "champion is v1 (before: v2)" in result.output
     assert (bundles / "current").resolve().name == "bundle-v1"
-    # Names and options of earlier versions are still understood.
-    for words in (["registry", "send"], ["tracking", "send", "-w"], ["sync", "--workspace"]):
-        result = CliRunner().invoke(app, [*words, str(tmp_path)])
-        assert result.exit_code == 75
-        assert "3 waiting" in result.output
+    result = CliRunner().invoke(app, ["registry", "send", str(tmp_path)])
+    assert result.exit_code == 75
+    assert "3 waiting" in result.output
 
 
 def test_rolling_back_the_first_champion_says_so(tmp_path: Path):

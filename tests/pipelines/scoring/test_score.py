@@ -201,8 +201,6 @@ def test_keys_come_from_a_file_or_by_activity(
         list_keys(replace(request, active_since=2_000_000_000), "user_id", recommender.bundle)
     with pytest.raises(ValueError, match="takes item_ids: choose them by --items"):
         list_keys(replace(request, keys_are="user_id"), "item_id", recommender.bundle)
-    with pytest.raises(ValueError, match="add --engine ray"):
-        asked(bundles, tmp_path, address="127.0.0.1:1")
 
 
 def test_a_surface_of_a_file_explores_alike_in_every_run(bundles: Path, tmp_path: Path) -> None:

@@ -86,14 +86,6 @@ def test_current_version_leads_from_what_it_appends_to_alone(
     assert not store.leads_from(refit.version)
 
 
-def test_version_is_found_by_its_first_letters(store: SemanticIdStore, first: SemanticIds) -> None:
-    assert store.named(first.version[:4]) == first.version
-    with pytest.raises(ValueError, match=f"no version begins with 'x'.*{first.version[:12]}"):
-        store.named("x")
-    with pytest.raises(ValueError, match="several versions begin with ''"):
-        store.named("")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [("{", "damaged"), ('{"a": 1}', "list of different"), ('["a", "a"]', "list of different")],

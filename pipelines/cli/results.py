@@ -1,0 +1,65 @@
+"""Results of a run on the terminal: metrics of every model, what is served, what to type next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from pipelines.candidates.blends import BLEND, BLEND_FAST, RANKED
+from pipelines.cli.output import make_table, print_lines
+from pipelines.config.run import RunConfig
+from pipelines.engine.artifacts import read_json
+from pipelines.engine.console import log
+from pipelines.engine.workspace import bundles_dir
+from pipelines.inputs.tensors import released_order, split_kind
+from pipelines.pages.wording import MODELS
+from pipelines.ranking.artefact import FILE
+from serving.bundle.manifest import CURRENT
+
+METRICS = ("recall@10", "ndcg@10", "recall@50", "mrr@10")
+Metrics = Mapping[str, Mapping[str, float]]
+"""Value by model and metric, on one split."""
+
+
+def metric_table(title: str, metrics: Metrics, served: str) -> Table:
+    """Tabulate each model's metrics on one split; the best of each column is bold."""
+    models = [name for name in MODELS if name in metrics]
+    shown = [name for name in METRICS if name in metrics[models[0]]]
+    best = {name: max(metrics[model][name] for model in models) for name in shown}
+    rows = []
+    for model in models:
+        values = [(metrics[model][name], best[name]) for name in shown]
+        cells = [Text(f"{own:.3f}", style="bold" if own == top else "") for own, top in values]
+        rows.append([MODELS[model] + (" (served)" if model == served else ""), *cells])
+    heads = ("model", *(f">{name}" for name in shown))
+    return make_table(heads, rows, title=title, fixed=("model",))
+
+
+def print_results(config: RunConfig) -> None:
+    """Print what the models are worth on held-out events, what is served, and what to type next."""
+    workspace, built = config.workspace, config.workspace / "build_features"
+    path = workspace / "evaluate" / "metrics.json"
+    if not path.exists() or not (bundles_dir(config) / CURRENT).exists():
+        return
+    order = released_order(built)
+    if metrics := read_json(path)[order]["test"]:
+        ranker = workspace / "train_ranker" / order / FILE
+        made: Mapping[str, Any] = read_json(ranker) if ranker.exists() else {"served": False}
+        blend = BLEND_FAST if BLEND_FAST in metrics else BLEND
+        what = "Last event of each user"
+        if split_kind(built) == "global_time":
+            what = "Events after a moment"
+        title = f"{what}, full catalogue (test)"
+        log.print(metric_table(title, metrics, RANKED if made["served"] else blend))
+        if reason := made.get("reason"):
+            print_lines(f"{'ranker' if made['served'] else 'blend'} served: {reason}", note=True)
+    else:
+        print_lines("nothing was measured, because no user has a held-out event", note=True)
+    print_lines(
+        f"ask it:   recsys recommend {workspace} --user <id>",
+        f"serve it: recsys serve {workspace}",
+        note=True,
+    )

@@ -1,0 +1,88 @@
+"""A contract over all commands: help with an example, a run as first argument, faults in words."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from docs.generators.command_line import commands
+from pipelines.cli.main import COMMANDS, GROUPS, MOVED, REMOVED, app
+from pipelines.cli.options import RunCommand, config_sources
+
+FOUND = dict(commands(get_command(app)))
+MAX_NAMES = 30
+
+
+def told(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_every_command_has_help_with_an_example_and_the_top_has_few_names() -> None:
+    for name in FOUND:
+        code, text = told(*name.split()[1:], "--help")
+        assert code == 0
+        assert name in text.split("Example", 1)[1], name
+    assert sum(len(panel.split()) for panel in COMMANDS.values()) + len(GROUPS) <= MAX_NAMES
+
+
+def test_every_command_refuses_a_place_that_is_not_there(tmp_path: Path) -> None:
+    for name, command in FOUND.items():
+        arguments = [one for one in command.params if one.param_type_name == "argument"]
+        if not arguments or name in ("recsys demo", "recsys keys add"):
+            continue
+        code, text = told(*name.split()[1:], *[str(tmp_path / "nowhere")] * len(arguments))
+        assert code == 2, name
+        assert "error" in text.lower(), name
+        assert "Traceback" not in text, name
+
+
+@pytest.mark.parametrize("name", ["gc", "release rollback", "release append", "registry send"])
+def test_a_command_that_changes_something_needs_a_run(name: str) -> None:
+    code, text = told(*name.split())
+    assert code == 2
+    assert "Missing argument 'RUN'" in text
+
+
+def test_names_of_earlier_versions_are_understood_or_name_what_took_their_place() -> None:
+    for name in MOVED:
+        further = {"tracking": ["send"], "events": ["export"], "users": ["forget"]}.get(name, [])
+        assert told(name, *further, "--help")[0] == 0
+    for name in REMOVED:
+        code, text = told(name)
+        assert code == 2
+        assert f"{name} was removed; use" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "present"),
+    [
+        ("run", ["-c", "a.toml", "-q"], ["a.toml", "-q"]),
+        ("run", ["--config=a.toml", "-w", "b"], ["a.toml", "--set", 'workspace="b"']),
+        ("run", ["--preset", "auto", "--workspace", "b"], ["b", "--preset", "auto"]),
+        ("score", ["--bundle", "b", "--config", "s"], ["b", "--serving-config", "s"]),
+        ("config check", ["s.toml", "--bundle", "b"], ["s.toml", "--bundle", "b"]),
+    ],
+)
+def test_earlier_options_become_the_first_argument(
+    name: str, given: list[str], present: list[str]
+) -> None:
+    command = FOUND[f"recsys {name}"]
+    assert isinstance(command, RunCommand)
+    assert command.present_options(given) == present
+
+
+def test_a_folder_is_read_with_the_configuration_of_its_last_run(tmp_path: Path) -> None:
+    assert config_sources(tmp_path).path == tmp_path / "config.toml"
+    assert config_sources(tmp_path, "auto").path is None
+    assert config_sources(tmp_path, "auto").config().workspace == tmp_path
+    with pytest.raises(ValueError, match=r"name a run: shop\.toml"):
+        config_sources(None)
+
+
+def test_help_waits_neither_for_torch_nor_for_polars() -> None:
+    code = "import sys, pipelines.cli.main; sys.exit(bool({'torch', 'polars'} & {*sys.modules}))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
