@@ -56,8 +56,3 @@ def test_items_that_the_base_never_met_are_centred_and_those_that_it_knows_are_n
     before = known.item_inputs(OWN)
     new_adapter(task_of(SETTINGS), known)
     assert torch.equal(known.item_inputs(OWN), before)
-
-
-def test_a_share_beyond_all_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"centred must be in \[0, 1\], got 1.5"):
-        AdapterConfig(centred=1.5)

@@ -17,18 +17,6 @@ def resident_bytes() -> int:
 
 
 @NEEDS_TRIM
-def test_what_a_stage_freed_is_not_held_in_the_next() -> None:
-    with returning_memory(every_seconds=600.0):
-        blocks = [bytearray(b"x") * 100_000 for _ in range(500)]
-        held = resident_bytes()
-        # The last block keeps those before it from being returned when they are freed.
-        last = blocks[-1]
-        blocks.clear()
-    assert held - resident_bytes() > 25_000_000
-    assert len(last) == 100_000
-
-
-@NEEDS_TRIM
 def test_what_a_stage_frees_is_returned_while_it_runs() -> None:
     with returning_memory(every_seconds=0.01):
         blocks = [bytearray(b"x") * 100_000 for _ in range(500)]

@@ -24,7 +24,7 @@ from pipelines.config.run import DataConfig, EvaluationConfig, RunConfig
 from pipelines.config.trainings import TorchrunConfig, TwoTowerTrainingConfig
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
 from pipelines.engine.launch import ERROR, explain, pass_on
-from pipelines.engine.ray_ranks import Place, set_variables, size_bundle
+from pipelines.engine.ray_ranks import size_bundle
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.engine.torchrun import Failure, num_ranks
@@ -234,15 +234,6 @@ def test_ranks_are_the_gpus_or_two_processes(monkeypatch, tmp_path: Path) -> Non
     assert size_bundle(config, {"CPU": 8}) == {"CPU": 1}
     with pytest.raises(ValueError, match=r"need 4 GPU, and the cluster has 3"):
         size_bundle(config, {"CPU": 8, "GPU": 3})
-
-
-def test_ranks_meet_at_the_first_and_use_the_network_if_nodes_are_several() -> None:
-    places = [Place("a", "one", "10.0.0.1", 5), Place("a", "one", "10.0.0.1", 6)]
-    found = set_variables([*places, Place("b", "two", "10.0.0.2", 7)])
-    assert [one["RANK"] for one in found] == ["0", "1", "2"]
-    assert [one["LOCAL_WORLD_SIZE"] for one in found] == ["2", "2", "1"]
-    assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in found} == {("10.0.0.1", "5")}
-    assert "GLOO_SOCKET_IFNAME" in set_variables(places)[0]
 
 
 @pytest.mark.parametrize(

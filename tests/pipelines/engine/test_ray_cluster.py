@@ -20,7 +20,6 @@ from pipelines.presets.resolve import resolve
 from pipelines.scoring.job import ScoreRequest
 from pipelines.scoring.score import score
 from pipelines.stages.build_features import features_config
-from pipelines.tuning.study import tune
 from recsys.content.embedding_cache import encode_cached
 from tests.conftest import TINY_SHOP
 from tests.recsys.testing.synthetic import markov_world, write_csv
@@ -137,20 +136,6 @@ def test_texts_encoded_on_the_cluster_have_the_vectors_of_texts_encoded_here(
     assert np.abs(there - here).max() < 2e-3
     # What is kept is read, not encoded.
     assert np.array_equal(encode_cached(texts, encoder, tmp_path / "there"), there)
-
-
-def test_trials_on_the_cluster_are_proposed_as_others_end(
-    cluster, shop: Path, tmp_path: Path
-) -> None:
-    config = resolve(
-        shop / "shop.toml", preset=None, assignments=["engine=ray", f"workspace={tmp_path}"]
-    )
-    said: list[str] = []
-    over = ["item_to_item.window=2..30"]
-    found = tune(config, over, tmp_path / "tune", said.append, num_trials=3)
-    assert [one["number"] for one in found["trials"]] == list(range(3))
-    assert all(one["metric"] is not None for one in found["trials"])
-    assert len(said) == 3
 
 
 @pytest.mark.slow

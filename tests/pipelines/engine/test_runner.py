@@ -1,7 +1,7 @@
 import json
 import os
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,51 +79,42 @@ def result(config: TinyConfig) -> int:
     return int(json.loads((config.workspace / "add_up/sum.json").read_text()))
 
 
-def test_second_run_skips_what_would_come_out_the_same(config: TinyConfig) -> None:
+def test_a_stage_runs_again_if_what_makes_it_changed(config: TinyConfig, tmp_path: Path) -> None:
     assert run(config) == {"multiply": "ran", "add_up": "ran"}
     assert result(config) == 12
-    assert run(config) == {"multiply": "skipped", "add_up": "skipped"}
+    both, second, first = ("ran", "ran"), ("skipped", "ran"), ("ran", "skipped")
+    moved = replace(config, numbers=Numbers(path=tmp_path / "moved.json"))
+    tripled = replace(moved, numbers=replace(moved.numbers, factor=3))
 
+    def told(changed: TinyConfig, **options: Any) -> tuple[str, str]:
+        outcome = run(changed, **options)
+        return outcome["multiply"], outcome["add_up"]
 
-def test_changed_settings_run_the_stages_they_shape(config: TinyConfig, tmp_path: Path) -> None:
-    run(config)
-    other_report = TinyConfig(
-        workspace=config.workspace, numbers=config.numbers, report={"title": "x"}
-    )
-    assert run(other_report) == {"multiply": "skipped", "add_up": "ran"}
-    other_factor = TinyConfig(
-        workspace=config.workspace, numbers=Numbers(path=config.numbers.path, factor=3)
-    )
-    assert run(other_factor) == {"multiply": "ran", "add_up": "ran"}
-    assert result(config) == 18
-
-
-def test_raw_files_count_by_content_not_by_place(config: TinyConfig, tmp_path: Path) -> None:
-    run(config)
-    moved = tmp_path / "moved.json"
-    config.numbers.path.rename(moved)
-    again = TinyConfig(workspace=config.workspace, numbers=Numbers(path=moved))
-    assert run(again) == {"multiply": "skipped", "add_up": "skipped"}
-    moved.write_text("[1, 2, 4]")
-    assert run(again) == {"multiply": "ran", "add_up": "ran"}
-    assert result(config) == 14
-
-
-def test_equal_output_stops_the_ripple(config: TinyConfig) -> None:
-    run(config)
-    config.numbers.path.write_text("[1,   2, 3]")
-    assert run(config) == {"multiply": "ran", "add_up": "skipped"}
-
-
-def test_missing_output_file_is_made_again(config: TinyConfig) -> None:
-    run(config)
+    assert told(config) == ("skipped", "skipped")
+    assert told(replace(config, report={"title": "x"})) == second
+    assert told(config) == second
+    assert told(config, force=["multiply"]) == first
     (config.workspace / "multiply/product.json").unlink()
-    assert run(config) == {"multiply": "ran", "add_up": "skipped"}
+    assert told(config) == first, "a file of the artefact is gone"
+    config.numbers.path.write_text("[1,   2, 3]")
+    assert told(config) == first, "equal output stops the ripple"
+    config.numbers.path.rename(moved.numbers.path)
+    assert told(moved) == ("skipped", "skipped"), "files count by content"
+    moved.numbers.path.write_text("[1, 2, 4]")
+    assert told(moved) == both
+    assert result(config) == 14
+    assert told(tripled) == both
+    assert result(config) == 21
 
 
-def test_forced_stage_runs_again(config: TinyConfig) -> None:
-    run(config)
-    assert run(config, force=["multiply"]) == {"multiply": "ran", "add_up": "skipped"}
+def test_what_a_stage_lacks_is_named(config: TinyConfig) -> None:
+    with pytest.raises(
+        ValueError, match=r"add_up reads the artefact of multiply.*--until multiply"
+    ):
+        run(config, STAGES[1:])
+    config.numbers.path.unlink()
+    with pytest.raises(ValueError, match=r"numbers: there is no file .*numbers\.json"):
+        run(config)
 
 
 def test_manifest_holds_what_repeats_and_run_what_does_not(config: TinyConfig) -> None:
@@ -141,19 +132,6 @@ def test_manifest_holds_what_repeats_and_run_what_does_not(config: TinyConfig) -
     manifest = json.loads(before["multiply"])
     assert manifest["config"] == {"numbers": {"factor": 2}}
     assert manifest["rows"] == {"in": 3, "out": 3}
-
-
-def test_stage_without_its_input_says_which_to_run(config: TinyConfig) -> None:
-    with pytest.raises(
-        ValueError, match=r"add_up reads the artefact of multiply.*--until multiply"
-    ):
-        run(config, STAGES[1:])
-
-
-def test_missing_raw_file_is_named(config: TinyConfig) -> None:
-    config.numbers.path.unlink()
-    with pytest.raises(ValueError, match=r"numbers: there is no file .*numbers\.json"):
-        run(config)
 
 
 def test_failed_stage_leaves_no_artifact_and_keeps_what_came_before(config: TinyConfig) -> None:

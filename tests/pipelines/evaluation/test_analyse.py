@@ -83,13 +83,6 @@ def analysis(known: Background) -> SplitAnalysis:
     return analyse_split(results, known, CONFIG, lengths=lengths, baseline="good", seed=0)
 
 
-def test_background_counts_training_events_only(known: Background) -> None:
-    assert known.popularity.tolist() == [0, 3, 2, 1, 0, 0]
-    assert known.histories.lengths().tolist() == [0, 2, 2, 2, 0]
-    assert known.num_users == 3
-    assert known.category_names == ["", "garden", "kitchen"]
-
-
 def test_intervals_hold_the_means(analysis: SplitAnalysis) -> None:
     assert (analysis.num_users, analysis.num_targets) == (4, 4)
     found = analysis.models["good"].intervals
@@ -139,9 +132,7 @@ def test_lists_are_measured_beyond_accuracy(analysis: SplitAnalysis) -> None:
             "popularity_lift@2": (2 / 3) / (7 / 3) - 1,
         }
     )
-
-
-def test_what_empty_lists_leave_undefined_is_absent(analysis: SplitAnalysis) -> None:
+    # What empty lists leave undefined is absent.
     assert analysis.models["poor"].beyond_accuracy == pytest.approx(
         {"coverage@2": 0, "gini@2": 0, "miscalibration@2": -log(0.01)}
     )

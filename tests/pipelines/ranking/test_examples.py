@@ -5,9 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-import pytest
 
-from pipelines.config.trainings import RankerTrainingConfig
 from pipelines.inputs.tensors import HeldOut
 from pipelines.ranking.artefact import served_ranker
 from pipelines.ranking.examples import read_outcomes
@@ -87,17 +85,3 @@ def test_a_ranker_that_lost_or_was_never_trained_is_not_released(tmp_path: Path)
     assert served_ranker(tmp_path) is None
     (tmp_path / "ranker.json").write_text('{"served": true}')
     assert served_ranker(tmp_path) == tmp_path / "ranker"
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"num_candidates": 30},
-        {"num_random": 0},
-        {"share_held_back": 1.0},
-        {"refit_share": 0.0},
-    ],
-)
-def test_settings_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        RankerTrainingConfig(**wrong)  # type: ignore[arg-type]

@@ -55,15 +55,6 @@ def test_the_latest_train_events_are_queries_with_what_precedes_them() -> None:
     assert before.train_end.tolist() == before.offsets[1:].tolist() == [0, 17, 17, 19, 19]
 
 
-def test_no_retriever_is_refitted_on_a_held_back_event() -> None:
-    whole = inputs()
-    held_back = hold_back(whole, RankerTrainingConfig(max_held_back=9), seed=0)
-    users = whole.sequences.users_of(held_back.held_out.positions)
-    known = held_back.inputs.sequences
-    for user, item in zip(users, held_back.held_out.targets.values.tolist(), strict=True):
-        assert item not in known.item_rows[known.offsets[user] : known.offsets[user + 1]]
-
-
 def test_queries_are_sampled_by_the_seed() -> None:
     config = RankerTrainingConfig(max_held_back=10, share_held_back=0.9, max_queries=5)
     first, again, other = (hold_back(inputs(), config, seed) for seed in (1, 1, 2))

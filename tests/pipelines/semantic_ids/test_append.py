@@ -13,13 +13,11 @@ from pipelines.semantic_ids.append import (
     give_ids,
     load_bundle_quantizer,
     matching_store,
-    publish_ids,
     published_ids,
 )
 from pipelines.semantic_ids.store import SemanticIdStore
 from recsys.content.encoder import HashEncoder
 from recsys.semantic_ids import lifecycle
-from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import ContentSource, publish
 from serving.bundle.write import write_bundle
@@ -157,42 +155,20 @@ def test_a_killed_append_gives_the_same_ids_again(bundles: Path, store: Semantic
     assert bundle.semantic_ids.extended(second).version == version
 
 
-@pytest.mark.parametrize("what", ["quantizer", "rows"])
 def test_store_of_another_bundle_is_left_alone(
-    bundles: Path, what: str, capsys: pytest.CaptureFixture[str]
+    bundles: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = load_bundle(bundles / "current")
     own = bundle.semantic_ids
     assert own is not None
     store = SemanticIdStore(bundles / "semantic_ids")
-    if what == "quantizer":
-        content = torch.from_numpy(vectors(*range(1, 41), bundles=bundles))
-        other = ResidualKMeans.fit(content, ResidualKMeansConfig(level_sizes=(5, 5, 5), seed=9))
-        store.publish(replace(own.ids, quantizer_digest=other.digest), other, ITEM_IDS, ORIGIN)
-    else:
-        store.publish(own.ids, load_bundle_quantizer(own), ITEM_IDS[::-1], ORIGIN)
+    store.publish(own.ids, load_bundle_quantizer(own), ITEM_IDS[::-1], ORIGIN)
     version = store.current()
     assert matching_store(bundles, bundle) is None
     assert "the next run assigns others" in " ".join(capsys.readouterr().err.split())
     new = published_ids(bundle, bundles, ["a"], vectors(3, bundles=bundles))
     assert new.id_rows.tolist() == [41]
     assert SemanticIdStore(bundles / "semantic_ids").current() == version
-
-
-def test_ids_published_meanwhile_are_refused(bundles: Path, store: SemanticIdStore) -> None:
-    bundle = load_bundle(bundles / "current")
-    own = bundle.semantic_ids
-    assert own is not None
-    content = vectors(3, 4, bundles=bundles)
-    beside = matching_store(bundles, bundle)
-    assert beside is not None
-    new = give_ids(own, ["a"], content[:1], beside)
-    published_ids(bundle, bundles, ["b"], content[1:])
-    with pytest.raises(ValueError, match="IDs were published meanwhile"):
-        publish_ids(["a"], new, beside)
-
-
-# ---- the command
 
 
 def test_bundle_published_meanwhile_is_not_replaced(

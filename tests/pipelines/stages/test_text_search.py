@@ -69,13 +69,3 @@ def test_a_search_is_fitted_on_items_that_its_tower_did_not_see(small_world):
     )
     assert set(judged.targets) <= kept - {num_items}
     assert torch.isfinite(fitted.item_vectors).all()
-
-
-def test_a_catalogue_without_texts_has_no_search(small_world):
-    inputs = small_world.inputs("given")
-    bare = catalogue(3).with_columns(title=pl.lit(None, pl.String), categories=pl.lit(None))
-    queries = EvaluationQueries.of(inputs, "validation", RetrievalSettings())
-    blend = ProfileBlend.unlearned(fusion_profile(["popularity"], {"popularity": 1.0}))
-    counts = inputs.item_counts("train")
-    found = fit_text_search(item_texts(bare), TextTowerConfig(), queries, {}, blend, counts, 0)
-    assert found is None
