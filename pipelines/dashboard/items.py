@@ -1,8 +1,10 @@
-"""Page ``items``: exposure against merit, the fate of new items, popularity bias, one item."""
+"""Page ``items``: exposure against merit, the fate of rare items, popularity bias, one item.
+
+Axes: N item rows (row 0 is padding).
+"""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,28 +12,22 @@ import numpy as np
 import polars as pl
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.answers import (
-    Answers,
-    answers,
-    has_ranks,
-    served_model,
+from pipelines.dashboard.data.answers import LISTED, Answers, answers, has_ranks, served_model
+from pipelines.dashboard.data.items import (
+    cut_window,
+    item_row,
+    item_words,
+    read_items,
+    title_matches,
 )
-from pipelines.dashboard.data.items import RunCatalogue, read_catalogue
-from pipelines.dashboard.data.sides import (
-    k_control,
-    one_run,
-    run_control,
-    suggest_runs,
-)
-from pipelines.dashboard.data.windows import window_rows
-from pipelines.dashboard.exposure import LISTED, NAMES, Exposure, count_exposure
+from pipelines.dashboard.data.sides import k_control, one_run, run_control, suggest_runs
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.run import Run
+from pipelines.evaluation.per_user import RANK
 from pipelines.pages.charts import (
     colors_of,
     counts,
     figure,
-    interval_chart,
     numbers,
     share_chart,
     shares,
@@ -61,7 +57,11 @@ MISSING = (
     "dashboard with --root at its folder."
 )
 DRAWN = 4
-Z95 = 1.959964
+"""Models that are drawn next to the chosen one."""
+BUCKETS = ("none", "1", "2-4", "5-9", "10-19", "20-49", "50-99", "100 or more")
+BOUNDS = (1, 2, 5, 10, 20, 50, 100)
+"""Least training events of each bucket but the first."""
+COLUMNS = ("title", "categories", "events", "shown", "wanted", "hits", "ratio")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,19 +72,55 @@ class ItemsView:
     run: Run
     found: Answers
     features: Path
-    catalogue: RunCatalogue
     model: str
     k: int
 
-    def exposure(self, model: str) -> Exposure:
-        """Count a model's lists."""
-        events = self.catalogue.num_events
-        return count_exposure(self.context, self.run, self.found, model, self.k, events)
+    def exposure(self, model: str) -> pl.DataFrame:
+        """Count a model's lists by item; kept until they change."""
+        key = ("exposure", self.run.key, model, self.k)
+        return self.context.tables.get(key, self.found.files, lambda: self._count(model))
 
-    @property
-    def models(self) -> list[str]:
-        """The chosen model, then others, those whose lists are served before their members."""
-        return [self.model, *(one for one in reversed(self.found.models) if one != self.model)]
+    def _count(self, model: str) -> pl.DataFrame:
+        items = read_items(self.context, self.features)
+        return count_exposure(items, self.found.table, model, self.k)
+
+
+def count_exposure(items: pl.DataFrame, table: Path, model: str, k: int) -> pl.DataFrame:
+    """Add to each item how often it is among the first ``k`` of a list, held out, and found.
+
+    Returns:
+        The items with shown, wanted, hits, bucket (of training events, 0 to 7), and ratio: share of
+        the places over share of the training events; null without either.
+    """
+    name, frame = f"top_k_{model}", pl.scan_parquet(table)
+    try:
+        if name not in frame.collect_schema():
+            raise NotFoundError(f"{table.name} keeps no lists of {model}")
+        listed = pl.col(name).list.head(k)
+        read = frame.select("user_row", "item_row", f"{RANK}{model}", listed).collect()
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise NotFoundError(f"{table} cannot be read: {error}") from error
+
+    def counted(rows: pl.Series) -> pl.Series:
+        inside = rows.drop_nulls().to_numpy()
+        inside = inside[(inside > 0) & (inside < len(items))]
+        return pl.Series(np.bincount(inside, minlength=len(items)).astype(np.int64))
+
+    # A user with several held-out items has one list.
+    lists = read.unique("user_row", keep="first")[name]
+    hit = read.filter(pl.col(f"{RANK}{model}").is_between(1, k))
+    shown, events = pl.col("shown"), pl.col("events")
+    merit = events / pl.max_horizontal(events.sum(), 1)
+    return (
+        items.with_columns(
+            shown=counted(lists.explode()),
+            wanted=counted(read["item_row"]),
+            hits=counted(hit["item_row"]),
+            bucket=pl.Series(np.searchsorted(BOUNDS, items["events"].to_numpy(), side="right")),
+        )
+        .with_columns(ratio=shown / pl.max_horizontal(shown.sum(), 1) / merit)
+        .with_columns(pl.col("ratio").fill_nan(None))
+    )
 
 
 def read_shown(context: Context, query: Query) -> ItemsView:
@@ -101,7 +137,6 @@ def read_shown(context: Context, query: Query) -> ItemsView:
         run=run,
         found=found,
         features=found.features,
-        catalogue=read_catalogue(context, found.features),
         model=query.choice("model", found.models, served_model(run, found.models)),
         k=query.number("k", 10, least=1, most=LISTED),
     )
@@ -110,49 +145,72 @@ def read_shown(context: Context, query: Query) -> ItemsView:
 def build(context: Context, query: Query) -> Page:
     """Build the page."""
     shown = read_shown(context, query)
-    own = shown.exposure(shown.model)
-    compared = {model_label(name): shown.exposure(name) for name in shown.models[: DRAWN + 1]}
-    first: list[Block] = []
+    # Lists that are served come before those of their members.
+    others = [one for one in reversed(shown.found.models) if one != shown.model]
+    exposures = {model_label(one): shown.exposure(one) for one in (shown.model, *others)}
+    own, label = shown.exposure(shown.model), model_label(shown.model)
+    first: list[Section] = []
     notices = []
     if item_id := query.text("item"):
-        row = shown.catalogue.row_of(item_id)
+        row = item_row(own, item_id)
         if row is None:
             notices.append(
                 f"no item {item_id!r} in {shown.run.name}; search the table below by its title"
             )
         else:
-            first.append(with_origins(_item_section(shown, own, row), [shown.run.origin]))
+            first.append(_item_section(shown, own, row))
+    drawn = dict(list(exposures.items())[: DRAWN + 1])
     parts: list[tuple[str, str, Block]] = [
-        ("exposure", "Exposure against merit", _exposure_chart(own, compared)),
-        ("fate", "The fate of new and rare items", _fate(shown.k, compared)),
-        ("bias", "Popularity bias", _bias_table(shown)),
+        ("exposure", "Exposure against merit", _exposure_chart(own, drawn)),
+        ("fate", "The fate of new and rare items", _fate(shown.k, drawn)),
+        ("bias", "Popularity bias", _bias_table(exposures)),
         ("all", "All items", _items_table()),
     ]
     sections = [Section(key=key, title=title, blocks=[block]) for key, title, block in parts]
-    label, models = model_label(shown.model), {one: model_label(one) for one in shown.found.models}
+    coverage, _, top = _evenness(own)
     return Page(
         title=f"Items: {label}",
-        lead=f"The first {shown.k} of {label} show {own.coverage:.0%} of {len(own.shown) - 1:,} "
-        f"items; 1% of the items take {own.top_share:.0%} of the places.",
-        blocks=[*first, *(with_origins(one, [shown.run.origin]) for one in sections)],
+        lead=f"The first {shown.k} of {label} show {coverage:.0%} of {len(own) - 1:,} "
+        f"items; 1% of the items take {top:.0%} of the places.",
+        blocks=[with_origins(one, [shown.run.origin]) for one in (*first, *sections)],
         controls=[
             *run_control(context, shown.run, clears=("model", "item")),
-            select("model", "Model", shown.model, models),
+            select(
+                "model", "Model", shown.model, {one: model_label(one) for one in shown.found.models}
+            ),
             k_control(shown.k, LISTED),
         ],
         notices=notices,
     )
 
 
-def _exposure_chart(own: Exposure, compared: dict[str, Exposure]) -> Chart:
+def _by_bucket(exposure: pl.DataFrame, counted: pl.Expr) -> list[int]:
+    """Sum over the items of each bucket."""
+    sums = exposure[1:].group_by("bucket").agg(counted.sum().alias("sum"))
+    found = dict(sums.select("bucket", "sum").iter_rows())
+    return [int(found.get(place, 0)) for place in range(len(BUCKETS))]
+
+
+def _evenness(exposure: pl.DataFrame) -> tuple[float, float, float]:
+    """Compute coverage, Gini coefficient, and the share of places of the top 1% of items."""
+    ordered = np.sort(exposure["shown"].to_numpy()[1:]).astype(np.float64)
+    if not ordered.sum():
+        return 0.0, 0.0, 0.0
+    place, num = np.arange(1, len(ordered) + 1), len(ordered)
+    gini = ((2 * place - num - 1) * ordered).sum() / (ordered.sum() * num)
+    top = ordered[::-1][: max(1, round(num / 100))].sum() / ordered.sum()
+    return float((ordered > 0).mean()), float(gini), float(top)
+
+
+def _exposure_chart(own: pl.DataFrame, drawn: dict[str, pl.DataFrame]) -> Chart:
     """Stack the buckets of events: catalogue, training, held-out events, and each model's lists."""
     parts = {
-        "items of the catalogue": own.by_bucket(np.ones(len(own.shown), np.int64)),
-        "training events": own.by_bucket(own.num_events),
-        "held-out events": own.by_bucket(own.wanted),
-        **{label: one.by_bucket(one.shown) for label, one in compared.items()},
+        "items of the catalogue": _by_bucket(own, pl.col("bucket") >= 0),
+        "training events": _by_bucket(own, pl.col("events")),
+        "held-out events": _by_bucket(own, pl.col("wanted")),
+        **{label: _by_bucket(one, pl.col("shown")) for label, one in drawn.items()},
     }
-    names = [f"{name} events" for name in NAMES]
+    names = [f"{name} events" for name in BUCKETS]
     return figure(
         share_chart,
         "exposure-chart",
@@ -161,9 +219,9 @@ def _exposure_chart(own: Exposure, compared: dict[str, Exposure]) -> Chart:
         "events. More of the last colours: popular items are shown more than they are wanted.",
         [*texts("of", "training events"), *counts("number"), *shares("share")],
         [
-            (label, name, number, number / max(1, int(found.sum())))
+            (label, name, number, number / max(1, sum(found)))
             for label, found in parts.items()
-            for name, number in zip(names, found.tolist(), strict=True)
+            for name, number in zip(names, found, strict=True)
         ],
         "label series - share",
         colors=colors_of(names),
@@ -172,54 +230,40 @@ def _exposure_chart(own: Exposure, compared: dict[str, Exposure]) -> Chart:
     )
 
 
-def wilson(hits: int, total: int) -> tuple[float, float]:
-    """Compute the interval of a share at 95% (Wilson, 1927)."""
-    share, z = hits / total, Z95**2 / total
-    middle, half = share + z / 2, Z95 * math.sqrt(share * (1 - share) / total + z / (4 * total))
-    return (middle - half) / (1 + z), (middle + half) / (1 + z)
-
-
-def _fate(k: int, compared: dict[str, Exposure]) -> Chart:
-    """Draw how often an item is found that a user wanted, by the item's training events."""
+def _fate(k: int, drawn: dict[str, pl.DataFrame]) -> Table:
+    """Tabulate how often an item is found that a user wanted, by the item's training events."""
     rows: list[tuple[Cell, ...]] = []
-    for label, one in compared.items():
-        ones = np.ones(len(one.shown), np.int64)
-        groups = (ones, (one.shown > 0).astype(np.int64), one.wanted, one.hits)
-        parts = zip(*(one.by_bucket(group).tolist() for group in groups), strict=True)
-        for bucket, (items, listed, wanted, hits) in zip(NAMES, parts, strict=True):
-            ends = wilson(hits, wanted) if wanted else (None, None)
-            share = hits / wanted if wanted else None
-            rows.append((label, bucket, items, listed, wanted, hits, share, *ends))
-    drawn = {row[1] for row in rows if row[4]}
-    return figure(
-        interval_chart,
-        "fate-chart",
-        f"Held-out items found in the first {k}",
-        "By training events of the item, with 95% intervals. At 'none' a model can only "
-        "know the item's text. The table says how many such items are listed at all.",
-        [
+    for label, one in drawn.items():
+        counted = (pl.col("shown") > 0, pl.col("wanted"), pl.col("hits"))
+        sums = (_by_bucket(one, column) for column in counted)
+        for bucket, shown, wanted, hits in zip(BUCKETS, *sums, strict=True):
+            rows.append((label, bucket, shown, wanted, hits, hits / wanted if wanted else None))
+    return Table(
+        key="fate-table",
+        title=f"Held-out items found in the first {k}",
+        note="By training events of the item. At 'none' a model can only know the item's text.",
+        columns=[
             *texts("model", "training events"),
-            *counts("items", "listed", "held-out", "found"),
-            *shares("share found", "low", "high"),
+            *counts("items listed", "held-out", "found"),
+            *shares("share found"),
         ],
-        rows,
-        "series label - - - - mean low high",
-        colors=colors_of(list(compared)),
-        shown=lambda row: bool(row[4]),
-        x_title=f"share of the held-out items in the first {k}",
-        labels=[name for name in NAMES if name in drawn],
+        rows=rows,
+        page_length=len(BUCKETS),
     )
 
 
-def _bias_table(shown: ItemsView) -> Table:
+def _bias_table(exposures: dict[str, pl.DataFrame]) -> Table:
     """Tabulate how popular each model's lists are against what users wanted."""
+
+    def mean_events(one: pl.DataFrame, column: str) -> float:
+        weights = one[column].to_numpy()[1:]
+        return float((weights * one["events"].to_numpy()[1:]).sum() / max(1, weights.sum()))
+
     rows: list[list[Cell]] = []
-    for name in shown.models:
-        one = shown.exposure(name)
-        lists, wanted = one.mean_events(one.shown), one.mean_events(one.wanted)
+    for label, one in exposures.items():
+        lists, wanted = mean_events(one, "shown"), mean_events(one, "wanted")
         lift = lists / wanted - 1 if wanted else None
-        evenness = (one.coverage, one.gini, one.top_share)
-        rows.append([model_label(name), lists, wanted, lift, *evenness])
+        rows.append([label, lists, wanted, lift, *_evenness(one)])
     return Table(
         key="bias-table",
         title="Popularity of lists, by model",
@@ -256,44 +300,35 @@ def _items_table() -> Table:
 def window_of_items(context: Context, query: Query, window: Window) -> Rows:
     """Return a window of the table of items."""
     shown = read_shown(context, query)
-    own = shown.exposure(shown.model)
-    known = shown.catalogue
-    there = (known.item_ids != "").to_numpy()
-    kept = np.flatnonzero(known.matching(window.search) & there)
-    numbers_ = (own.num_events, own.shown, own.wanted, own.hits)
-    part = window_rows(kept, (known.titles, known.categories, *numbers_, own.ratio), window, 6)
+    known = shown.exposure(shown.model).filter(pl.col("item_id") != "")
+    kept = known.filter(title_matches(window.search)) if window.search else known
     found: list[list[Cell | LinkedCell]] = []
-    for row in part.tolist():
-        ratio = float(own.ratio[row])
-        exposure = None if math.isnan(ratio) else ratio if math.isfinite(ratio) else "\u221e"
-        parameters = {"run": shown.run.key, "model": shown.model, "item": known.item_id(row)}
+    for one in cut_window(kept, window, COLUMNS, "ratio").iter_rows(named=True):
+        parameters = {"run": shown.run.key, "model": shown.model, "item": one["item_id"]}
         link = Link(label="about this item", page="items", parameters=parameters)
-        title = LinkedCell(text=known.title(row), link=link)
-        found.append([title, known.categories[row], *(int(one[row]) for one in numbers_), exposure])
-    return Rows(total=int(there.sum()), found=len(kept), rows=found)
+        ratio = "\u221e" if one["ratio"] == np.inf else one["ratio"]
+        cells = [one[name] for name in COLUMNS[1:-1]]
+        found.append([LinkedCell(text=one["title"], link=link), *cells, ratio])
+    return Rows(total=len(known), found=len(kept), rows=found)
 
 
-def _item_section(shown: ItemsView, own: Exposure, row: int) -> Section:
+def _item_section(shown: ItemsView, own: pl.DataFrame, row: int) -> Section:
     """Show the numbers of one item."""
-    known, item_id = shown.catalogue, shown.catalogue.item_id(row)
-    users = pl.scan_parquet(shown.found.table).select(pl.col("user_row").n_unique())
-    lists = max(1, int(users.collect().item()))
-    share = f"{own.shown[row] / lists:.2%} of the lists, first {shown.k}"
-    bucket = f"bucket {NAMES[int(own.bucket[row])]}"
-    rows = (
-        ("Training events", f"{known.num_events[row]:,}", bucket),
-        ("In lists", f"{own.shown[row]:,}", share),
-        ("Held-out", f"{own.wanted[row]:,}", "queries wanted it"),
-        ("Found", f"{own.hits[row]:,}", f"in the first {shown.k}"),
+    item_id, title, note = item_words(own, row)
+    one = own.row(row, named=True)
+    parts = (
+        ("Training events", one["events"], f"bucket {BUCKETS[one['bucket']]}"),
+        ("In lists", one["shown"], f"of users, first {shown.k}"),
+        ("Held-out", one["wanted"], "queries wanted it"),
+        ("Found", one["hits"], f"in the first {shown.k}"),
     )
-    tiles = [Tile(label=label, value=value, note=note) for label, value, note in rows]
-    parameters = {"run": shown.run.key, "item": item_id}
-    link = Link(label="Users who wanted it", page="why", parameters=parameters)
+    tiles = [Tile(label=label, value=f"{value:,}", note=words) for label, value, words in parts]
     blocks: list[Block] = [Tiles(tiles=tiles)]
-    if own.wanted[row]:
+    if one["wanted"]:
+        parameters = {"run": shown.run.key, "item": item_id}
+        link = Link(label="Users who wanted it", page="why", parameters=parameters)
         blocks.append(Words(lines=["Next:"], links=[link]))
-    kinds = f"{known.categories[row]}. " if known.categories[row] else ""
-    return Section(key="item", title=known.title(row), note=f"{kinds}Id {item_id}.", blocks=blocks)
+    return Section(key="item", title=title, note=f"{note}. Id {item_id}.", blocks=blocks)
 
 
 ENTRY = PageEntry(

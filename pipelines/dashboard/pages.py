@@ -14,7 +14,7 @@ from pipelines.dashboard.runs.runs import ENTRY as RUNS
 from pipelines.dashboard.semantic_ids import ENTRY as SEMANTIC_IDS
 from pipelines.dashboard.service.serving import ENTRY as SERVING
 from pipelines.dashboard.summary import ENTRY as SUMMARY
-from pipelines.dashboard.why.why import ENTRY as WHY
+from pipelines.dashboard.why import ENTRY as WHY
 
 PAGES: tuple[PageEntry, ...] = (
     # One a line, in the navigation's order.

@@ -8,20 +8,20 @@ from dataclasses import replace
 
 from pipelines.dashboard.compare.blocks import (
     difference_row,
+    difference_words,
     differences_chart,
     measures_table,
     warnings,
 )
 from pipelines.dashboard.compare.gate import (
     PairJudgement,
-    difference_words,
     judge_sides,
     recorded_answer,
 )
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.answers import SERVED, Side
 from pipelines.dashboard.data.measures import read_measures
-from pipelines.dashboard.data.paired import Pairs, join_pairs
+from pipelines.dashboard.data.pairs import Pairs, join_pairs
 from pipelines.dashboard.data.sides import (
     choose_sides,
     controls,
@@ -105,7 +105,7 @@ def build(context: Context, query: Query) -> Page:
             words_section("rule", "How this is decided", rule(judged)),
         ],
         controls=controls(context, sides, at_most=2),
-        notices=[*warnings(pairs.known, names), *pairs.slicings.problems],
+        notices=[*warnings(pairs, names), *pairs.slices.problems],
     )
 
 
@@ -173,7 +173,7 @@ def tiles(judged: PairJudgement, pairs: Pairs) -> list[Tile]:
         )
         for metric, one in judged.overall.items()
     ]
-    users = f"{pairs.known.num_users:,}"
+    users = f"{pairs.num_users:,}"
     found.append(Tile(label="Users compared", value=users, note="same held-out items"))
     losses = judged.compared.losses
     lost = sum(one.harmed for one in losses)
@@ -208,8 +208,7 @@ def slices_section(judged: PairJudgement, pairs: Pairs, sides: Sequence[Side]) -
     def add(label: str, one: Paired, shown: str, *, is_drawn: bool) -> None:
         if one.champion > 0:
             drawn.extend([label] if is_drawn else [])
-            ends = (one.relative, *one.relative_interval)
-            rows.append(difference_row(label, "B", ends, difference_words(one) + shown))
+            rows.append(difference_row(label, "B", one, shown))
 
     for name, whole in judged.overall.items():
         add(f"All queries, {metric_label(name)}", whole, "", is_drawn=True)
@@ -218,7 +217,6 @@ def slices_section(judged: PairJudgement, pairs: Pairs, sides: Sequence[Side]) -
         is_drawn = loss.name in named or loss.name.partition("/")[0] in DRAWN
         add(slice_label(loss.name), loss.found, shown, is_drawn=is_drawn)
     chart = differences_chart(
-        "slices",
         f"B against A, {metric_label(config.deciding_metric)} by slice",
         f"Each line is where the true difference may lie, at {config.confidence:.0%}. B is refused "
         f"if a loss of more than {config.max_slice_loss:.0%} is shown in a slice. The table has "
@@ -226,9 +224,9 @@ def slices_section(judged: PairJudgement, pairs: Pairs, sides: Sequence[Side]) -
         f"what is shown, corrected over all (Holm, {config.paired().slice_error:.0%}).",
         rows,
         sides,
-        drawn,
+        drawn=drawn,
     )
-    groups = ", ".join(group_label(one) for one in pairs.slicings.groups)
+    groups = ", ".join(group_label(one) for one in pairs.slices.single)
     return Section(
         key="slices-section",
         title="For whom",

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from pipelines.dashboard.data.answers import Joined, Side
+from pipelines.dashboard.data.answers import Side
 from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
+from pipelines.dashboard.data.pairs import Pairs
 from pipelines.dashboard.data.sides import origins
 from pipelines.pages.charts import Row, colors_of, figure, interval_chart, numbers, texts
-from pipelines.pages.document import Cell, Chart, Column, LinkedCell, Table
+from pipelines.pages.document import Cell, Chart, Column, Table
 from pipelines.pages.wording import metric_label, metric_meaning
+from recsys.evaluation.paired import Paired
 
 FEW = 0.5
 """Share of a side's queries below which those in common may not represent all."""
 DATA_SETTINGS = ("data.", "splits.", "evaluation.", "features.")
-COST_NOTES = {
-    "seconds": "all stages of the run together; comparable on the same machine only",
-    "peak_memory": "of the stage that needed most",
-    "bundle_bytes": "all files of the bundle",
-    "list_ms": "median time in which the release gate had a list made; load is on the page Serving",
-}
 
 
-def warnings(known: Joined, names: Sequence[str]) -> list[str]:
+def warnings(pairs: Pairs, names: Sequence[str]) -> list[str]:
     """List what makes sides less comparable, and the queries that are left out."""
     found = []
-    first = known.sides[0].run
-    for one, name in zip(known.sides[1:], names[1:], strict=True):
+    first = pairs.sides[0].run
+    for one, name in zip(pairs.sides[1:], names[1:], strict=True):
         run = one.run
         if run.data_digest != first.data_digest and run.data_digest and first.data_digest:
             differing = [
@@ -44,28 +40,40 @@ def warnings(known: Joined, names: Sequence[str]) -> list[str]:
             found.append(
                 f"{name} has the settings and data of {names[0]}: they differ by chance or code."
             )
-    for dropped, name in zip(known.dropped, names, strict=True):
-        if dropped.words:
-            share = len(known) / dropped.num_queries if dropped.num_queries else 0.0
-            few = " That is few: they may not represent the others." if share < FEW else ""
+    for answered, name in zip(pairs.num_answered, names, strict=True):
+        if len(pairs) < answered:
+            few = ""
+            if len(pairs) < FEW * answered:
+                few = " That is few: they may not represent the others."
             found.append(
-                f"{len(known):,} of the {dropped.num_queries:,} queries of {name} are compared; "
-                f"left out: {dropped.words}.{few}"
+                f"{len(pairs):,} of the {answered:,} queries of {name} are compared; the others "
+                f"have another user, held-out item or number of events before it.{few}"
             )
     return found
 
 
-def difference_row(label: str, side: str, ends: Sequence[float], words: str) -> Row:
+def difference_words(found: Paired) -> str:
+    """Format a difference with its interval, such as ``+3.1% (+1.0% to +5.2%)``."""
+    low, high = found.relative_interval
+    return (
+        f"{found.relative:+.1%} ({low:+.1%} to {high:+.1%}), from {found.champion:.4f} to "
+        f"{found.challenger:.4f}, {found.num_users:,} users"
+    )
+
+
+def difference_row(label: str, side: str, found: Paired, more: str = "") -> Row:
     """Build the row of a relative difference and the ends of its interval, in percent."""
-    return (label, side, *(round(100 * value, 3) for value in ends), words)
+    ends = (found.relative, *found.relative_interval)
+    return (label, side, *(round(100 * end, 3) for end in ends), difference_words(found) + more)
 
 
 def differences_chart(
-    key: str,
     title: str,
     note: str,
     rows: Sequence[Row],
     sides: Sequence[Side],
+    *,
+    key: str = "slices",
     drawn: Collection[Cell] | None = None,
 ) -> Chart:
     """Draw the rows of `difference_row` around 0: all, or those with the given labels."""
@@ -94,33 +102,25 @@ def measures_table(
     measures: Sequence[Measures], names: Sequence[str], sides: Sequence[Side]
 ) -> Table:
     """List measures beyond accuracy and costs, a column a side."""
-    rows: list[list[Cell | LinkedCell]] = []
+    rows: list[list[Cell]] = []
     for kind in dict.fromkeys(name for one in measures for name in one.beyond_accuracy):
         values = [one.beyond_accuracy.get(kind) for one in measures]
         shown = ["not measured" if value is None else f"{value:.4g}" for value in values]
-        rows.append([metric_label(kind), *shown, _change(values), metric_meaning(kind)])
+        rows.append([metric_label(kind), *shown, metric_meaning(kind)])
     for name, label in COSTS.items() if len({one.run.key for one in sides}) > 1 else ():
-        values = [one.costs.get(name) for one in measures]
-        shown = ["not known" if value is None else cost_words(name, value) for value in values]
-        rows.append([label.capitalize(), *shown, _change(values), COST_NOTES[name]])
+        costs = [one.costs.get(name) for one in measures]
+        shown = ["not known" if cost is None else cost_words(name, cost) for cost in costs]
+        rows.append([label.capitalize(), *shown, "of the run, and of its bundle"])
     return Table(
         key="measures",
         title="Beyond accuracy, and what it costs",
-        note="Of each side's first 10 items for every measured user; costs are those of the run "
-        "and of the bundle that it released. 'not measured': the run did not.",
+        note="Of each side's first 10 items for every measured user; times and memory compare on "
+        "the same machine only.",
         columns=[
             *texts("measure"),
             *(Column(label=name, numeric=True) for name in names),
-            *numbers("change", note="From the first side to each other one"),
             *texts("what it says"),
         ],
         rows=rows,
         origins=origins(sides),
-    )
-
-
-def _change(values: Sequence[float | None]) -> str:
-    first = values[0]
-    return ", ".join(
-        f"{value / first - 1:+.1%}" if first and value is not None else "-" for value in values[1:]
     )

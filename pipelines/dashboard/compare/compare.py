@@ -1,9 +1,10 @@
-"""Page ``compare``: two to five sides on the same queries, by metric, k, slice and time."""
+"""Page ``compare``: two to five sides on the same queries, by metric, k and slice."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,14 +15,13 @@ from pipelines.dashboard.compare.blocks import (
     warnings,
 )
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.answers import DEPTH, Side, side
+from pipelines.dashboard.data.answers import DEPTH, side
 from pipelines.dashboard.data.measures import read_measures
-from pipelines.dashboard.data.paired import Moments, Pairs, interval, join_pairs, p_values
+from pipelines.dashboard.data.pairs import Mask, Pairs, join_pairs
 from pipelines.dashboard.data.sides import (
     choose_sides,
     controls,
     default_pair,
-    group_control,
     k_control,
     origins,
     pair_links,
@@ -29,53 +29,38 @@ from pipelines.dashboard.data.sides import (
     side_name,
     suggest_runs,
 )
-from pipelines.dashboard.data.slices import CROSS, CROSSED, Slicing, everything, group_label
+from pipelines.dashboard.data.slices import group_label
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.pages.charts import Row, colors_of, counts, figure, line_chart, numbers, texts
-from pipelines.pages.document import (
-    Block,
-    Cell,
-    Chart,
-    Link,
-    Page,
-    Section,
-    Table,
-    Words,
-    select,
-)
+from pipelines.pages.document import Block, Cell, Chart, Link, Page, Section, Table, Words, select
 from pipelines.pages.wording import METRICS, metric_label, metric_meaning
+from recsys.evaluation.config import PairedConfig
+from recsys.evaluation.paired import Paired, paired
 from recsys.evaluation.significance import holm
 
 KS = (1, 2, 3, 5, 10, 20, 50, 100)
 FAMILY = ("ndcg@10", "recall@10", "mrr@10", "ndcg@50", "recall@50")
-CONFIDENCE = 0.95
+RULE = PairedConfig(confidence=0.95)
 LEVEL = 0.05
 MIN_USERS = 20
 """Slices with fewer users are listed without an interval in the chart."""
-Difference = tuple[str, str, Moments, int]
-"""Label of the row, name of the side, moments, and place of the slice in them."""
 EXPORTED_GROUPS = ("item_popularity", "category", "domain")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Sides, metric and list length of the page."""
+class Difference(NamedTuple):
+    """A side against the first, by a metric or in a slice."""
 
-    pairs: Pairs
-    sides: Sequence[Side]
-    names: Sequence[str]
-    metric: str
-    """Without its k, such as ndcg."""
-    k: int
+    label: str
+    side: str
+    found: Paired
 
     @property
-    def named(self) -> str:
-        return f"{self.metric}@{self.k}"
-
-    def differences(self, slicing: Slicing, metric: str) -> list[tuple[str, Moments]]:
-        """Compute the moments of each other side against the first, by name."""
-        others = list(enumerate(self.names))[1:]
-        return [(name, self.pairs.moments(0, place, slicing, metric)) for place, name in others]
+    def p_value(self) -> float:
+        """Two-sided p-value of no difference."""
+        error = self.found.standard_error
+        if error == 0:
+            return float(self.found.difference == 0)
+        return 2 * NormalDist().cdf(-abs(self.found.difference) / error)
 
 
 def build(context: Context, query: Query) -> Page:
@@ -83,148 +68,136 @@ def build(context: Context, query: Query) -> Page:
     sides = choose_sides(context, query)
     pairs = join_pairs(context, sides)
     names = [side_name(one, sides) for one in sides]
-    single = pairs.slicings.groups
-    groups = [*single, *(CROSS.join(pair) for pair in CROSSED if {*pair} <= {*single})]
-    group = query.choice("group", groups, groups[0]) if groups else ""
-    shown = Comparison(
-        pairs=pairs,
-        sides=sides,
-        names=names,
-        metric=query.choice("metric", METRICS, "ndcg"),
-        k=query.number("k", 10, least=1, most=DEPTH),
-    )
-    if not len(pairs.known):
-        return Page(
-            title="Compare",
-            lead="These runs have no query in common, so nothing can be compared.",
-            blocks=[Words(lines=warnings(pairs.known, names), tone="bad")],
-            controls=controls(context, sides),
-        )
+    own = controls(context, sides)
+    if not len(pairs):
+        lead = "These runs have no query in common, so nothing can be compared."
+        words = Words(lines=warnings(pairs, names), tone="bad")
+        return Page(title="Compare", lead=lead, blocks=[words], controls=own)
+    groups = {one: f"By {group_label(one)}" for one in pairs.slices.groups}
+    group = query.choice("group", groups, next(iter(groups))) if groups else ""
+    metric, k = query.choice("metric", METRICS, "ndcg"), query.number("k", 10, least=1, most=DEPTH)
     measures = measures_table([read_measures(context, one) for one in sides], names, sides)
     pair = pair_parameters(sides[0], sides[1])
     summary = Link(label="A or B: which to release, and why", page="summary", parameters=pair)
-    slicing = pairs.slicings.get(group) if group else None
-    metrics = {name: METRICS[name][0].format(k="k") for name in METRICS}
+    by_slice = [_slices_section(pairs, names, group, f"{metric}@{k}")] if groups else []
     return Page(
         title="Compare " + " and ".join(names),
-        lead=f"{len(pairs.known):,} queries of {pairs.known.num_users:,} users that all of them "
-        f"answered, split {pairs.known.split}. Differences are from {names[0]}.",
+        lead=f"{len(pairs):,} queries of {pairs.num_users:,} users that all of them "
+        f"answered, split {pairs.split}. Differences are from {names[0]}.",
         blocks=[
-            *metrics_blocks(shown),
-            Section(key="by-k", title="By list length", blocks=[k_chart(shown)]),
-            *([slices_section(shown, slicing)] if slicing else []),
+            *_metrics_blocks(pairs, names, f"{metric}@{k}"),
+            Section(key="by-k", title="By list length", blocks=[_k_chart(pairs, names, metric)]),
+            *by_slice,
             Section(key="beside", title="Beyond accuracy", blocks=[measures]),
             Words(lines=["Next:"], links=[summary, *pair_links(sides)]),
         ],
         controls=[
-            *controls(context, sides),
-            select("metric", "Metric", shown.metric, metrics),
-            k_control(shown.k, DEPTH),
-            *group_control(group, groups),
+            *own,
+            select(
+                "metric", "Metric", metric, {one: METRICS[one][0].format(k="k") for one in METRICS}
+            ),
+            k_control(k, DEPTH),
+            *([select("group", "Slices", group, groups)] if groups else []),
         ],
-        notices=[*warnings(pairs.known, names), *pairs.slicings.problems],
+        notices=[*warnings(pairs, names), *pairs.slices.problems],
     )
 
 
-def run_tests(tests: Sequence[Difference]) -> tuple[list[list[Cell]], list[Row]]:
-    """Test differences, corrected together, as rows of a table and dots of a chart."""
-    adjusted = holm(np.array([p_values(found)[code] for *_, found, code in tests]))
-    rows: list[list[Cell]] = []
-    drawn = []
-    for (label, name, found, code), p_value in zip(tests, adjusted, strict=True):
-        first, second = float(found.first[code]), float(found.second[code])
-        low, high = (float(end[code]) for end in interval(found, CONFIDENCE))
-        users, difference = int(found.num_users[code]), float(found.difference[code])
-        verdict = "no difference shown"
-        if p_value <= LEVEL:
-            verdict = "better" if difference > 0 else "worse"
-        p_words = "below 0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
-        numbers_ = (users, first, second, difference, f"{low:+.4f} to {high:+.4f}")
-        rows.append([label, name, *numbers_, p_words, verdict])
-        if first > 0 and users >= MIN_USERS:
-            ends = (difference / first, low / first, high / first)
-            words = (
-                f"{ends[0]:+.1%} ({ends[1]:+.1%} to {ends[2]:+.1%}), from "
-                f"{first:.4f} to {second:.4f}, {users:,} users"
-            )
-            drawn.append(difference_row(label, name, ends, words))
-    return rows, drawn
+def _differences(
+    pairs: Pairs, names: Sequence[str], metric: str, inside: Mask | None = None
+) -> list[tuple[str, Paired]]:
+    """Compare each other side with the first, by its name."""
+    first, *others = (pairs.values(place, metric, inside) for place in range(len(names)))
+    found = (paired(first, other, RULE, resampled=False) for other in others)
+    return list(zip(names[1:], found, strict=True))
 
 
-def tests_blocks(
-    shown: Comparison, key: str, title: str, note: str, tests: Sequence[Difference]
+def _metrics_blocks(pairs: Pairs, names: Sequence[str], chosen: str) -> list[Block]:
+    """Compare by a family of metrics."""
+    tests = [
+        Difference(metric_label(metric), name, found)
+        for metric in dict.fromkeys((chosen, *FAMILY))
+        for name, found in _differences(pairs, names, metric)
+    ]
+    note = f"Means over users. {metric_label(chosen)}: {metric_meaning(chosen)}."
+    return _tests_blocks(pairs, names, "metrics", "Metrics on the same queries", note, tests)
+
+
+def _slices_section(pairs: Pairs, names: Sequence[str], group: str, metric: str) -> Section:
+    """Compare by slice of a group."""
+    tests = [
+        Difference(slice_, name, found)
+        for slice_, inside in pairs.slices.get(group).items()
+        if inside.any()
+        for name, found in _differences(pairs, names, metric, inside)
+    ]
+    title = f"{metric_label(metric)} by slice"
+    note = "A user counts in a slice by the held-out items that are in it."
+    return Section(
+        key="slices-section",
+        title=f"By {group_label(group)}",
+        blocks=_tests_blocks(pairs, names, "slice-table", title, note, tests),
+    )
+
+
+def _tests_blocks(
+    pairs: Pairs,
+    names: Sequence[str],
+    key: str,
+    title: str,
+    note: str,
+    tests: Sequence[Difference],
 ) -> list[Block]:
-    """Draw and list tests of one kind."""
-    rows, drawn = run_tests(tests)
-    kind = "slice" if key == "slice-table" else "metric"
+    """Draw and list tests of one kind, corrected together."""
+    rows: list[list[Cell]] = []
+    drawn: list[Row] = []
+    for one, p_value in zip(tests, holm(np.array([one.p_value for one in tests])), strict=True):
+        found, verdict = one.found, "no difference shown"
+        if p_value <= LEVEL:
+            verdict = "better" if found.difference > 0 else "worse"
+        p_words = "below 0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
+        means = (found.champion, found.challenger, found.difference)
+        ends = f"{found.low:+.4f} to {found.high:+.4f}"
+        rows.append([one.label, one.side, found.num_users, *means, ends, p_words, verdict])
+        if found.champion > 0 and found.num_users >= MIN_USERS:
+            drawn.append(difference_row(one.label, one.side, found))
     chart = differences_chart(
-        "slices" if kind == "slice" else "differences",
-        f"{title}: differences from {shown.names[0]}",
+        f"{title}: differences from {names[0]}",
         "Each dot is a difference as a share of the first side's mean, each line its 95% "
         "interval. A line that does not touch 0 shows a difference, before correction.",
         drawn,
-        shown.sides,
+        pairs.sides,
+        key="slices" if key == "slice-table" else "differences",
     )
     table = Table(
         key=key,
         title=title,
-        note=f"{note} Intervals hold the true difference in {CONFIDENCE:.0%} of samples of such "
-        f"users, each by itself. p is corrected for all {len(rows)} tests of this table (Holm): if "
-        f"none differed, one or more would be called different in at most {LEVEL:.0%} of cases.",
+        note=f"{note} Intervals hold the true difference in 95% of samples of such users, each by "
+        f"itself. p is corrected for all {len(rows)} tests of this table (Holm): if none differed, "
+        f"one or more would be called different in at most {LEVEL:.0%} of cases.",
         columns=[
-            *texts(kind, "side"),
+            *texts("slice" if key == "slice-table" else "metric", "side"),
             *counts("users"),
-            *numbers(shown.names[0], "side's mean", format="metric"),
+            *numbers(names[0], "side's mean", format="metric"),
             *numbers("difference", format="signed"),
-            *texts("interval", note=f"{CONFIDENCE:.0%}, of the difference"),
+            *texts("interval", note="95%, of the difference"),
             *texts("adjusted p", note="Holm, over the whole table"),
             *texts("in words"),
         ],
         rows=rows,
-        origins=origins(shown.sides),
+        origins=origins(pairs.sides),
     )
     return [chart, table] if drawn else [table]
 
 
-def metrics_blocks(shown: Comparison) -> list[Block]:
-    """Compare by a family of metrics."""
-    whole = everything(len(shown.pairs.known))
-    metrics = list(dict.fromkeys((shown.named, *FAMILY)))
-    tests = [
-        (metric_label(metric), name, found, 0)
-        for metric in metrics
-        for name, found in shown.differences(whole, metric)
-    ]
-    note = f"Means over users. {metric_label(shown.named)}: {metric_meaning(shown.named)}."
-    return tests_blocks(shown, "metrics", "Metrics on the same queries", note, tests)
-
-
-def slices_section(shown: Comparison, slicing: Slicing) -> Section:
-    """Compare by slice of the chosen slicing."""
-    tests = [
-        (slice_, name, found, code)
-        for name, found in shown.differences(slicing, shown.named)
-        for code, slice_ in enumerate(slicing.names)
-        if found.num_users[code] > 0
-    ]
-    title = f"{metric_label(shown.named)} by slice"
-    note = "A user counts in a slice by the held-out items that are in it."
-    return Section(
-        key="slices-section",
-        title=f"By {group_label(slicing.group)}",
-        blocks=tests_blocks(shown, "slice-table", title, note, tests),
-    )
-
-
-def k_chart(shown: Comparison) -> Chart:
+def _k_chart(pairs: Pairs, names: Sequence[str], metric: str) -> Chart:
     """Draw the metric of each side by the length of the list."""
-    whole = everything(len(shown.pairs.known))
-    label = METRICS[shown.metric][0].format(k="k")
-    rows: list[Row] = []
-    for k in KS:
-        for place, name in enumerate(shown.names):
-            found = shown.pairs.moments(0, place, whole, f"{shown.metric}@{k}")
-            rows.append((k, name, round(float(found.second[0]), 5)))
+    label = METRICS[metric][0].format(k="k")
+    rows: list[Row] = [
+        (k, name, round(float(pairs.values(place, f"{metric}@{k}").mean()), 5))
+        for k in KS
+        for place, name in enumerate(names)
+    ]
     return figure(
         line_chart,
         "k",
@@ -234,22 +207,22 @@ def k_chart(shown: Comparison) -> Chart:
         [*counts("k"), *texts("side"), *numbers(label, format="metric")],
         rows,
         "x series y",
-        colors=colors_of(shown.names),
+        colors=colors_of(names),
         x_title="k, places of the list",
         y_title=label,
         x_values=KS,
-        origins=origins(shown.sides),
+        origins=origins(pairs.sides),
     )
 
 
 def exports(context: Context, query: Query) -> list[Query]:
-    """Export the models of a run, and its pair by a few slicings and metrics."""
+    """Export the models of a run, and its pair by a few groups of slices and metrics."""
     try:
         pair = [context.stores.run(key) for key in query.several("runs", at_most=2)]
         if len(pair) < 2:
             pair = [*default_pair(context, query.text("run"))]
         sides = [side(run) for run in pair]
-        groups = join_pairs(context, sides).slicings.groups
+        groups = join_pairs(context, sides).slices.single
     except (NotFoundError, QueryError):
         return [query]
     variants: list[dict[str, str]] = [{}, {"metric": "recall"}, {"metric": "mrr"}]

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from pipelines.config.release import GateConfig, ReleaseConfig
+from pipelines.dashboard.compare.blocks import difference_words
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Side, answers
 from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
-from pipelines.dashboard.data.paired import Pairs
+from pipelines.dashboard.data.pairs import Mask, Pairs
 from pipelines.dashboard.data.slices import slice_label
 from pipelines.dashboard.workspaces.files import RunSettings, read_settings
 from pipelines.dashboard.workspaces.run import Run
@@ -21,7 +21,6 @@ from pipelines.pages.wording import metric_label
 from pipelines.publishing.comparison import Compared, compare
 from pipelines.publishing.same_queries import SameQueries
 from pipelines.tracking.decisions import decision_on
-from recsys.data.dataset import concatenated_ranges, ragged
 from recsys.evaluation.paired import Paired, SliceLoss
 
 Answer = Literal["first", "second", "no evidence"]
@@ -85,7 +84,7 @@ def judge_pair(
     by, named = compared.by, compared.named
     if by is None or named is None:
         why = (
-            f"Users with the same held-out item in both: {pairs.known.num_users:,}. Below "
+            f"Users with the same held-out item in both: {pairs.num_users:,}. Below "
             f"{config.min_compared} nothing is concluded."
         )
         return PairJudgement("no evidence", [Reason("no evidence", "", why)], compared, config)
@@ -120,50 +119,34 @@ def judge_sides(
     return context.cache.get(key, files, lambda: judge_pair(pairs, measures, config))
 
 
-def _queries(
-    pairs: Pairs, config: ReleaseConfig
-) -> tuple[SameQueries, dict[str, NDArray[np.bool_]]]:
-    """Build the gate's queries, one a user, and all slices of users."""
-    known = pairs.known
-    ends = np.append(known.starts[1:], len(known))
-    users = np.arange(known.num_users)
+def _queries(pairs: Pairs, config: ReleaseConfig) -> tuple[SameQueries, dict[str, Mask]]:
+    """Build the gate's queries, one a user, and mark the users of each slice."""
+    users = np.arange(pairs.num_users)
     if len(users) > config.max_compared:
         drawn = np.random.default_rng(0).choice(users, config.max_compared, replace=False)
         users = np.sort(drawn)
-    starts = known.starts[users]
-    lengths = ends[users] - starts
-    targets = concatenated_ranges(starts, ends[users])
-    user_of = np.full(len(known), -1)
-    user_of[targets] = np.repeat(np.arange(len(users)), lengths)
+    inside = np.isin(pairs.owners, users)
     first, second, items = (
-        ragged(values[targets].astype(np.int64), lengths)
-        for values in (known.ranks[0], known.ranks[1], known.item_rows)
+        pairs.by_user(column, inside) for column in ("rank0", "rank1", "item_row")
     )
-    slices: dict[str, NDArray[np.bool_]] = {}
-    for slicing in pairs.slicings.searched:
-        owners = user_of[slicing.queries]
-        marks = np.zeros((len(slicing.names), len(users)), np.bool_)
-        marks[slicing.codes[owners >= 0], owners[owners >= 0]] = True
-        slices |= dict(zip(slicing.keys, marks, strict=True))
+    starts = first.offsets[:-1].numpy()
+    firsts = pairs.queries.filter(inside)[starts]
+    slices = {
+        f"{group}/{name}": np.logical_or.reduceat(queries[inside], starts)
+        for group in pairs.slices.groups
+        for name, queries in pairs.slices.get(group).items()
+        if queries.any()
+    }
     queries = SameQueries(
         champion=first,
         challenger=second,
         targets=items,
-        num_events=known.places[starts].astype(np.int64),
-        times=None if known.times is None else known.times[starts],
+        num_events=firsts["place"].to_numpy().astype(np.int64),
+        times=None if firsts["time"].has_nulls() else firsts["time"].to_numpy(),
         by_bundle=False,
         ahead=0.0,
     )
     return queries, slices
-
-
-def difference_words(found: Paired) -> str:
-    """Format a difference with its interval, such as ``+3.1% (+1.0% to +5.2%)``."""
-    low, high = found.relative_interval
-    return (
-        f"{found.relative:+.1%} ({low:+.1%} to {high:+.1%}), from {found.champion:.4f} to "
-        f"{found.challenger:.4f}, {found.num_users:,} users"
-    )
 
 
 def _overall_reasons(by: Paired, named: Paired, config: ReleaseConfig) -> Iterator[Reason]:

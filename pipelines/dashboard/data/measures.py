@@ -11,7 +11,6 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Side, answers
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.workspaces.files import read_or_empty
-from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.formats import duration, size
 from pipelines.evaluation.analysis import ANALYSIS, Analysis
 from pipelines.publishing.write_release import TIMED
@@ -45,8 +44,18 @@ def cost_words(name: str, value: float) -> str:
 
 def read_measures(context: Context, side: Side) -> Measures:
     """Read a side's measures; missing and broken files leave them out."""
-    run = side.run
-    bundle, measured = _bundle(context, run), _measured(context, side)
+    run, bundle, measured = side.run, None, side
+    if run.kind == "bundle":
+        bundle, maker = run.path, context.stores.maker(run)
+        # A workspace that released another bundle since then measured that one.
+        if maker is None or maker.bundles[:1] != tuple(run.bundles[:1]) or maker.served is None:
+            measured = None
+        else:
+            measured = Side(run=maker, model=maker.served)
+    else:
+        made = (one for one in context.stores.bundles() if one.made_by == run.key)
+        newest = {*run.bundles[:1]}
+        bundle = next((one.path for one in made if newest & {*one.bundles}), None)
     files = [run.path / "manifest.json"]
     files += [] if bundle is None else [bundle, bundle.parent / LOG]
     files += [] if measured is None else [measured.run.path / "evaluate" / ANALYSIS]
@@ -56,22 +65,11 @@ def read_measures(context: Context, side: Side) -> Measures:
         hosts -= {None}
         costs: dict[str, float | None] = {"seconds": run.seconds, "peak_memory": run.peak_memory}
         if bundle is not None:
-            costs |= {"bundle_bytes": _size(bundle), "list_ms": _list_time(bundle)}
+            costs |= _bundle_costs(bundle)
         lists = {} if measured is None else _beyond_accuracy(measured)
         return Measures(lists, costs, str(hosts.pop()) if len(hosts) == 1 else None)
 
     return context.cache.get(("measures", run.key, side.model), files, read)
-
-
-def _measured(context: Context, side: Side) -> Side | None:
-    """Find the workspace whose evaluation measured a side; None if it measured another since."""
-    run = side.run
-    if run.kind == "workspace":
-        return side
-    maker = context.stores.maker(run)
-    if maker is None or maker.bundles[:1] != tuple(run.bundles[:1]) or maker.served is None:
-        return None
-    return Side(run=maker, model=maker.served)
 
 
 def _beyond_accuracy(side: Side) -> Mapping[str, float]:
@@ -84,27 +82,19 @@ def _beyond_accuracy(side: Side) -> Mapping[str, float]:
     return {name: value for name, value in model.beyond_accuracy.items() if math.isfinite(value)}
 
 
-def _bundle(context: Context, run: Run) -> Path | None:
-    """Find the bundle that a run released last, or is."""
-    if run.kind == "bundle":
-        return run.path
-    made = (one for one in context.stores.bundles() if one.made_by == run.key)
-    return next((one.path for one in made if {*run.bundles[:1]} & {*one.bundles}), None)
-
-
-def _size(bundle: Path) -> int | None:
+def _bundle_costs(bundle: Path) -> dict[str, float | None]:
+    """Read the size of a bundle, and the time of a list that the gate measured."""
+    costs: dict[str, float | None] = {}
     files = read_or_empty(bundle / "manifest.json").get("files")
-    if not isinstance(files, dict):
-        return None
-    return sum(int(one.get("size", 0)) for one in files.values() if isinstance(one, dict))
-
-
-def _list_time(bundle: Path) -> float | None:
+    if isinstance(files, dict):
+        costs["bundle_bytes"] = sum(
+            one.get("size", 0) for one in files.values() if isinstance(one, dict)
+        )
     try:
         written = decision_on(bundle.parent, bundle.name.removeprefix("bundle-"), None)
     except (OSError, ValueError):
-        return None
+        return costs
     for verdict in () if written is None else written.decision.verdicts:
         if verdict.get("name") == TIMED and verdict.get("value") is not None:
-            return float(verdict["value"])
-    return None
+            costs["list_ms"] = float(verdict["value"])
+    return costs

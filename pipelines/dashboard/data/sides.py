@@ -8,7 +8,6 @@ from itertools import combinations
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Side, answers, has_ranks, side
 from pipelines.dashboard.data.search import searched
-from pipelines.dashboard.data.slices import group_label
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.document import Control, Link, Option, Origin, Parameters, select
@@ -164,12 +163,6 @@ def controls(context: Context, sides: Sequence[Side], *, at_most: int = MOST) ->
             options = {model: model_label(model) for model in models}
             found.append(select(name, f"Model of {letter}", one.model, options))
     return found
-
-
-def group_control(group: str, groups: Sequence[str]) -> list[Control]:
-    """Offer other ways to cut the queries, if there are any."""
-    labels = {one: f"By {group_label(one)}" for one in groups}
-    return [select("group", "Slices", group, labels)] if labels else []
 
 
 def run_control(context: Context, run: Run, clears: Sequence[str] = ()) -> list[Control]:

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from pipelines.config.release import ReleaseConfig
 from pipelines.dashboard.compare.gate import PairJudgement, judge_pair, recorded_answer
-from pipelines.dashboard.data.answers import Joined
 from pipelines.dashboard.data.measures import Measures
-from pipelines.dashboard.data.paired import Pairs
-from pipelines.dashboard.data.slices import Slicing
+from pipelines.dashboard.data.pairs import Pairs
+from pipelines.dashboard.data.slices import Slices
 from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.tracking.decisions import Decision, append_decision
 from tests.pipelines.dashboard.synthetic_runs import write_bundle, write_run
@@ -26,33 +26,17 @@ def ranks_of(seed: int, moved: np.ndarray | float = 0.0) -> np.ndarray:
     return found
 
 
-def join_pairs(first: np.ndarray, second: np.ndarray, groups: dict[str, np.ndarray]) -> Pairs:
-    """Sides with slicings of the test's own: each a name and a code of each query."""
-    users = np.arange(1, NUM_USERS + 1)
-    pairs = Pairs(
-        Joined(
-            sides=(),
-            user_rows=users,
-            item_rows=users,
-            places=np.full(NUM_USERS, 9),
-            times=None,
-            ranks=(first, second),
-            features=None,
-            order="",
-            dropped=(),
-        )
-    )
-    made = {
-        group: Slicing(
-            group,
-            tuple(f"{group}{code}" for code in range(codes.max() + 1)),
-            codes.astype(np.int32),
-            np.arange(NUM_USERS, dtype=np.int32),
-        )
-        for group, codes in groups.items()
+def join_pairs(first: np.ndarray, second: np.ndarray) -> Pairs:
+    """Sides with slices of the test's own."""
+    users = [f"{user:05}" for user in range(NUM_USERS)]
+    known = {"user_id": users, "item_row": 1, "place": 9, "time": None}
+    queries = pl.DataFrame({**known, "rank0": first, "rank1": second})
+    pairs = Pairs(sides=(), queries=queries, num_answered=(0, 0), features=None, order="")
+    single = {
+        group: {f"{group}{code}": codes == code for code in range(codes.max() + 1)}
+        for group, codes in HALVES.items()
     }
-    pairs.slicings.__dict__["groups"] = list(made)
-    pairs.slicings._made.update(made)
+    pairs.__dict__["slices"] = Slices(single)
     return pairs
 
 
@@ -66,7 +50,7 @@ def judged(
     **settings: float,
 ) -> PairJudgement:
     """Judge a pair whose second side is moved; above 0 is worse."""
-    pairs = join_pairs(ranks_of(2), ranks_of(3, moved), HALVES)
+    pairs = join_pairs(ranks_of(2), ranks_of(3, moved))
     return judge_pair(pairs, measures, ReleaseConfig(**settings))
 
 
@@ -140,34 +124,12 @@ def test_large_differences_in_coverage_and_cost_decide_between_equals(
     assert words in " ".join(one.words for one in found.reasons if one.speaks_for == answer)
 
 
-@pytest.mark.parametrize("outcome", ["released", "refused"])
-def test_the_answer_on_a_pair_is_the_gates(tmp_path: Path, outcome: str) -> None:
+def test_the_recorded_answer_has_its_interval_margin_and_the_slices_that_lost(
+    tmp_path: Path,
+) -> None:
     write_run(tmp_path / "shop")
     bundles = tmp_path / "shop" / "bundles"
     for version in ("v1", "v2", "v3"):
-        write_bundle(bundles, version)
-    decision = Decision(
-        outcome=outcome,
-        challenger="v2",
-        champion="v1",
-        challenger_digest=None,
-        words=["ndcg@10 +0.0100 (+0.0020 to +0.0180)"],
-    )
-    append_decision(bundles, decision, None)
-    runs = {run.name: run for run in Stores(Places(roots=[tmp_path])).bundles()}
-    assert recorded_answer(runs["v1"], runs["v2"]) == (
-        f"The release gate decided on this pair: B was {outcome}: "
-        "ndcg@10 +0.0100 (+0.0020 to +0.0180)"
-    )
-    # It has decided nothing on v2 in place of v3, nor on v3.
-    assert recorded_answer(runs["v3"], runs["v2"]) == ""
-    assert recorded_answer(runs["v1"], runs["v3"]) == ""
-
-
-def test_the_gates_answer_has_its_interval_margin_and_the_slices_that_lost(tmp_path: Path) -> None:
-    write_run(tmp_path / "shop")
-    bundles = tmp_path / "shop" / "bundles"
-    for version in ("v1", "v2"):
         write_bundle(bundles, version)
     whole = "ndcg@50 against the champion on the same queries"
     checks = (
@@ -180,6 +142,7 @@ def test_the_gates_answer_has_its_interval_margin_and_the_slices_that_lost(tmp_p
         challenger="v2",
         champion="v1+3",
         challenger_digest=None,
+        words=["Refused."],
         verdicts=[
             {"name": name, "value": 0.0, "bound": bound, "passed": passed, "reason": reason}
             for name, bound, passed, reason in checks
@@ -188,7 +151,10 @@ def test_the_gates_answer_has_its_interval_margin_and_the_slices_that_lost(tmp_p
     append_decision(bundles, decision, None)
     runs = {run.name: run for run in Stores(Places(roots=[tmp_path])).bundles()}
     assert recorded_answer(runs["v1"], runs["v2"]) == (
-        f"The release gate decided on this pair: B was refused: {whole}: better: +3.1% (+1.0% to "
-        "+5.2%) (margin -2.0%); ndcg@50 of domain books against the champion: -20.0% is shown "
-        "(margin -10.0%)"
+        f"The release gate decided on this pair: B was refused: Refused.; {whole}: better: +3.1% "
+        "(+1.0% to +5.2%) (margin -2.0%); ndcg@50 of domain books against the champion: -20.0% is "
+        "shown (margin -10.0%)"
     )
+    # It has decided nothing on v2 in place of v3, nor on v3.
+    assert recorded_answer(runs["v3"], runs["v2"]) == ""
+    assert recorded_answer(runs["v1"], runs["v3"]) == ""
