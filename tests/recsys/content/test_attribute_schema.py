@@ -11,7 +11,7 @@ from recsys.content.endpoint import Endpoint
 from recsys.content.enrichment import enrich
 from recsys.content.prompt import Tokens
 from tests.recsys.content.openai_server import Reply, Request, chat_reply, openai_server
-from tests.recsys.content.test_enrichment import Script, values_of
+from tests.recsys.content.test_enrichment import Script
 
 ATTRIBUTES = (
     AttributeConfig(
@@ -124,35 +124,6 @@ def test_numbers_and_yes_and_no_stand_in_the_text_with_their_names() -> None:
 def endpoint(base_url: str) -> Endpoint:
     config = EndpointConfig(base_url=base_url, model="tiny", timeout_seconds=2.0, max_retries=0)
     return Endpoint(config, sleep=lambda _: None)
-
-
-def user_lines(request: Request) -> list[str]:
-    return str(request["messages"][1]["content"]).split("\n")
-
-
-def test_a_broken_reply_gets_one_repair_request_that_says_what_was_wrong(tmp_path: Path) -> None:
-    def chat(request: Request) -> Reply:
-        text, repairs = json.loads(user_lines(request)[1]), len(user_lines(request)) > 3
-        right = text == "good" or (text == "mended" and repairs)
-        return chat_reply(json.dumps(GOOD if right else {**GOOD, "material": "Baumwolle"}))
-
-    with openai_server(chat=chat) as server:
-        model = endpoint(server.base_url)
-        result = enrich(["good", "mended", "stubborn"], model, tmp_path, PLENTY)
-        again = enrich(["stubborn", "good"], model, tmp_path, PLENTY)
-    assert values_of(result.attributes[0]) == values_of(result.attributes[1]) == READ
-    assert result.attributes[2] is None
-    assert "Baumwolle" in str(result.reasons[2])
-    assert result.num_left_out == 1
-    assert result.num_requests == 5
-    assert result.spent == Tokens(500, 250), "repairs count against the budget"
-    assert again.num_requests == 0
-    repairs = [request for request in server.requests if len(user_lines(request)) > 3]
-    assert len(repairs) == 2
-    for request in server.requests:
-        assert request["messages"][0]["content"] == OWN.instructions
-        assert request["response_format"]["json_schema"]["schema"] == OWN.schema
-    assert "material is 'Baumwolle', allowed are Cotton, wool" in user_lines(repairs[0])[3]
 
 
 def test_a_fault_that_quotes_the_model_stays_one_line_of_data(tmp_path: Path) -> None:

@@ -1,14 +1,12 @@
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from recsys.content.attributes import PROMPT_VERSION, enriched_text
-from recsys.content.config import EndpointConfig, EnrichmentConfig
+from recsys.content.attribute_schema import agreed
+from recsys.content.attributes import PROMPT_VERSION, Attribute, AttributeSource, enriched_text
+from recsys.content.config import AttributeConfig, EndpointConfig, EnrichmentConfig
 from recsys.content.endpoint import Endpoint
 from recsys.content.enrichment import enrich
 from recsys.content.enrichment_ledger import Enrichment
@@ -177,9 +175,6 @@ def test_an_answer_outside_the_schema_is_asked_again_once_and_paid_for_twice_at_
     assert result.spent == Tokens(30, 15)
 
 
-# ---- injection: the item's text is data
-
-
 # ---- endpoints that fail
 
 
@@ -198,39 +193,6 @@ def test_a_refusal_stops_at_once_and_keeps_what_was_answered(tmp_path):
 
 
 # ---- killed runs, damaged ledgers
-
-
-def test_a_killed_run_resumes_without_paying_twice(tmp_path):
-    texts = [f"item {i}" for i in range(40)]
-    code = f"""
-import os, signal, sys
-from pathlib import Path
-from recsys.content.config import EndpointConfig, EnrichmentConfig
-from recsys.content.endpoint import Endpoint
-from recsys.content.enrichment import enrich
-class Named:
-    name = "tiny@test"
-    def __init__(self, model):
-        self.token_bound, self.complete_json = model.token_bound, model.complete_json
-def kill(done, total):
-    if done == 15:
-        os.kill(os.getpid(), signal.SIGKILL)
-model = Named(Endpoint(EndpointConfig(base_url=sys.argv[1], model="tiny", concurrency=2)))
-texts = [f"item {{i}}" for i in range(40)]
-enrich(texts, model, Path({str(tmp_path)!r}), EnrichmentConfig(token_budget=10**9), kill)
-"""
-    with openai_server(chat=good) as server:
-        command = [sys.executable, "-c", code, server.base_url]
-        done = subprocess.run(command, check=False, timeout=60)
-        assert done.returncode == -signal.SIGKILL
-        first = {text_in(request) for request in server.requests}
-    assert 15 <= len(first) <= 17
-    result, requests = run(good, texts, tmp_path)
-    second = [text_in(request) for request in requests]
-    # Only what was in flight, one request a thread at most, is requested a second time.
-    assert len(second) == len(set(second)) == 25
-    assert len(first & set(second)) <= 2
-    assert result.reasons == [None] * 40
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "poisoned"])
@@ -328,3 +290,32 @@ def test_a_server_that_goes_away_stops_the_run_after_some_misses(tmp_path):
     assert len(requests) == 36
     # Requests without an answer were not paid for.
     assert result.spent == Tokens(4000, 2000)
+
+
+# ---- several answers to one text
+
+
+def test_a_value_is_kept_where_enough_draws_give_it() -> None:
+    made = AttributeSource("oracle", "own", "now")
+    oak, upper, ash = ({"kind": Attribute(kind, made)} for kind in ("oak", "Oak", "ash"))
+    draws = [upper, oak, ash, None, oak]
+    assert agreed(draws, 0.6) == {"kind": Attribute("Oak", made, 0.6)}
+    assert agreed(draws, 0.7) == {}
+    assert agreed([None, None], 0.6) == {}
+
+
+class Draws(Script):
+    """A model that answers each draw with another word of the text."""
+
+    def answer(self, prompt: Prompt) -> str:
+        return json.dumps({"kind": prompt.text.split()[prompt.draw]})
+
+
+def test_items_keep_what_draws_agree_on_and_others_a_reason(tmp_path):
+    kinds = ("oak", "ash", "elm")
+    kind = AttributeConfig(name="kind", type="choice", description="What it is.", values=kinds)
+    config = EnrichmentConfig(token_budget=10**9, attributes=(kind,), samples=5)
+    result = enrich(["oak ash oak ash oak", "oak ash oak ash elm"], Draws(), tmp_path, config)
+    assert values_of(result.attributes[0]) == {"kind": "oak"}
+    assert result.attributes[1] is None
+    assert result.reasons == [None, "no value that 60% of 5 answers give"]

@@ -9,7 +9,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from recsys.content.attributes import SCHEMA, prompt_for
 from recsys.content.language_model import LocalLanguageModel, model_digest
 from recsys.content.prompt import Completion
 from recsys.content.transformer_encoder import TransformerEncoder
@@ -111,27 +110,6 @@ def test_weights_that_could_run_code_and_folders_without_a_model_are_refused(tin
 
 
 # ---- as a language model
-
-
-def test_random_weights_cannot_leave_the_schema(tiny):
-    """Whatever the model babbles, the keys, their order and their types are ours."""
-    log = Log()
-    model = LocalLanguageModel(tiny, batch_size=2, device="cpu")
-    prompts = [prompt_for(text) for text in TEXTS]
-    model.complete_json(prompts, SCHEMA, max_tokens=40, log=log)
-    assert sorted(log.answers) == list(range(5))
-    for index, answer in log.answers.items():
-        assert isinstance(answer, Completion)
-        document = json.loads(answer.text)
-        assert list(document) == list(SCHEMA["properties"])
-        for name, kind in SCHEMA["properties"].items():
-            is_list = kind["type"] == "array"
-            assert isinstance(document[name], list if is_list else str)
-            assert not is_list or len(document[name]) <= kind["maxItems"]
-        bound = model.token_bound(prompts[index], SCHEMA, 40)
-        assert answer.tokens is not None
-        assert answer.tokens.prompt_tokens <= bound.prompt_tokens
-        assert 0 < answer.tokens.completion_tokens <= bound.completion_tokens
 
 
 def test_a_shops_attributes_keep_their_types_and_lists_whatever_is_written(tiny):

@@ -227,15 +227,6 @@ def test_validation_finds_that_the_latest_item_counts_most() -> None:
     assert knn.settings["history_power"] == (2.0,)
 
 
-def test_a_refit_by_what_was_chosen_is_the_same_without_validation() -> None:
-    inputs = inputs_where_the_latest_item_decides()
-    first = fit_ease(inputs, EaseWeightsConfig(), "train", judge_of(inputs))
-    chosen = EaseWeightsConfig(**first.settings)
-    again = fit_ease(inputs, chosen, "train", None)
-    assert all(torch.equal(a, b) for a, b in zip(first.table, again.table, strict=True))
-    assert again.history == first.history
-
-
 def inputs_of_weekly_baskets() -> ModelInputs:
     """Each user buys most of three own items every week, now and then another; bread, then jam."""
     rng = np.random.default_rng(1)

@@ -14,7 +14,7 @@ from recsys.data.dataset import Sequences
 from recsys.data.windows import BatchOrder, training_windows
 from recsys.fitting import sequence as sequence_fit
 from recsys.fitting import two_tower as two_tower_fit
-from recsys.fitting.fixed_shapes import FixedWindows, SampledRows, room_for
+from recsys.fitting.fixed_shapes import FixedWindows, SampledRows
 from recsys.fitting.queries import ModelInputs
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
@@ -193,11 +193,3 @@ def test_a_batch_that_is_too_long_takes_an_ordinary_step() -> None:
     assert fixed._replace(num_events=30).inputs(longest, rng) is None
     assert fixed._replace(num_pairs=30).inputs(longest, rng) is None
     assert fixed.inputs(longest[:3], rng) is None
-
-
-def test_there_is_room_for_nearly_every_batch_and_for_no_more_than_the_longest() -> None:
-    lengths = np.random.default_rng(0).integers(2, 50, 5_000)
-    room = room_for(lengths, 64)
-    sums = [np.random.default_rng(n).choice(lengths, 64).sum() for n in range(1_000)]
-    assert max(sums) <= room < 1.5 * np.mean(sums)
-    assert room_for(np.array([3, 5, 9]), 2) <= 14

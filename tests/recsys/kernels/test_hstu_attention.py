@@ -184,8 +184,3 @@ def test_tiles_on_the_gpu() -> None:
 @pytest.mark.parametrize("shape", SMALL, ids=str)
 def test_kernel_in_the_interpreter(shape: Shape, dtype: torch.dtype) -> None:
     check_kernel("cpu", shape, dtype, repeats=0)
-
-
-@pytest.mark.interpreted(only=True)
-def test_tiles_in_the_interpreter() -> None:
-    check_tiles("cpu", ([5, 0, 19], 1, 16, 8), repeats=0)

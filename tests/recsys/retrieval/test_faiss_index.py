@@ -57,6 +57,8 @@ def test_a_copy_that_grows_leaves_the_original_as_it_was(kind):
     assert torch.equal(after.item_rows, before.item_rows)
     assert torch.equal(after.scores, before.scores)
     assert copy.search(ITEMS[5000:5050], 1).item_rows.squeeze(1).tolist() == [*range(5000, 5050)]
+    rows = torch.tensor([1, 4999, 5000, 5999])
+    assert torch.allclose(copy.vectors(rows), ITEMS[rows], atol=1e-3)
     assert (copy.kind, copy.effort) == (index.kind, index.effort)
     del index
     assert copy.search(QUERIES, 5).item_rows.shape == (100, 5)

@@ -24,18 +24,3 @@ def test_a_good_step_ends_a_streak_of_bad_ones(waits: bool) -> None:
         guard.step(torch.tensor(loss))
     assert guard.read() == BadSteps(total=4, longest=2)
     assert guard.in_a_row == 1
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_streak_is_counted_on_over_a_reading(waits: bool) -> None:
-    guard = guard_of(waits=waits)
-    for losses, expected in (
-        ((1.0, math.nan), BadSteps(1, 1)),
-        ((math.nan, math.nan), BadSteps(2, 3)),
-        ((1.0, math.nan), BadSteps(1, 3)),
-        ((1.0, 1.0), BadSteps(0, 1)),
-    ):
-        for loss in losses:
-            guard.step(torch.tensor(loss))
-        assert guard.read() == expected
-    assert guard.in_a_row == 0

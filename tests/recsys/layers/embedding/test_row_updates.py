@@ -10,8 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.embedding.collection import EmbeddingBags, RowUpdateConfig, TableConfig
-from recsys.layers.embedding.fbgemm_updates import FbgemmRowUpdates
-from recsys.layers.embedding.row_updates import TorchRowUpdates
 
 pytestmark = pytest.mark.numerics
 
@@ -182,29 +180,6 @@ def test_fbgemm_says_what_it_cannot_do() -> None:
     )
     with pytest.raises(ValueError, match=r"multiples of 4, tables \['item'\]"):
         odd.update_rows(RowUpdateConfig(rule="sgd"))
-
-
-@pytest.mark.parametrize(
-    ("rule", "max_row_norm", "by_fbgemm"),
-    [
-        ("rowwise_adagrad", None, True),
-        ("sgd", None, True),
-        ("sgd", 1.0, False),
-        ("adam", None, False),
-    ],
-)
-def test_auto_moves_rows_on_a_cpu_by_fbgemm_where_it_can(
-    rule: str, max_row_norm: float | None, by_fbgemm: bool
-) -> None:
-    pytest.importorskip("fbgemm_gpu")
-    bags = layer_of("auto", rule, max_row_norm)
-    assert isinstance(bags.updates, FbgemmRowUpdates) == by_fbgemm
-    assert bags.backend == "torch"
-    odd = EmbeddingBags(
-        [TableConfig(name="item", num_rows=3, embedding_dim=6, features=("item",))], "auto"
-    )
-    odd.update_rows(RowUpdateConfig(rule=rule, max_row_norm=max_row_norm))
-    assert isinstance(odd.updates, TorchRowUpdates)
 
 
 @pytest.mark.parametrize("rule", ["rowwise_adagrad", "adam", "rowwise_adam"])

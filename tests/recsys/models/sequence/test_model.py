@@ -6,7 +6,6 @@ import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
-from recsys.data.windows import training_windows, window_batch
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import (
@@ -132,23 +131,6 @@ def test_the_last_events_alone_are_encoded_as_all_are(tastes: Sequences) -> None
             )
             alone = model.query_vectors(asked, only_last=True)
             torch.testing.assert_close(alone, model.query_vectors(asked), atol=CLOSE, rtol=0)
-
-
-def test_training_and_serving_encode_alike(tastes: Sequences) -> None:
-    """A loss made from query_vectors, prefix by prefix, is the loss of all positions at once."""
-    config = replace(SMALL, leave_out_history=False, temperature=0.5)
-    model = fit(tastes, seed=1, config=config, steps=3)
-    windows = training_windows(tastes, "train", 8)
-    batch = window_batch(tastes, windows.starts[:6], windows.ends[:6])
-    prefixes, labels = [], []
-    for begin, end in zip(windows.starts[:6], windows.ends[:6], strict=True):
-        rows = tastes.item_rows[begin:end].tolist()
-        prefixes += [rows[:place] for place in range(1, len(rows))]
-        labels += rows[1:]
-    vectors = model.query_vectors(JaggedBatch({"history": Jagged.from_lists(prefixes)}))
-    scores = vectors @ model.all_item_vectors()[1:].T / 0.5
-    expected = torch.nn.functional.cross_entropy(scores, torch.tensor(labels) - 1)
-    torch.testing.assert_close(model.loss(batch), expected)
 
 
 @torch.no_grad()

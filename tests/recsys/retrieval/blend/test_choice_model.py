@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recsys.retrieval.blend.choices import Choices, fit_weights, negative_log_likelihood
+from recsys.retrieval.blend.choices import Choices, fit_weights
 
 pytestmark = pytest.mark.numerics
 
@@ -23,20 +23,6 @@ def penalised_slowly(choices: Choices, prior: Tensor, precision: Tensor, weights
     log_shares = logits.log_softmax(1).masked_fill(choices.chosen == 0, 0)
     apart = weights - prior
     return apart @ precision @ apart / 2 - (choices.chosen.double() * log_shares).sum()
-
-
-def test_value_and_derivatives_agree_with_autograd():
-    choices = chosen_by(torch.tensor([1.0, -1.0]), 300)
-    choices = choices._replace(offsets=torch.rand(300, 12).where(torch.rand(300, 12) < 0.9, 0.5))
-    weights = torch.tensor([0.4, 0.2], dtype=torch.float64)
-
-    def slowly(at: Tensor) -> Tensor:
-        return penalised_slowly(choices, at.detach(), torch.eye(2).double(), at)
-
-    curve = negative_log_likelihood(choices, weights)
-    assert curve.value == pytest.approx(float(slowly(weights)), rel=1e-5)
-    gradient = torch.autograd.functional.jacobian(slowly, weights)
-    torch.testing.assert_close(curve.gradient, gradient, rtol=1e-4, atol=1e-2)
 
 
 @pytest.mark.parametrize("non_negative", [False, True])

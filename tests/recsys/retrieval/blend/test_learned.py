@@ -83,45 +83,12 @@ def test_each_kind_of_user_trusts_the_source_that_is_right_for_it():
     assert torch.equal(nobody.item_rows, blend.blend(lists, 5).item_rows)
 
 
-def test_log_odds_move_an_item_as_much_as_they_say_and_sources_share_them():
-    lists = {
-        "first": TopK(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[1, 2, 3]])),
-        "second": TopK(torch.tensor([[2.0, 1.0]]), torch.tensor([[3, 4]])),
-    }
-    blend = weighing(("first", "second"), presence=[1.0, 1.0])
-    plain = blend.blend(lists, 4)
-    assert dict(zip(plain.item_rows[0].tolist(), plain.scores[0].tolist(), strict=True)) == {
-        3: 2.0,
-        1: 1.0,
-        2: 1.0,
-        4: 1.0,
-    }
-    log_odds = torch.tensor([0.0, 0, 0, 0.5, 2])  # of row 3, in both lists, and of row 4, in one
-    moved = blend.blend(lists, 4, log_odds=log_odds)
-    assert moved.item_rows[0].tolist() == [4, 3, 1, 2]
-    assert moved.scores[0].tolist() == [3.0, 2.5, 1.0, 1.0]
-    assert moved.contributions is not None
-    assert moved.contributions[0, :2].tolist() == [[0.0, 3.0], [1.25, 1.25]]
-    # Rows beyond the table get nothing.
-    short = blend.blend(lists, 4, log_odds=log_odds[:4])
-    assert short.scores[0].tolist() == [2.5, 1.0, 1.0, 1.0]
-
-
 def weighing(sources: tuple[str, ...], **weights: list[float]) -> LearnedBlend:
     """A blend whose named features have one weight per source."""
     table = torch.zeros(2, 2, len(sources), len(FEATURES))
     for name, by_source in weights.items():
         table[..., FEATURES.index(name)] = torch.tensor(by_source)
     return LearnedBlend(LearnedBlendConfig(), sources, table, torch.ones(len(sources)))
-
-
-def test_weights_on_reciprocal_ranks_alone_are_reciprocal_rank_fusion():
-    lists, _, _ = two_worlds(50)
-    ours = weighing(("young", "old"), reciprocal_rank=[1.0, 1.0]).blend(lists, 70)
-    theirs = fused(lists, 70)
-    assert torch.equal(ours.item_rows, theirs.item_rows)
-    assert torch.equal(ours.source_ranks, theirs.source_ranks)
-    torch.testing.assert_close(ours.scores, theirs.scores * 61)
 
 
 def test_contributions_are_named_and_add_up():
