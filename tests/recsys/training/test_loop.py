@@ -1,9 +1,11 @@
 import math
+from itertools import count
 
 import pytest
 import torch
 from torch import nn
 
+from recsys.training import progress
 from recsys.training.checkpoint import CheckpointError, load_latest
 from recsys.training.loop import TrainingDiverged, train
 from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
@@ -89,11 +91,10 @@ def test_early_stopping_keeps_the_best_weights():
     assert_same_weights(model, seen[2])
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_bad_step_is_skipped_and_counted(bad):
+def test_bad_step_is_skipped_and_counted():
     def loss_at(step):
         loss = model.loss_at(step)
-        return loss * bad if step in (5, 9) else loss
+        return loss * {5: math.nan, 9: math.inf}.get(step, 1.0)
 
     model, lists = Line(), Lists()
     result = run(model, config_of(400), loss_at=loss_at, tracker=lists)
@@ -202,3 +203,79 @@ def test_finite_loss_with_infinite_gradient_is_a_bad_step():
     result = run(model, config_of(3), loss_at=loss_at)
     assert result.bad_steps == 3
     assert_same_weights(model, before)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only steps and validations move, as a list of its seconds."""
+    seconds = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+def run_timed(clock, num_steps, max_seconds=None, *, step_seconds=None, **settings):
+    """Train with validations of 2 s every 10 steps; return model, result and learning rates."""
+    model, lists, validated = Line(), Lists(), count(1)
+
+    def loss_at(step):
+        clock[0] += 1.0 if step_seconds is None else step_seconds(step)
+        return model.loss_at(step)
+
+    def evaluate(_):
+        clock[0] += 2.0
+        return {"fit": float(next(validated))}
+
+    schedule = ScheduleConfig(learning_rate=0.05, decay="linear")
+    limits = {"max_seconds": max_seconds, "eval_every": 10, "checkpoint_every": 10}
+    config = config_of(num_steps, schedule=schedule, log_every=1, **limits)
+    how = {"loss_at": loss_at, "evaluate": evaluate, "tracker": lists, **settings}
+    result = run(model, config, **how)
+    return model, result, list(lists.values("learning_rate").values())
+
+
+def test_a_run_within_its_limit_is_one_without_to_the_last_bit(clock):
+    def uneven(step):
+        return 4.0 if step == 0 else 1.5 if step % 2 else 0.5
+
+    free, without, rates = run_timed(clock, 100, step_seconds=uneven)
+    limited, within, same_rates = run_timed(clock, 100, 130.0, step_seconds=uneven)
+    assert within == without
+    assert same_rates == rates
+    assert not within.stopped_by_time
+    assert within.schedule_steps == within.num_steps == 100
+    assert_same_weights(limited, free.state_dict())
+
+
+def test_a_run_out_of_time_stops_within_it_validated_and_decayed(clock):
+    began = clock[0]
+    _, result, rates = run_timed(clock, 1000, 60.0)
+    assert 55 <= clock[0] - began <= 60
+    assert result.stopped_by_time
+    assert not result.stopped_early
+    assert 40 <= result.num_steps == result.schedule_steps <= 50
+    # The last validation is of the last step, and the rate falls all the way in even strides.
+    assert result.best_step == result.num_steps
+    assert rates[-1] < 0.05 * 0.05
+    falls = torch.tensor(rates).diff()[4:]
+    assert (falls < 0).all()
+    assert falls.abs().max() < 3 * falls.abs().mean()
+
+
+def test_a_killed_run_resumes_with_the_seconds_it_had_spent(clock, tmp_path):
+    def fatal(step):
+        if step == 30:
+            raise Stopped
+        return 1.0
+
+    with pytest.raises(Stopped):
+        run_timed(clock, 1000, 60.0, step_seconds=fatal, checkpoint_dir=tmp_path)
+    clock[0] += 500
+    began = clock[0]
+    _, result, rates = run_timed(clock, 1000, 60.0, checkpoint_dir=tmp_path)
+    # 30 steps and 2 or 3 validations were done.
+    assert 20 <= clock[0] - began <= 28
+    assert 40 <= result.num_steps <= 50
+    assert rates[-1] < 0.05 * 0.05
+    again = clock[0]
+    assert run_timed(clock, 1000, 60.0, checkpoint_dir=tmp_path)[1] == result
+    assert clock[0] == again
