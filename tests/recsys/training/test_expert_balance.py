@@ -68,7 +68,7 @@ def use_after_training(found: RankingExamples, *, settled: bool) -> ExpertUse:
     optimizer = adamw(model.train(), AdamWConfig())
     for group in optimizer.param_groups:
         group["lr"] = 2e-3
-    for step in range(100):
+    for step in range(50):
         optimizer.zero_grad()
         loss_at(step).backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -274,7 +274,7 @@ def test_a_killed_run_resumes_with_the_seconds_it_had_spent(clock, tmp_path):
     _, result, rates = run_timed(clock, 1000, 60.0, checkpoint_dir=tmp_path)
     # 30 steps and 2 or 3 validations were done.
     assert 20 <= clock[0] - began <= 28
-    assert 40 <= result.num_steps <= 50
+    assert 40 <= result.num_steps <= 55
     assert rates[-1] < 0.05 * 0.05
     again = clock[0]
     assert run_timed(clock, 1000, 60.0, checkpoint_dir=tmp_path)[1] == result

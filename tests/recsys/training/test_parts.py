@@ -1,23 +1,30 @@
 """A step in parts has the gradient of the whole step."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recsys.data.batch import Jagged, JaggedBatch, StepShare
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.ranker.batch import Candidates
-from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
-from recsys.training.passes import RankerFitConfig
 from recsys.training.ranker_fit import ranker_loss
-from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
 from recsys.training.ranks import ALONE, Ranks, Rows
+from tests.recsys.training.test_ranker_shapes import (
+    CONFIG,
+    CPU,
+    EVERYONE,
+    INPUTS,
+    TRAINING,
+    catalogue,
+    examples,
+)
 
 SEED = 3
 
@@ -75,73 +82,35 @@ def two_parts() -> list[list[OneOfTwo]]:
     ]
 
 
-NUM_ITEMS, NUM_QUERIES, LENGTH = 30, 40, 12
-CPU = torch.device("cpu")
-CONFIG = RankerFitConfig(num_candidates=LENGTH, num_hard=4, num_random=4, batch_size=21)
-EVERYONE = torch.arange(NUM_QUERIES)
-
-
-def examples() -> RankingExamples:
-    generator = torch.Generator().manual_seed(4)
-    rows = torch.stack(
-        [torch.randperm(NUM_ITEMS - 1, generator=generator)[:LENGTH] + 1 for _ in EVERYONE]
-    )
-    targets = Jagged.one_each(rows[:, 5])
-    # Likes are few, so the two parts have different numbers of them.
-    values = torch.where(EVERYONE % 5 == 0, 5.0, 1.0)
-    labels = labels_of(rows, targets, Outcomes.of_values(values), ("next", "like"), 4.0)
-    features = torch.randn(NUM_QUERIES, LENGTH, 2, generator=generator)
-    queries = JaggedBatch({"history": Jagged.one_each(rows[:, 0])})
-    return RankingExamples(queries, targets, Candidates(rows, features), labels)
-
-
-def ranker() -> Ranker:
+def ranker_gradients(ranks: Ranks) -> list[Tensor]:
+    """Compute a step without dropout, which each part would draw for itself."""
     torch.manual_seed(0)
-    inputs = RankerInputs(
-        num_item_rows=NUM_ITEMS,
-        tasks=("next", "like"),
-        candidate_dense=("score", "other"),
-        base_feature="score",
-    )
-    config = RankerConfig(
-        trunk="dense", embedding_dim=8, key_dim=8, hidden_dim=8, tile_rows=32, backend="torch"
-    )
-    # Without dropout, which each part would draw for itself.
-    return Ranker(config, inputs, ItemCatalogue.empty(NUM_ITEMS)).eval()
+    model = Ranker(replace(CONFIG, trunk="dense"), INPUTS, catalogue()).eval()
+    training = replace(TRAINING, batch_size=21)
+    loss_at = ranker_loss(model, examples(), EVERYONE, training, 0, CPU, ranks)
+    loss_at(3).backward()  # type: ignore[no-untyped-call]
+    return gradients_of(model)
 
 
-def gradients(ranks: Ranks) -> list[Tensor]:
-    model, found = ranker(), examples()
-    ranker_loss(model, found, EVERYONE, CONFIG, 0, CPU, ranks)(3).backward()
+def gradients_of(model: nn.Module) -> list[Tensor]:
     return [torch.zeros(1) if one.grad is None else one.grad for one in model.parameters()]
 
 
-def test_the_mean_over_parts_is_the_gradient_of_the_whole_step() -> None:
-    first_round, second_round = two_parts()
-    for rank in first_round:
-        gradients(rank)
-    parts = [gradients(rank) for rank in second_round]
-    whole = gradients(ALONE)
-    assert any(float(one.abs().max()) > 1e-4 for one in whole)
-    for expected, first, second in zip(whole, *parts, strict=True):
-        torch.testing.assert_close((first + second) / 2, expected, rtol=1e-4, atol=1e-6)
-
-
-RETRIEVER_NUM_ITEMS, DRAWS = 50, 8
-SIZES = FeatureSizes(num_item_rows=RETRIEVER_NUM_ITEMS)
+NUM_ITEMS, DRAWS = 50, 8
+SIZES = FeatureSizes(num_item_rows=NUM_ITEMS)
 # Parts of 3 and 2 sequences with different numbers of labels.
 LENGTHS = torch.tensor([7, 3, 2, 6, 5])
 
 
 def history() -> Jagged:
     generator = torch.Generator().manual_seed(2)
-    values = torch.randint(1, RETRIEVER_NUM_ITEMS, (int(LENGTHS.sum()),), generator=generator)
+    values = torch.randint(1, NUM_ITEMS, (int(LENGTHS.sum()),), generator=generator)
     return Jagged(values, torch.nn.functional.pad(LENGTHS.cumsum(0), (1, 0)))
 
 
 def retriever_gradients(model: str, chosen: Tensor, share: StepShare) -> list[Tensor]:
     torch.manual_seed(0)
-    counts = torch.arange(RETRIEVER_NUM_ITEMS)
+    counts = torch.arange(NUM_ITEMS)
     events = history().take(chosen)
     made: SequenceModel | TwoTower
     if model == "sequence":
@@ -149,32 +118,32 @@ def retriever_gradients(model: str, chosen: Tensor, share: StepShare) -> list[Te
             embedding_dim=8, hidden_dim=8, max_length=8, num_uniform_negatives=DRAWS,
             label_smoothing=0.1, backend="torch",
         )  # fmt: skip
-        made = SequenceModel(config, SIZES, ItemCatalogue.empty(RETRIEVER_NUM_ITEMS), counts).eval()
+        made = SequenceModel(config, SIZES, ItemCatalogue.empty(NUM_ITEMS), counts).eval()
         loss = made.loss(JaggedBatch({"history": events}), share=share)
     else:
         two_tower = TwoTowerConfig(
             embedding_dim=8, hidden_dim=8, num_uniform_negatives=DRAWS, backend="torch"
         )
-        made = TwoTower(two_tower, SIZES, ItemCatalogue.empty(RETRIEVER_NUM_ITEMS), counts).eval()
+        made = TwoTower(two_tower, SIZES, ItemCatalogue.empty(NUM_ITEMS), counts).eval()
         loss = made.loss(JaggedBatch({"history": events}), 1 + chosen * 7, share)
     loss.backward()  # type: ignore[no-untyped-call]
-    return [torch.zeros(1) if one.grad is None else one.grad for one in made.parameters()]
+    return gradients_of(made)
 
 
-@pytest.mark.parametrize("model", ["two_tower", "sequence"])
-def test_the_mean_over_parts_is_the_gradient_of_the_whole_step_retriever(model: str) -> None:
-    everyone = torch.arange(len(LENGTHS))
-    whole = retriever_gradients(model, everyone, WholeOfAStep())
-    first_round, second_round = two_parts()
-    found = [
-        [
-            retriever_gradients(
-                model, torch.from_numpy(rank.part(everyone.numpy())), rank.share(0, 0)
-            )
-            for rank in ranks
-        ]
-        for ranks in (first_round, second_round)
-    ]
+def of_part(model: str, rank: OneOfTwo) -> list[Tensor]:
+    if model == "ranker":
+        return ranker_gradients(rank)
+    chosen = torch.from_numpy(rank.part(np.arange(len(LENGTHS))))
+    return retriever_gradients(model, chosen, rank.share(0, 0))
+
+
+@pytest.mark.parametrize("model", ["ranker", "two_tower", "sequence"])
+def test_the_mean_over_parts_is_the_gradient_of_the_whole_step(model: str) -> None:
+    if model == "ranker":
+        whole = ranker_gradients(ALONE)
+    else:
+        whole = retriever_gradients(model, torch.arange(len(LENGTHS)), WholeOfAStep())
     assert any(float(one.abs().max()) > 1e-4 for one in whole)
-    for expected, first, second in zip(whole, *found[1], strict=True):
+    _, found = ([of_part(model, rank) for rank in ranks] for ranks in two_parts())
+    for expected, first, second in zip(whole, *found, strict=True):
         torch.testing.assert_close((first + second) / 2, expected, rtol=1e-4, atol=1e-6)
