@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+from tests.recsys.kernels.devices import INTERPRETING
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

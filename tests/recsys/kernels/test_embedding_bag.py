@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
@@ -17,17 +15,14 @@ from recsys.kernels.embedding_bag.layout import (
 )
 from recsys.kernels.embedding_bag.op import FusedEmbeddingBags
 from tests.recsys.kernels import bag_reference as reference
+from tests.recsys.kernels.devices import DEVICE, INTERPRETING, ON_A_GPU, RUNS_KERNELS
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETING else "cpu"
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 """Norm of the error over the norm of the truth; of half types, half a step of the row's type."""
 MIXED = TableLayout((50, 7, 30), (100, 1, 3), (0, 1, 2, 0))
 UNIFORM = TableLayout((60, 40), (32, 32), (0, 1, 0))
 RULES = tuple(Optimizer)
-KERNELS = pytest.mark.interpreted(only=DEVICE == "cpu")
-"""On a CPU the kernels run in the interpreter alone."""
 
 
 def batch_of(layout: TableLayout, batch: int = 6, longest: int = 5, seed: int = 0) -> list[Tensor]:
@@ -116,7 +111,7 @@ def test_reference_agrees_with_torch(dtype: torch.dtype) -> None:
     ],
     ids=["mixed", "mixed weighted", "uniform weighted", "uniform", "width 257"],
 )
-@KERNELS
+@RUNS_KERNELS
 def test_agrees_with_float64(
     rule: Optimizer, case: int, layout: TableLayout, weighted: bool
 ) -> None:
@@ -135,7 +130,8 @@ def test_agrees_with_float64(
             truth[-3].copy_(found[-3])
 
 
-@KERNELS
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_A_GPU, reason="needs a CUDA device")
 def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
     ids = torch.cat([torch.zeros(200, dtype=torch.int64), torch.arange(40) // 2 * 2 % 39])
     offsets = torch.arange(0, 241, 5, device=DEVICE)  # 3 features of 16 bags
@@ -150,7 +146,7 @@ def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
     kernels = ("forward", "items", "singles", "short", "long")
     assert {one.kernel for one in questions} == {f"embedding_bag.{name}" for name in kernels}
     for one in questions:
-        for factor in (0.5, 2) if DEVICE == "cuda" else (0.5,):
+        for factor in (0.5, 2):
             changed = {
                 name: number if name == "registers" else max(1, int(number * factor))
                 for name, number in one.default.items()
@@ -162,7 +158,7 @@ def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
             assert error(found[-1], truth[-1]) < 1e-5
 
 
-@KERNELS
+@RUNS_KERNELS
 def test_runs_of_every_length_at_every_place() -> None:
     """Lengths around one to four chunks of 64, placed anywhere in one, and around short runs."""
     short = [2, 3, 1, 4, 5, 6, 7, 8, 9, 1, 10, 2, 8]
@@ -170,7 +166,7 @@ def test_runs_of_every_length_at_every_place() -> None:
         [1, 2, 63, 64, 65, 3, 127, 1, 128, 129, 5, 191, 192, 193, 1, 256, *short]
     )
     layout = TableLayout((len(lengths),), (4,), (0,))
-    for first in (0, 1, 37) if DEVICE == "cuda" else (37,):
+    for first in (0, 1, 37) if ON_A_GPU else (37,):
         generator = torch.Generator().manual_seed(first)
         ids = torch.repeat_interleave(torch.arange(len(lengths)), lengths)[first:]
         ids = ids[torch.randperm(len(ids), generator=generator)].to(DEVICE)
@@ -181,7 +177,7 @@ def test_runs_of_every_length_at_every_place() -> None:
         assert error(found[-1], truth[-1]) < 1e-5
 
 
-@KERNELS
+@RUNS_KERNELS
 def test_ids_out_of_range_give_zeros_and_move_nothing() -> None:
     layout = TableLayout((10, 4), (8, 16), (0, 1))
     bags = hash_texts(layout, OptimizerConfig(), torch.float32)
@@ -196,10 +192,10 @@ def test_ids_out_of_range_give_zeros_and_move_nothing() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@KERNELS
+@RUNS_KERNELS
 def test_skip_moves_nothing_and_grad_scale_scales(rule: Optimizer) -> None:
     config = OptimizerConfig(rule=rule)
-    ids, offsets, _ = batch_of(UNIFORM, batch=24 if DEVICE == "cuda" else 6)
+    ids, offsets, _ = batch_of(UNIFORM, batch=24 if ON_A_GPU else 6)
     kept, moved, scaled = (hash_texts(UNIFORM, config, torch.float32) for _ in range(3))
     before = {name: one.clone() for name, one in kept.state_dict().items()}
     out = kept(ids, offsets, skip=torch.ones(1, dtype=torch.int32, device=DEVICE))
@@ -214,7 +210,7 @@ def test_skip_moves_nothing_and_grad_scale_scales(rule: Optimizer) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@KERNELS
+@RUNS_KERNELS
 def test_rows_are_clipped_and_a_row_without_a_finite_gradient_stays(rule: Optimizer) -> None:
     """Bags of one id, a hot id (a long run) and an id with NaN; clipped by hand in the truth."""
     layout = TableLayout((9,), (20,), (0,))

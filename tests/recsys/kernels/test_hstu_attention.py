@@ -15,6 +15,7 @@ from recsys.kernels.hstu_attention.op import (
     reference_attention,
     time_buckets,
 )
+from tests.recsys.kernels.devices import DEVICE, ON_A_GPU, RUNS_KERNELS
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 """Largest error by the largest true value."""
@@ -148,18 +149,20 @@ LARGE = [
 ]
 
 
+# Interpreted not in bf16, whose bit patterns are multiplied, and once: programs run in turn.
+@RUNS_KERNELS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, *[torch.bfloat16] * ON_A_GPU])
+@pytest.mark.parametrize("shape", SMALL + LARGE * ON_A_GPU, ids=str)
+def test_the_kernel_agrees_with_float64(shape: Shape, dtype: torch.dtype) -> None:
+    check_kernel(DEVICE, shape, dtype, repeats=5 * ON_A_GPU)
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("dtype", list(TOLERANCES))
-@pytest.mark.parametrize("shape", SMALL + LARGE, ids=str)
-def test_kernel_on_the_gpu(shape: Shape, dtype: torch.dtype) -> None:
-    check_kernel("cuda", shape, dtype, repeats=5)
-
-
-def check_tiles(device: str, shape: Shape, repeats: int = 1) -> None:
-    """Launches ask for their tiles, and others are right too."""
+@pytest.mark.skipif(not ON_A_GPU, reason="needs a CUDA device")
+def test_launches_ask_for_their_tiles_and_others_are_right_too() -> None:
+    shape = ([5, 0, 130, 1, 64], 2, 16, 24)
     with asking() as questions:
-        check_kernel(device, shape, torch.float32, 0, kinds=(True,))
+        check_kernel("cuda", shape, torch.float32, 0, kinds=(True,))
     different = {one.name: one for one in questions}.values()
     names = {"forward", "keys", "queries", "biases"}
     assert {one.kernel for one in different} == {f"hstu_attention.{name}" for name in names}
@@ -169,18 +172,4 @@ def check_tiles(device: str, shape: Shape, repeats: int = 1) -> None:
             for key, number in one.default.items()
         }
         with trying(one.kernel, halves):
-            check_kernel(device, shape, torch.float32, repeats, kinds=(True,))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_tiles_on_the_gpu() -> None:
-    check_tiles("cuda", ([5, 0, 130, 1, 64], 2, 16, 24))
-
-
-# Not bf16: Triton's interpreter multiplies its bit patterns. No repeats: it runs programs in turn.
-@pytest.mark.interpreted(only=True)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("shape", SMALL, ids=str)
-def test_kernel_in_the_interpreter(shape: Shape, dtype: torch.dtype) -> None:
-    check_kernel("cpu", shape, dtype, repeats=0)
+            check_kernel("cuda", shape, torch.float32, 1, kinds=(True,))

@@ -9,6 +9,7 @@ from torch import Tensor
 from recsys.kernels.choice import asking, trying
 from recsys.kernels.routed_experts.op import Routed, count_visits, route, routed_experts
 from tests.recsys.kernels import routed_reference as reference
+from tests.recsys.kernels.devices import DEVICE, ON_A_GPU, RUNS_KERNELS
 from tests.recsys.testing.experts import loop_over_experts
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -21,7 +22,7 @@ SMALL: list[Shape] = [
     (1, 3, 1, 16, 16, 16),
     (70, 4, 2, 24, 40, 16),
     (20, 3, 3, 33, 20, 17),
-    (30, 20, 2, 64, 128, 64),
+    (30, 20, 2, 32, 48, 16),
 ]
 LARGE: list[Shape] = [
     (5000, 32, 2, 512, 256, 512),
@@ -160,6 +161,7 @@ def check_router(device: str, num_rows: int, num_experts: int, top_k: int, dim: 
 
 
 ROUTERS = [(1, 2, 2, 100), (70, 20, 1, 40), (130, 32, 2, 64)]
+LARGE_ROUTERS = [(5000, 32, 2, 512), (777, 128, 8, 256)]
 
 
 @pytest.mark.parametrize(
@@ -184,41 +186,23 @@ def test_says_what_is_wrong(change: dict[str, Tensor], message: str) -> None:
         routed_experts(**{**arguments, **change})
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("dtype", list(TOLERANCES))
-@pytest.mark.parametrize("shape", SMALL + LARGE, ids=str)
-def test_kernels_on_the_gpu(shape: Shape, dtype: torch.dtype) -> None:
-    check_experts("cuda", shape, dtype, repeats=3)
+@RUNS_KERNELS
+@pytest.mark.parametrize("shape", SMALL + LARGE * ON_A_GPU, ids=str)
+def test_kernels_agree_with_a_loop_over_experts(shape: Shape) -> None:
+    # Interpreted, each shape meets one type.
+    one = [torch.bfloat16 if len(set(shape)) % 2 else torch.float32]
+    for dtype in TOLERANCES if ON_A_GPU else one:
+        check_experts(DEVICE, shape, dtype, repeats=3 * ON_A_GPU)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_tiles_and_plan_on_the_gpu() -> None:
-    check_plan("cuda")
-    check_tiles("cuda", (3000, 8, 2, 128, 256, 64), torch.bfloat16)
+@RUNS_KERNELS
+def test_visits_are_laid_out_as_the_reference_does_and_other_tiles_are_right() -> None:
+    check_plan(DEVICE)
+    shape = (3000, 8, 2, 128, 256, 64) if ON_A_GPU else (40, 2, 1, 32, 64, 16)
+    check_tiles(DEVICE, shape, torch.bfloat16)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("case", [*ROUTERS, (5000, 32, 2, 512), (777, 128, 8, 256)], ids=str)
-def test_router_on_the_gpu(case: tuple[int, int, int, int]) -> None:
-    check_router("cuda", *case)
-
-
-@pytest.mark.interpreted(only=True)
-def test_kernels_in_the_interpreter() -> None:
-    for place, shape in enumerate(SMALL):
-        check_experts("cpu", shape, (torch.float32, torch.bfloat16)[place % 2], repeats=0)
-
-
-@pytest.mark.interpreted(only=True)
-def test_tiles_and_plan_in_the_interpreter() -> None:
-    check_plan("cpu")
-    check_tiles("cpu", (70, 2, 1, 64, 128, 32), torch.bfloat16)
-
-
-@pytest.mark.interpreted(only=True)
-@pytest.mark.parametrize("case", ROUTERS, ids=str)
-def test_router_in_the_interpreter(case: tuple[int, int, int, int]) -> None:
-    check_router("cpu", *case)
+@RUNS_KERNELS
+@pytest.mark.parametrize("case", ROUTERS + LARGE_ROUTERS * ON_A_GPU, ids=str)
+def test_a_router_agrees_with_float64(case: tuple[int, int, int, int]) -> None:
+    check_router(DEVICE, *case)

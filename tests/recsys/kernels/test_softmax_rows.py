@@ -9,6 +9,7 @@ from torch import Tensor
 from recsys.kernels.choice import without
 from recsys.kernels.softmax_rows.op import softmax_rows
 from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
+from tests.recsys.kernels.devices import DEVICE, ON_A_GPU, RUNS_KERNELS
 
 ROUNDING = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 """Relative distance of neighbours, of what is stored: Triton's interpreter cuts bfloat16 off."""
@@ -59,22 +60,13 @@ def test_torch_agrees(dtype: torch.dtype, corrected: bool) -> None:
         check(shape, dtype, corrected, "cpu")
 
 
-@pytest.mark.interpreted(only=True)
+@RUNS_KERNELS
 @pytest.mark.parametrize("corrected", [True, False])
 def test_the_kernel_agrees(corrected: bool) -> None:
-    for place, shape in enumerate(CASES):
-        check(shape, list(ROUNDING)[(place + corrected) % 3], corrected, "cpu")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("shape", [*CASES, (64, 100_000, 100_000)])
-@pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("corrected", [True, False])
-def test_the_compiled_kernel_agrees(
-    shape: tuple[int, int, int], dtype: torch.dtype, corrected: bool
-) -> None:
-    check(shape, dtype, corrected, "cuda")
+    for place, shape in enumerate(CASES + [(64, 100_000, 100_000)] * ON_A_GPU):
+        one = [list(ROUNDING)[(place + corrected) % 3]]
+        for dtype in ROUNDING if ON_A_GPU else one:
+            check(shape, dtype, corrected, DEVICE)
 
 
 def gradients(max_scores: int, dtype: torch.dtype) -> list[Tensor]:
