@@ -1,22 +1,20 @@
-"""The request log of an online store, counted by minute: read once, then only new records.
+"""The request log of an online store, counted by day: read once, then only new records.
 
-Lists are counted as they are read, so memory grows with the minutes of the log and not with its
+Lists are counted as they are read, so memory grows with the days of the log and not with its
 lists. Days are read from the newest back, so that a page shows the last ones first. Lists of the
 last minute may arrive later than others after them (`SETTLED_MS`), so these are read once more.
 """
 
 from __future__ import annotations
 
-import re
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import reduce
-from operator import or_
 from pathlib import Path
-from typing import NamedTuple
 
+import numpy as np
 import orjson
 import polars as pl
 
@@ -24,127 +22,85 @@ from pipelines.dashboard.context import Context, Stamp, file_stamp
 from pipelines.dashboard.workspaces.files import names_in
 from pipelines.inputs.online_events import SETTLED_MS
 from pipelines.inputs.opened_store import opened
-from serving.metrics import DEGRADED_CODES, STAGES
 from serving.online.opening import SQLITE
 from serving.online.store import OnlineStore, RequestRecord, StoreError
 
-MINUTE_MS, DAY_MS = 60_000, 86_400_000
+DAY_MS = 86_400_000
 AT_ONCE = 20_000
 PATIENCE_SECONDS = 0.2
 """Wait of a page for records that are not read yet."""
 LEAST_MS, RATIO = 0.001, 1.05
 """Bounds of the buckets of milliseconds: `LEAST_MS` times powers of `RATIO`."""
-_FILE = re.compile(r"requests-(\d{4}-\d\d-\d\d)\.db")
 FAILED = ("late_source", "failed_source", "late_stage", "failed_stage", "failed_store")
 """Codes of late or broken parts; every other code names something unknown or missing."""
-LATE = "late or failed part"
 COUNTS = pl.Schema(
-    {
-        "minute_ms": pl.Int64(),
-        "surface": pl.Categorical(),
-        "kind": pl.Enum(("bundle", "code", "source", "arm", "stage")),
-        "name": pl.Categorical(),
-        "bucket": pl.Int16(),
-        "count": pl.UInt32(),
-    }
+    {"kind": pl.String(), "name": pl.String(), "bucket": pl.Int16(), "count": pl.Int64()}
 )
-"""Lists by minute, surface, and: their bundle; a code of theirs; the arm of an experiment; a stage
-and the bucket of its milliseconds. Of sources, the shown items."""
-KEYS = tuple(name for name in COUNTS if name != "count")
+"""Lists by kind and name: their ``bundle``; a ``code`` of theirs; those that are ``late`` or
+``fallback``; the bucket of their ``time``. Of kind ``source``, the shown items."""
+KEYS = ("kind", "name", "bucket")
 _DOCUMENT = pl.Schema(
     {
         "unix_ms": pl.Int64(),
         "bundle": pl.String(),
-        "surface": pl.String(),
-        "user_id": pl.String(),
         "degraded": pl.List(pl.String()),
         "fallback": pl.String(),
         "items": pl.List(pl.Struct({"source": pl.String()})),
-        "timings_ms": pl.Struct({stage: pl.Float64() for stage in STAGES}),
-        "experiment": pl.Struct({"name": pl.String(), "arm": pl.String()}),
+        "timings_ms": pl.Struct({"total": pl.Float64()}),
     }
 )
+EMPTY = pl.DataFrame(schema=COUNTS)
 
 
-class Counted(NamedTuple):
-    """Counts of some lists."""
-
-    counts: pl.DataFrame
-    """`COUNTS`."""
-    num_unreadable: int = 0
-
-
-EMPTY = Counted(pl.DataFrame(schema=COUNTS))
-
-
-def count_records(records: Sequence[RequestRecord]) -> Counted:
-    """Count lists; records that cannot be read are counted and left out."""
-    documents, num_unreadable = _parsed([record.document for record in records])
-    minute = (pl.col("unix_ms") // MINUTE_MS * MINUTE_MS).alias("minute_ms")
-    keys = (minute, pl.col("surface").fill_null("unknown"))
-    index = ["minute_ms", "surface"]
-    degraded, arm = pl.col("degraded"), pl.col("experiment").struct
-    flags = {code: degraded.list.contains(code).fill_null(False) for code in DEGRADED_CODES}
-    flags |= {
-        "other": degraded.list.set_difference(list(DEGRADED_CODES)).list.len().fill_null(0) > 0,
-        LATE: reduce(or_, (flags[code] for code in FAILED)),
-        "fallback": pl.col("fallback").is_not_null(),
-        "no user": pl.col("user_id").is_null(),
+def count_records(records: Sequence[RequestRecord]) -> tuple[pl.DataFrame, int]:
+    """Count lists as `COUNTS`, and the records that cannot be read."""
+    documents, num_unreadable = _parse([record.document for record in records])
+    total_ms = pl.col("timings_ms").struct.field("total")
+    bucket = (total_ms.clip(LEAST_MS) / LEAST_MS).log(RATIO).floor()
+    failed = pl.col("degraded").list.set_intersection(list(FAILED)).list.len() > 0
+    names = {
+        "bundle": pl.col("bundle").fill_null("unknown"),
+        "code": pl.col("degraded").list.unique().explode(),
+        "late": pl.when(failed).then(pl.lit("")),
+        "fallback": pl.when(pl.col("fallback").is_not_null()).then(pl.lit("")),
+        "source": pl.col("items").explode().struct.field("source"),
+        "time": pl.when(total_ms.is_not_null()).then(pl.lit("")),
     }
-    sources = pl.col("items").list.eval(pl.element().struct.field("source"))
-    bucket = (pl.col("ms").clip(LEAST_MS) / LEAST_MS).log(RATIO).floor().cast(pl.Int16)
-    frames = {
-        "bundle": documents.select(*keys, pl.col("bundle").fill_null("unknown").alias("name")),
-        "code": documents.select(*keys, *(flag.alias(name) for name, flag in flags.items()))
-        .unpivot(index=index, variable_name="name", value_name="has")
-        .filter("has")
-        .drop("has"),
-        "source": documents.select(*keys, sources.alias("name")).explode("name"),
-        "arm": documents.select(*keys, (arm.field("name") + ": " + arm.field("arm")).alias("name")),
-        "stage": documents.select(*keys, pl.col("timings_ms").struct.unnest())
-        .unpivot(index=index, variable_name="name", value_name="ms")
-        .drop_nulls("ms")
-        .select(*index, "name", bucket.alias("bucket")),
-    }
-    named = [
-        frame.drop_nulls("name").with_columns(pl.lit(kind).alias("kind"))
-        for kind, frame in frames.items()
+    none = pl.lit(0, pl.Int16)
+    frames = [
+        documents.select(
+            pl.lit(kind).alias("kind"),
+            name.alias("name"),
+            (bucket if kind == "time" else none).cast(pl.Int16).alias("bucket"),
+            pl.lit(1, pl.Int64).alias("count"),
+        ).drop_nulls("name")
+        for kind, name in names.items()
     ]
-    counts = (
-        pl.concat(named, how="diagonal")
-        .with_columns(pl.col("bucket").fill_null(0))
-        .group_by(KEYS)
-        .agg(pl.len().alias("count"))
-    )
-    return Counted(counts.select(*COUNTS).cast(COUNTS), num_unreadable)
+    return add_up(frames), num_unreadable
 
 
-def add_up(parts: Sequence[Counted]) -> Counted:
+def add_up(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """Add up counts."""
-    rows = pl.concat([part.counts for part in (EMPTY, *parts)])
+    rows = pl.concat([EMPTY, *parts])
     rows = rows.group_by(KEYS).agg(pl.col("count").sum())
-    return Counted(rows.select(*COUNTS), sum(part.num_unreadable for part in parts))
+    return rows.select(*COUNTS)
 
 
-def quantiles(times: pl.DataFrame, by: Sequence[str], wanted: Mapping[str, float]) -> pl.DataFrame:
-    """Estimate quantiles of milliseconds within 5%, and count the lists."""
-    groups = list(by)
-    summed = times.group_by(*groups, "bucket").agg(pl.col("count").sum().cast(pl.Float64))
-    upto = pl.col("count").cum_sum()
-    found = []
+def quantiles(counts: pl.DataFrame, wanted: Mapping[str, float]) -> dict[str, float]:
+    """Estimate quantiles of milliseconds within 5%; none without a time."""
+    times = counts.filter(pl.col("kind") == "time").sort("bucket")
+    if times.is_empty():
+        return {}
+    upto = times["count"].cum_sum().to_numpy()
+    found = {}
     for name, q in wanted.items():
-        rank = q * pl.col("count").sum()
-        inside = ((rank - (upto - pl.col("count"))) / pl.col("count")).clip(0, 1)
-        value = LEAST_MS * (pl.lit(RATIO) ** (pl.col("bucket") + inside))
-        found.append(value.filter(upto >= rank - 1e-9).first().alias(name))
-    return (
-        summed.sort(*groups, "bucket")
-        .group_by(groups, maintain_order=True)
-        .agg(*found, pl.col("count").sum().cast(pl.Int64).alias("lists"))
-    )
+        place = int(np.searchsorted(upto, q * upto[-1]))
+        inside = 1 - (upto[place] - q * upto[-1]) / times["count"][place]
+        found[name] = float(LEAST_MS * RATIO ** (times["bucket"][place] + inside))
+    return found
 
 
-def _parsed(documents: Sequence[bytes]) -> tuple[pl.DataFrame, int]:
+def _parse(documents: Sequence[bytes]) -> tuple[pl.DataFrame, int]:
     """Parse JSON in one go; if a document spoils it, one by one."""
     try:
         return _read(documents), 0
@@ -171,9 +127,9 @@ def _is_whole(document: bytes) -> bool:
 class Logged:
     """The part of a log that is read."""
 
-    counts: pl.DataFrame = field(default_factory=lambda: EMPTY.counts)
+    days: Mapping[str, pl.DataFrame] = field(default_factory=dict)
+    """`COUNTS` by day, the newest first."""
     num_unreadable: int = 0
-    number: int = 0
     is_reading: bool = False
     """True while older lists are being read."""
     fault: str = ""
@@ -181,14 +137,7 @@ class Logged:
 
     @property
     def num_lists(self) -> int:
-        return int(self.counts.filter(pl.col("kind") == "bundle")["count"].sum())
-
-    @property
-    def span(self) -> tuple[int, int] | None:
-        """Minutes of the oldest and newest list; None without any."""
-        minutes = self.counts["minute_ms"]
-        first, last = minutes.min(), minutes.max()
-        return (first, last) if isinstance(first, int) and isinstance(last, int) else None
+        return sum(named(counts, "bundle").total() for counts in self.days.values())
 
 
 @dataclass
@@ -197,8 +146,8 @@ class _Day:
 
     stamp: Stamp = ()
     """State of the file when it was read to its end."""
-    settled: Counted = EMPTY
-    latest: Counted = EMPTY
+    settled: tuple[pl.DataFrame, int] = (EMPTY, 0)
+    latest: tuple[pl.DataFrame, int] = (EMPTY, 0)
     last_id: str = ""
     """Last of the settled ones."""
 
@@ -231,10 +180,11 @@ class LogReader:
         """Return the present state of each day's file."""
         found = {}
         for name in names_in(self._folder):
-            if (day := _FILE.fullmatch(name)) is not None:
+            if name.startswith("requests-") and name.endswith(".db"):
                 stamps = file_stamp(self._folder / one for one in (name, f"{name}-wal"))
                 # A reader makes a log of SQLite, which is empty.
-                found[day[1]] = tuple(one for one in stamps if one[2])
+                day = name.removeprefix("requests-").removesuffix(".db")
+                found[day] = tuple(one for one in stamps if one[2])
         return found
 
     def _read(self) -> None:
@@ -269,17 +219,17 @@ class LogReader:
             done = [record for record in waiting if record.time_ms < settled_ms]
             if done:
                 waiting = waiting[len(done) :]
-                day.settled = add_up([day.settled, count_records(done)])
+                counts, num_unreadable = count_records(done)
+                day.settled = add_up([day.settled[0], counts]), day.settled[1] + num_unreadable
                 day.last_id = done[-1].request_id
             day.latest = count_records(waiting)
             self._show()
 
     def _show(self, faults: Sequence[str] = ()) -> None:
-        parts = [part for day in self._days.values() for part in (day.settled, day.latest)]
+        days = sorted(self._days.items(), reverse=True)
         self._shown = Logged(
-            counts=pl.concat([part.counts for part in (EMPTY, *parts)]),
-            num_unreadable=sum(part.num_unreadable for part in parts),
-            number=self._shown.number + 1,
+            days={name: add_up([day.settled[0], day.latest[0]]) for name, day in days},
+            num_unreadable=sum(day.settled[1] + day.latest[1] for _, day in days),
             fault="; ".join(faults),
         )
 
@@ -287,3 +237,9 @@ class LogReader:
 def request_log(context: Context, folder: Path) -> LogReader:
     """Return the log of a folder, the same one each time."""
     return context.cache.get(("request log", str(folder)), (), lambda: LogReader(folder))
+
+
+def named(counts: pl.DataFrame, kind: str) -> Counter[str]:
+    """Sum the counts of a kind by name."""
+    found = counts.filter(pl.col("kind") == kind).group_by("name").agg(pl.col("count").sum())
+    return Counter(dict(found.iter_rows()))

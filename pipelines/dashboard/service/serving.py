@@ -1,26 +1,35 @@
-"""Page ``serving``: the request log, drift, parity, experiments, off-policy estimates."""
+"""Page ``serving``: the request log by day, and the pages that commands wrote on serving."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import polars as pl
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.service.request_log import Logged, request_log
-from pipelines.dashboard.service.traffic import Served, arms_table, build_blocks, clock
-from pipelines.dashboard.service.watched import (
-    monitor_section,
-    off_policy_section,
-    parity_section,
-)
+from pipelines.dashboard.service.request_log import Logged, add_up, named, quantiles, request_log
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.document import Block, Control, Page, Section, Words, select, with_origins
-from pipelines.publishing.promotion import served_version
+from pipelines.engine.history import MONITOR
+from pipelines.pages.charts import counts, figure, line_chart, numbers, shares, texts
+from pipelines.pages.document import (
+    Block,
+    Chart,
+    Column,
+    Link,
+    Page,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    Words,
+    select,
+    with_origins,
+)
 from pipelines.publishing.released import shop_workspace
-from pipelines.tracking.decisions import history
 
 TITLE = "Serving"
 STORE = "online"
@@ -32,9 +41,12 @@ EXPORT_PATIENCE = 60.0
 REFRESH_SECONDS = 3.0
 """While a log is being read."""
 MAX_OPTIONS = 200
-NONE = (
-    "No list of an experiment was served. An experiment is a table [[experiments]] of the server's "
-    "configuration (docs/control.md)."
+MAX_FAILED = 0.01
+"""Share of lists with late or failed parts above which the tile is red."""
+QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+WATCH = (
+    "recsys monitor WORKSPACE watches for drift, recsys parity WORKSPACE computes served lists "
+    "again, recsys experiments compares the arms of an experiment."
 )
 
 
@@ -46,22 +58,30 @@ def build(context: Context, query: Query) -> Page:
         return Page(title=TITLE, lead=LEAD, blocks=[Words(lines=[words], tone="note")])
     workspace = shop_workspace(run.path)
     logged, notices = _read_log(context, workspace / STORE)
-    served, controls = _lists(context, query, workspace, logged)
-    found = [monitor_section(workspace), parity_section(workspace), off_policy_section(workspace)]
-    sections = [served, *(section for section, _ in found)]
-    sections.insert(3, _experiments(workspace, logged))
-    if logged.num_lists and not logged.is_reading:
-        notices += _without_lists(workspace, logged)
+    if logged.num_lists:
+        blocks = build_blocks(logged)
+    else:
+        words = (
+            f"No list of {workspace} is in its online store {workspace / STORE} yet. Serve some: "
+            f"recsys serve {workspace}"
+        )
+        line = "The log is being read." if logged.is_reading else words
+        blocks = [Words(lines=[line], tone="note")]
+    shop = next((one for one in context.stores.workspaces() if one.path == workspace), None)
+    links = []
+    page = (workspace / MONITOR).with_suffix(".html")
+    if shop is not None and page.is_file():
+        file = f"{shop.key}/{page.relative_to(workspace)}"
+        links.append(Link(label="Drift and freshness", file=file))
+    served = Section(key="log", title="Served lists", blocks=blocks)
     known = {one.key: str(one.path) for one in [run, *context.stores.workspaces()[:MAX_OPTIONS]]}
-    chosen = select("run", "Workspace", run.key, known)
-    is_live = logged.is_reading and not context.exported
     return Page(
         title=TITLE,
         lead=LEAD,
-        blocks=[with_origins(section, [run.origin]) for section in sections],
-        controls=() if context.exported else [chosen, *controls],
-        notices=[*notices, *(fault for _, faults in found for fault in faults)],
-        refresh_seconds=REFRESH_SECONDS if is_live else None,
+        blocks=[with_origins(served, [run.origin]), Words(lines=[WATCH], links=links)],
+        controls=() if context.exported else [select("run", "Workspace", run.key, known)],
+        notices=notices,
+        refresh_seconds=REFRESH_SECONDS if logged.is_reading and not context.exported else None,
     )
 
 
@@ -84,71 +104,127 @@ def _read_log(context: Context, store: Path) -> tuple[Logged, list[str]]:
     logged = log.now(EXPORT_PATIENCE) if context.exported else log.now()
     notices = [logged.fault] if logged.fault else []
     if logged.is_reading:
-        since = "" if logged.span is None else f", back to {clock(logged.span[0])} UTC"
+        since = f", back to {min(logged.days)}" if logged.days else ""
         notices.append(f"{logged.num_lists:,} lists are read so far{since}; more are being read")
     if logged.num_unreadable:
         notices.append(f"{logged.num_unreadable:,} records of lists cannot be read")
     return logged, notices
 
 
-def _lists(
-    context: Context, query: Query, workspace: Path, logged: Logged
-) -> tuple[Section, Sequence[Control]]:
-    """Show the chosen lists of the log."""
-    blocks: list[Block]
-    controls: Sequence[Control] = ()
-    if logged.num_lists:
+class DayFacts(NamedTuple):
+    """Numbers of the lists of a day."""
 
-        def draw() -> tuple[list[Block], Sequence[Control]]:
-            served, offered = Served.choose(logged, query)
-            return build_blocks(served), offered
-
-        chosen = (query.text("range"), query.text("surface"))
-        key = ("served", str(workspace), logged.number, *chosen)
-        blocks, controls = context.cache.get(key, (), draw)
-    else:
-        words = (
-            f"No list of {workspace} is in its online store {workspace / STORE} yet. Serve some: "
-            f"recsys serve {workspace}"
-        )
-        line = "The log is being read." if logged.is_reading else words
-        blocks = [Words(lines=[line], tone="note")]
-    return Section(key="log", title="Served lists", blocks=blocks), controls
+    day: str
+    lists: int
+    p50: float | None
+    p95: float | None
+    p99: float | None
+    failed: float
+    """Share of lists with late or failed parts."""
+    fallback: float
+    version: str
+    """Bundle of most lists."""
 
 
-def _experiments(workspace: Path, logged: Logged) -> Section:
-    """Count the lists of arms, and name the command that compares them."""
-    table = arms_table(logged)
-    lines = [NONE]
-    if table is not None:
-        lines = [
-            "Compare the arms, with intervals that hold at any time: recsys data export --store "
-            f"sqlite:{workspace / STORE} --out EXPORT, then recsys experiments --exported EXPORT "
-            "--serving-config serving.toml"
-        ]
-    words = Words(lines=lines, tone="note")
-    blocks: list[Block] = [words] if table is None else [table, words]
-    return Section(key="experiments", title="Experiments", blocks=blocks)
+def measure_day(day: str, rows: pl.DataFrame) -> DayFacts:
+    """Compute the numbers of a day from its counts."""
+    bundles, times = named(rows, "bundle"), quantiles(rows, QUANTILES)
+    lists = bundles.total()
+    late, fallback = (named(rows, kind).total() / lists for kind in ("late", "fallback"))
+    p50, p95, p99 = map(times.get, QUANTILES)
+    return DayFacts(day, lists, p50, p95, p99, late, fallback, bundles.most_common(1)[0][0])
 
 
-def _without_lists(workspace: Path, logged: Logged) -> list[str]:
-    """Warn if no logged list is of the champion."""
-    bundles = workspace / "bundles"
-    try:
-        served, changes = served_version(bundles), history(bundles)
-    except (ValueError, OSError):
-        return []
-    of_bundles = logged.counts.filter(pl.col("kind") == "bundle")
-    known = of_bundles["name"].cast(pl.String).unique().to_list()
-    if served is None or served in known:
-        return []
-    since = next((one.time[:16] for one in reversed(changes) if one.version == served), "")
-    when = f" since {since.replace('T', ' ')} UTC" if since else ""
-    return [
-        f"{served} is the champion{when}, and no logged list is of it: all that is shown here is "
-        f"of {', '.join(sorted(known)[:3])}. The server may not have loaded it (see its /metrics), "
-        "or it has had no request."
+def build_blocks(logged: Logged) -> list[Block]:
+    """Build the tiles of the newest day, and all days with their times, codes and sources."""
+    days = [measure_day(day, rows) for day, rows in logged.days.items() if rows.height]
+    newest, whole = days[0], add_up(list(logged.days.values()))
+    codes, sources = named(whole, "code"), named(whole, "source")
+    p95, bad = newest.p95, newest.failed > MAX_FAILED
+    span = f"{days[-1].day} to {newest.day} UTC; the other numbers are of {newest.day}"
+    tiles = [
+        Tile(label="Lists served", value=f"{logged.num_lists:,}", note=span),
+        Tile(
+            label="Time of a list, p95",
+            value="not kept" if p95 is None else f"{p95:.1f} ms",
+            note="" if p95 is None else f"p50 {newest.p50:.1f} ms, p99 {newest.p99:.1f} ms",
+        ),
+        Tile(
+            label="Late or failed parts",
+            value=f"{newest.failed:.2%}",
+            note="lists that say so in degraded",
+            tone="bad" if bad else "plain",
+        ),
+        Tile(label="Fallbacks", value=f"{newest.fallback:.2%}", note="made of popular items alone"),
+        Tile(label="Version", value=newest.version, note="of most lists"),
     ]
+    degraded = _share_table(
+        "codes",
+        "Degraded lists, and why",
+        "A list may have several codes; docs/serving.md lists them. Requests that were refused "
+        "before any list was made (503, overload) are in the server's /metrics alone.",
+        [*texts("code"), *counts("lists"), *shares("share")],
+        codes,
+        logged.num_lists,
+    )
+    shown = _share_table(
+        "sources",
+        "Sources of shown items",
+        "By the source that leads an item; a source that vanishes has failed, or its model was "
+        "released without it.",
+        [*texts("source"), *counts("items"), *shares("share")],
+        sources,
+        sources.total(),
+    )
+    return [Tiles(tiles=tiles), *_draw_times(days), _tabulate(days), degraded, shown]
+
+
+def _draw_times(days: Sequence[DayFacts]) -> list[Chart]:
+    """Draw quantiles of the time of a list; none without a time."""
+    rows = [
+        (f"{one.day}T00:00:00Z", name, value)
+        for one in reversed(days)
+        for name in QUANTILES
+        if (value := getattr(one, name)) is not None
+    ]
+    chart = figure(
+        line_chart,
+        "latency",
+        "Milliseconds of a list",
+        "Half of the lists of a day took at most p50, 95 of 100 at most p95, 99 at most p99, "
+        "within 5%; without the wait for a worker and the network.",
+        [Column(label="day", format="time"), *texts("series"), *numbers("milliseconds")],
+        rows,
+        "x series y",
+        y_title="milliseconds",
+        time=True,
+        from_zero=True,
+    )
+    return [chart] if rows else []
+
+
+def _tabulate(days: Sequence[DayFacts]) -> Table:
+    return Table(
+        key="days",
+        title="By day",
+        note="Times are of lists that were logged with them.",
+        columns=[
+            *texts("day (UTC)"),
+            *counts("lists"),
+            *numbers(*(f"{name} (ms)" for name in QUANTILES)),
+            *shares("late or failed", "fallbacks"),
+            *texts("version", note="of most lists"),
+        ],
+        rows=days,
+    )
+
+
+def _share_table(
+    key: str, title: str, note: str, columns: Sequence[Column], found: Counter[str], total: int
+) -> Table:
+    """Tabulate counts by name with their shares of a total."""
+    rows = [(name, count, count / max(1, total)) for name, count in found.most_common()]
+    return Table(key=key, title=title, note=note, columns=columns, rows=rows)
 
 
 ENTRY = PageEntry(name="serving", title=TITLE, build=build, keeps=("run",))

@@ -1,4 +1,4 @@
-"""The request log as counts: whole, appended to, damaged, removed."""
+"""The request log as counts by day: whole, appended to, damaged, removed."""
 
 from pathlib import Path
 
@@ -11,103 +11,65 @@ from pipelines.dashboard.service.request_log import (
     LogReader,
     add_up,
     count_records,
+    named,
     quantiles,
 )
 from serving.online.sqlite_store import SqliteStore
 from tests.pipelines.dashboard.service.online_log import BEGIN_MS, record, write_log
 
-HOUR_MS = 3_600_000
-
-
-def named(counts, kind, surface=None):
-    rows = counts.filter(pl.col("kind") == kind)
-    rows = rows if surface is None else rows.filter(pl.col("surface") == surface)
-    return dict(
-        rows.group_by(pl.col("name").cast(pl.String)).agg(pl.col("count").sum()).iter_rows()
-    )
-
-
-def by_minute(found):
-    rows = found.counts.filter(pl.col("kind") == "bundle")
-    rows = rows.group_by("minute_ms").agg(pl.col("count").sum()).sort("minute_ms")
-    return dict(rows.iter_rows())
-
 
 def test_records_are_counted():
     records = [
         record(0, BEGIN_MS, timings_ms={"hydrate": 0.25, "total": 4.0}),
-        record(1, BEGIN_MS + 1, user_id=None, degraded=["late_source", "new_code"]),
-        record(2, BEGIN_MS + 2, fallback="popularity", items=[], bundle=None, surface="search"),
-        record(3, BEGIN_MS + 3, experiment={"name": "x", "arm": "b"}),
-        record(4, BEGIN_MS + 4, experiment={"name": "x", "arm": "a"}, user_id=None),
+        record(1, BEGIN_MS + 1, degraded=["late_source", "failed_stage", "new_code"]),
+        record(2, BEGIN_MS + 2, fallback="popularity", items=[], bundle=None),
     ]
-    found = count_records(records).counts
-    assert named(found, "bundle", "home") == {"v1": 4}
-    assert named(found, "bundle", "search") == {"unknown": 1}
-    assert named(found, "code", "search") == {"fallback": 1}
-    codes = {"no user": 2, "late_source": 1, "other": 1, "late or failed part": 1}
-    assert named(found, "code", "home") == codes
-    assert named(found, "source") == {"ease": 8}
-    assert named(found, "stage") == {"hydrate": 1, "total": 1}
-    assert named(found, "arm") == {"x: a": 1, "x: b": 1}
+    found, num_unreadable = count_records(records)
+    assert num_unreadable == 0
+    assert named(found, "bundle") == {"v1": 2, "unknown": 1}
+    assert named(found, "code") == {"late_source": 1, "failed_stage": 1, "new_code": 1}
+    assert [named(found, kind).total() for kind in ("late", "fallback", "time")] == [1, 1, 1]
+    assert named(found, "source") == {"ease": 4}
     # No user's id is kept.
-    assert found.columns == ["minute_ms", "surface", "kind", "name", "bucket", "count"]
+    assert found.columns == ["kind", "name", "bucket", "count"]
 
 
-def test_quantiles_are_within_five_percent_and_memory_follows_minutes():
+def test_quantiles_are_within_five_percent_and_memory_follows_days():
     times = np.random.default_rng(0).lognormal(1.0, 1.0, 6_000)
     some = [
         record(n, BEGIN_MS + 20 * n, timings_ms={"total": float(t)}) for n, t in enumerate(times)
     ]
-    parts = [count_records(some[at : at + 500]) for at in range(0, 6_000, 500)]
-    found = add_up(parts).counts
+    parts = [count_records(some[at : at + 500])[0] for at in range(0, 6_000, 500)]
+    found = add_up(parts)
     lists = found.filter(pl.col("kind") == "bundle")
-    assert lists.height == 2
+    assert lists.height == 1
     assert lists["count"].sum() == 6_000
     wanted = {"p50": 0.5, "p99": 0.99, "longest": 1.0}
-    (row,) = quantiles(found.filter(pl.col("kind") == "stage"), ["name"], wanted).to_dicts()
-    assert row["lists"] == 6_000
-    for name, q in wanted.items():
-        assert row[name] == pytest.approx(np.quantile(times, q), rel=0.05)
+    for name, value in quantiles(found, wanted).items():
+        assert value == pytest.approx(np.quantile(times, wanted[name]), rel=0.05)
 
 
 def test_a_log_is_read_whole_and_what_is_appended_is_added(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(request_log, "AT_ONCE", 100)
+    monkeypatch.setattr(request_log, "AT_ONCE", 64)
     of = {"degraded": ["empty_history"]}
     # 26 hours, over two files.
     write_log(tmp_path, 1_000, lambda _: of, every_ms=93_600)
     log = LogReader(tmp_path)
     first = log.now(60)
     assert (first.is_reading, first.fault, first.num_lists) == (False, "", 1_000)
-    assert first.span == (BEGIN_MS, (BEGIN_MS + 999 * 93_600) // 60_000 * 60_000)
-    assert named(first.counts, "source") == {"ease": 2_000}
-    assert log.now(60).number == first.number
+    assert list(first.days) == ["2026-01-02", "2026-01-01"]
+    assert log.now(60) is first
 
-    records = write_log(tmp_path, 50, lambda _: {}, every_ms=93_600, first=1_000)
-    # One that another server writes a little later.
+    # One a second: the latest minute is read once more each time.
+    records = write_log(tmp_path, 100, lambda _: {}, begin_ms=BEGIN_MS + 93_600_000)
     late = record(5_000, records[-1].time_ms - 30_000)
     store = SqliteStore(tmp_path)
     store.add_requests([late])
     store.close()
-    more = log.now(60)
-    assert more.num_lists == 1_051
-    assert more.number > first.number
+    assert log.now(60).num_lists == 1_101
 
     (tmp_path / "requests-2026-01-01.db").unlink()
-    assert min(by_minute(log.now(60))) >= BEGIN_MS + 24 * HOUR_MS
-
-
-def test_the_latest_minute_of_a_busy_hour_is_read_once_more(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(request_log, "AT_ONCE", 64)
-    write_log(tmp_path, 300, lambda _: {})
-    log = LogReader(tmp_path)
-    assert log.now(60).num_lists == 300
-    for number in range(300, 420, 21):
-        write_log(tmp_path, 21, lambda _: {}, first=number)
-        assert log.now(60).num_lists == number + 21
-    assert by_minute(log.now(60)) == {
-        BEGIN_MS + 60_000 * minute: min(60, 426 - 60 * minute) for minute in range(8)
-    }
+    assert list(log.now(60).days) == ["2026-01-02"]
 
 
 def test_a_damaged_file_is_said_and_what_was_read_stays(tmp_path: Path):
