@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +18,7 @@ from pipelines.cli.options import (
     Quiet,
     run_config,
 )
-from pipelines.cli.output import open_page, print_json, print_lines, print_progress, print_table
+from pipelines.cli.output import open_page, print_json, print_lines, print_progress
 from pipelines.engine.console import log
 
 NUM_SHOWN = 5
@@ -64,28 +64,9 @@ def backtest(
     if as_json:
         print_json(done.document)
         return
-    print_backtest(done.document)
-    print_lines(f"page: {done.page}")
+    print_lines(*done.document["words"], f"page: {done.page}")
     if browse:
         open_page(done.page)
-
-
-def print_backtest(document: Mapping[str, Any]) -> None:
-    """Print the served list under each policy, and every model under policy full."""
-    from pipelines.pages.backtest_numbers import POLICY_NAMES
-    from pipelines.pages.wording import metric_label, model_label
-    from recsys.replay.folder import PEER, SERVED
-
-    metrics = list(document["summary"][0]["metrics"])
-    rows = []
-    for one in document["summary"]:
-        if one["row"] == SERVED or one["policy"] in (PEER, "full"):
-            policy, values = POLICY_NAMES.get(one["policy"], one["policy"]), one["metrics"]
-            numbers = (*(f"{values[name]:.4f}" for name in metrics), f"{one['fit_seconds']:,.1f}")
-            rows.append((policy, model_label(one["row"]), *numbers))
-    heads = [f">{name}" for name in (*map(metric_label, metrics), "training, s")]
-    print_table(("policy", "list", *heads), rows, fixed=("policy",))
-    print_lines(*document["words"])
 
 
 def tune(

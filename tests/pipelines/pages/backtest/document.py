@@ -36,39 +36,14 @@ def summary(policy: str, name: str, values: list[float], seconds: float) -> dict
     }
 
 
-def lead() -> dict[str, Any]:
-    """How far ``full`` is ahead of its one member."""
-    return {
-        "policy": "full",
-        "member": "ease",
-        "difference": 0.0325,
-        "standard_error": 0.005,
-        "steps": [
-            {"step": step + 1, "member": "ease", "difference": 0.2 - theirs, "standard_error": 0.01}
-            for step, theirs in enumerate(EASE["full"])
-        ],
-    }
-
-
 def document(peer: str = "EASE (numpy)", error: str = "out of memory") -> dict[str, Any]:
     """Four steps, two policies, a peer that answers all of them and one that fails."""
-    rows, slices = [], []
+    rows = []
     for place in range(4):
         for policy, values in SERVED.items():
             rows.append(row(policy, "served", place + 1, values[place], 0.0))
             seconds = 30.0 if policy == "full" else 0.0
             rows.append(row(policy, "ease", place + 1, EASE[policy][place], seconds))
-            for name, number in (("new users", 30), ("known users", 70)):
-                slices.append(
-                    {
-                        "policy": policy,
-                        "row": "served",
-                        "step": place + 1,
-                        "slice": name,
-                        "num_queries": number,
-                        "metrics": {"ndcg@10": values[place], "recall@10": 0.0},
-                    }
-                )
         rows.append(row("peer", peer, place + 1, PEER[place], 5.0))
         rows.append({"policy": "peer", "row": "broken", "step": place + 1, "error": error})
     return {
@@ -95,11 +70,9 @@ def document(peer: str = "EASE (numpy)", error: str = "out of memory") -> dict[s
         ],
         "policies": {"full": "fitted from scratch", "never": "left as they are"},
         "rows": rows,
-        "slices": slices,
         "summary": [
             *(summary(policy, "served", values, 0.0) for policy, values in SERVED.items()),
             *(summary(policy, "ease", values, 120.0) for policy, values in EASE.items()),
             summary("peer", peer, PEER, 20.0),
         ],
-        "leads": [lead()],
     }
