@@ -195,11 +195,6 @@ def _time(name: str, title: str = "time (UTC)") -> Spec:
     return _field(name, "temporal", title=title, scale={"type": "utc"}, axis=axis)
 
 
-def _rule(at: float, axis: str) -> Spec:
-    layer = _layer("rule", {axis: {"datum": at}}, color=QUIET, strokeDash=[4, 3])
-    return {**layer, "data": {"values": [{}]}}
-
-
 def interval_chart(
     rows: Sequence[Mark],
     colors: Mapping[str, str],
@@ -225,12 +220,13 @@ def interval_chart(
     x: Spec = {"title": x_title, "scale": {"zero": True, "nice": True}}
     ends = {"x": _field("low", **x), "x2": {"field": "high"}}
     layers = [
-        *([] if rule_at is None else [_rule(rule_at, "x")]),
         _layer("rule", ends, strokeWidth=2.5, opacity=0.55),
         _dots({"x": _field("mean", **x)}, 70),
     ]
     if rule_at is not None:
-        layers[0]["encoding"] |= {"y": None, "yOffset": None, "color": None, "tooltip": None}
+        own = dict.fromkeys(("y", "yOffset", "color", "tooltip"))
+        line = _layer("rule", {**own, "x": {"datum": rule_at}}, color=QUIET, strokeDash=[4, 3])
+        layers.insert(0, {**line, "data": {"values": [{}]}})
     step = {"step": LOW_ROW, "for": "offset"} if several else {"step": 2 * LOW_ROW}
     return build_spec(layers, encoding, rows, step)
 
@@ -245,35 +241,28 @@ def line_chart(
     x_values: Sequence[float] | None = None,
     y_format: str = "",
     from_zero: bool = False,
-    rule_at: float | None = None,
-    line: str = "y",
 ) -> Spec:
     """Draw a line through ``y`` over ``x`` for each ``series``.
 
     Optional fields: ``low`` and ``high``, a band; ``ring``, whether to ring the point; ``stretch``,
-    points of different ones are not joined; ``fitted``, with ``line``.
+    points of different ones are not joined.
 
     Args:
         time: Whether ``x`` is a moment (ISO 8601).
         x_values: The only values of ``x``, on a logarithmic axis.
         y_format: Such as ".0%".
-        line: Field that the line goes through; intervals are bars if it is not ``y``.
     """
     fields = {name for row in rows for name in row}
     scale = {"type": "log" if x_values else "linear", "nice": False, "zero": False}
     axis = {"grid": False, **({"values": list(x_values)} if x_values else {})}
     x = _time("x", x_title) if time else _field("x", title=x_title, scale=scale, axis=axis)
     y = _amount("y", y_title, zero=from_zero, format=y_format)
-    layers = [] if rule_at is None else [{**_rule(rule_at, "y")}]
-    for layer in layers:
-        layer["encoding"] |= {"x": None, "color": None}
+    layers = []
     if "high" in fields:
         band = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
-        style = {"opacity": 0.15} if line == "y" else {"strokeWidth": 1.5, "opacity": 0.4}
-        kind = "area" if line == "y" else "rule"
-        layers.append(_layer(kind, band, when="isValid(datum.high)", **style))
+        layers.append(_layer("area", band, when="isValid(datum.high)", opacity=0.15))
     detail = {"detail": _field("stretch", "nominal")} if "stretch" in fields else {}
-    layers.append(_layer("line", {"y": {**y, "field": line}, **detail}, strokeWidth=2))
+    layers.append(_layer("line", {"y": y, **detail}, strokeWidth=2))
     layers.append(_dots({"y": y}, 30))
     if "ring" in fields:
         ring = _dots({"y": y, "color": {"value": INK}}, 200, filled=False, strokeWidth=2)

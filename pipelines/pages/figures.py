@@ -17,11 +17,10 @@ from pipelines.pages.charts import (
 )
 from pipelines.pages.document import Chart
 from pipelines.pages.report_data import ReportData
-from pipelines.pages.wording import group_meaning, group_title, metric_label, model_label, parted
-from recsys.evaluation.slices import SliceMetrics
+from pipelines.pages.wording import metric_label, model_label
 
-MAX_ROWS = 10
-"""Rows of a chart of slices; its table has all."""
+MAX_ROWS = 20
+"""Slices of the chart; its table has all."""
 MAX_NAME = 18
 """Characters of a slice's name in a chart."""
 ISOLATE, RELEASE = "\u2068", "\u2069"
@@ -31,34 +30,6 @@ def model_colors(data: ReportData, *more: str) -> dict[str, str]:
     """Give each model, and each further label, a colour of its own in all charts."""
     labels = dict.fromkeys([*map(model_label, data.models), *more])
     return {label: color_of(place) for place, label in enumerate(labels)}
-
-
-def cutoffs(data: ReportData) -> Chart | None:
-    """Draw the hit rate by length of the list."""
-    values = data.metrics[data.order]["test"]
-    lengths = sorted(
-        int(parted(name)[1]) for name in values[data.models[0]] if parted(name)[0] == "hit_rate"
-    )
-    if len(lengths) < 2:
-        return None
-    return figure(
-        line_chart,
-        "cutoffs",
-        "Hit rate by list length",
-        "Share of users with a held-out item among the first k, on test.",
-        [*texts("model"), *counts("k"), *shares("hit rate")],
-        [
-            (model_label(model), k, values[model][f"hit_rate@{k}"])
-            for model in data.models
-            for k in lengths
-        ],
-        "series x y",
-        colors=model_colors(data),
-        x_title="k (length of the list)",
-        y_title="hit rate",
-        x_values=lengths,
-        y_format=".0%",
-    )
 
 
 def counted(names: Sequence[str], numbers_: Sequence[int]) -> list[str]:
@@ -74,59 +45,47 @@ def counted(names: Sequence[str], numbers_: Sequence[int]) -> list[str]:
     return labels
 
 
-def _slice_note(group: str, parts: Sequence[SliceMetrics]) -> str:
-    """Explain a group of slices, and name the empty ones."""
-    notes = [group_meaning(group)]
-    empty = [part.name for part in parts if not part.num_users]
-    if empty:
-        notes.append(f"No users in: {', '.join(empty)}.")
-    if len(parts) - len(empty) > MAX_ROWS:
-        notes.append(f"The chart shows the {MAX_ROWS} largest slices, the table all.")
-    return " ".join(filter(None, notes))
-
-
-def slice_figures(data: ReportData) -> list[Chart]:
-    """Draw each group of slices that has a user in it."""
-    parts = data.measured("test").models[data.models[0]].slices
-    groups = dict.fromkeys(part.group for part in parts if part.num_users)
-    return [_slice_figure(data, group) for group in groups]
-
-
-def _slice_figure(data: ReportData, group: str) -> Chart:
-    models, name = data.measured("test").models, metric_label(data.primary)
-    own = {
-        model: [part for part in models[model].slices if part.group == group]
-        for model in data.models
-    }
-    first = own[data.models[0]]
-    labels = counted([part.name for part in first], [part.num_users for part in first])
+def slice_figure(data: ReportData, models: Sequence[str]) -> Chart | None:
+    """Draw the primary metric of some models by slice; the table has every model and slice."""
+    measured, name = data.measured("test").models, metric_label(data.primary)
+    first = measured[data.models[0]].slices
     filled = [place for place, part in enumerate(first) if part.num_users]
+    if not filled:
+        return None
+    labels = counted([part.name for part in first], [part.num_users for part in first])
     largest = sorted(filled, key=lambda place: -first[place].num_users)[:MAX_ROWS]
     drawn = [labels[place] for place in filled if place in largest]
+    shown = {model_label(model) for model in models}
+    rows = [
+        (
+            *(labels[place], first[place].group.replace("_", " "), model_label(model)),
+            *measured[model].slices[place].metrics[data.primary][:3],
+        )
+        for place in filled
+        for model in data.models
+    ]
     return figure(
         interval_chart,
-        f"slices-{group}",
-        group_title(group),
-        _slice_note(group, first),
-        [*texts("of", "model"), *numbers(name, "low (95%)", "high (95%)", format="metric")],
+        "slices",
+        f"{name} of {' and '.join(sorted(shown))} by slice",
+        f"The chart shows the {MAX_ROWS} largest slices, the table all, of every model. Items by "
+        "popularity: head, the most popular with half of all training events; torso, the next 40%; "
+        "tail, the rest; cold, not in training. Heavy users are the most active fifth.",
         [
-            (labels[place], model_label(model), *own[model][place].metrics[data.primary][:3])
-            for place in filled
-            for model in data.models
+            *texts("slice", "of", "model"),
+            *numbers(name, "low (95%)", "high (95%)", format="metric"),
         ],
-        "label series mean low high",
-        colors=model_colors(data),
-        shown=lambda row: row[0] in drawn,
+        rows,
+        "label - series mean low high",
+        colors={one: color for one, color in model_colors(data).items() if one in shown},
+        shown=lambda row: row[0] in drawn and row[2] in shown,
         x_title=f"{name} (users in brackets)",
         labels=drawn,
     )
 
 
 def curve_figure(data: ReportData) -> Chart | None:
-    """Draw the validation metric of models that were trained by steps.
-
-    A ring marks the chosen checkpoint.
-    """
+    """Draw the validation metric of models that were trained by steps."""
     curves = [curve for curve in data.curves if curve.validation]
     if not curves:
         return None
@@ -153,7 +112,7 @@ def curve_figure(data: ReportData) -> Chart | None:
     )
 
 
-def blend_figures(data: ReportData) -> list[Chart]:
+def blend_figure(data: ReportData) -> Chart | None:
     """Draw the share of each source in the first ten of each profile's lists."""
     rows = [
         (profile, model_label(source), share)
@@ -161,10 +120,10 @@ def blend_figures(data: ReportData) -> list[Chart]:
         for source, share in blend["shares"].items()
     ]
     if not any(share for *_, share in rows):
-        return []
+        return None
     names = {name for _, name, _ in rows}
     colors = model_colors(data, *(name for _, name, _ in rows))
-    chart = figure(
+    return figure(
         share_chart,
         "blend-shares",
         "Contribution of each model",
@@ -176,4 +135,3 @@ def blend_figures(data: ReportData) -> list[Chart]:
         shown=lambda row: bool(row[2]),
         x_title="share of the score",
     )
-    return [chart]

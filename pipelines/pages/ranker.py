@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.pages.charts import numbers, percent, shares, texts
-from pipelines.pages.document import Block, Section, Table, Tile, Tiles, Words
+from pipelines.pages.document import Block, Section, Table, Words
 from pipelines.pages.report_data import Document, routings_of
 
 TRUNKS = {
@@ -11,8 +11,6 @@ TRUNKS = {
     "dense": "dense",
     "shared_bottom": "shared bottom",
 }
-CROWDED = 1.0
-"""Largest load over the mean, less 1, from which balance is called bad."""
 SPECIFIC = 1.25
 """Times of an expert's overall share from which a group is called its own."""
 NAMED = 3
@@ -64,66 +62,36 @@ def _calibration(trunk: Document) -> Table:
 
 def routing_section(routing: Document) -> Section:
     """Show the balance of a router, and what its experts are for."""
-    trunk, dead, most = routing["trunk"], routing["dead_experts"], routing["max_violation"]
-    count = routing["num_experts"]
-    tiles = [
-        Tile(label="experts", value=f"{count}", note=f"{routing['top_k']} chosen"),
-        Tile(
-            label="dead experts",
-            value=f"{dead}",
-            note="no candidate goes to them" if dead else "every one is used",
-            tone="bad" if dead else "good",
-        ),
-        Tile(
-            label="largest load over the mean",
-            value=f"{1 + most:.2f}",
-            note="1 is even",
-            tone="bad" if most > CROWDED else "good",
-        ),
-        Tile(label="entropy of the load", value=f"{routing['entropy']:.3f}", note="1 is even"),
+    trunk, count, even = routing["trunk"], routing["num_experts"], 1 / routing["num_experts"]
+    rows = [
+        (f"expert {place + 1}", share, _own_groups(routing, place, share))
+        for place, share in enumerate(routing["load"])
     ]
+    table = Table(
+        key=f"experts-{trunk}",
+        title="What each expert is for",
+        note=f"Even would be {percent(even)} of the visits each. Groups whose share of visits is "
+        f"at least {SPECIFIC} times the expert's share of all.",
+        columns=[*texts("expert"), *shares("share of visits"), *texts("groups")],
+        rows=rows,
+    )
     return Section(
         key=f"mixture-{trunk}",
         title=f"Mixture of experts: {TRUNKS.get(trunk, trunk)}",
         note=f"One layer of {count} experts, {routing['top_k']} of each candidate; measured on "
-        f"{routing['num_candidates']:,} candidates of validation. A candidate's experts are the "
-        "same for all tasks, which have heads of their own.",
-        blocks=[Tiles(tiles=tiles), _expert_table(routing)],
+        f"{routing['num_candidates']:,} candidates of validation: {routing['dead_experts']} "
+        f"experts have none, the busiest has {1 + routing['max_violation']:.2f} times the mean.",
+        blocks=[table],
     )
 
 
-def _expert_table(routing: Document) -> Table:
-    """Tabulate the groups of items that go most to each expert."""
-    groups, rows = group_loads(routing), []
-    for place, share in enumerate(routing["load"]):
-        own = sorted(groups, key=lambda one: -one[3][place])[:NAMED]
-        named = [
-            f"{one[1]} ({one[3][place]:.1f} times)" for one in own if one[3][place] >= SPECIFIC
-        ]
-        rows.append((f"expert {place + 1}", share, "; ".join(named) or "none"))
-    return Table(
-        key=f"experts-{routing['trunk']}",
-        title="What each expert is for",
-        note=f"Even would be {percent(1 / routing['num_experts'])} of the visits each. Groups "
-        f"whose share of visits is at least {SPECIFIC} times the expert's share of all.",
-        columns=[*texts("expert"), *shares("share of visits"), *texts("groups")],
-        rows=rows,
-    )
-
-
-def group_loads(routing: Document) -> list[tuple[str, str, list[float], list[float]]]:
-    """List grouping, group, its load, and the times of each expert's overall share."""
-    return [
-        (
-            str(grouping["name"]),
-            str(name),
-            list(load),
-            [
-                share / whole if whole else 0.0
-                for share, whole in zip(load, routing["load"], strict=True)
-            ],
-        )
+def _own_groups(routing: Document, place: int, share: float) -> str:
+    """Name the groups of items that go most to an expert."""
+    times = {
+        str(name): load[place] / share
         for grouping in routing["by"]
         for name, load in zip(grouping["groups"], grouping["load"], strict=True)
-        if any(load)
-    ]
+        if share and load[place] / share >= SPECIFIC
+    }
+    largest = sorted(times, key=lambda name: -times[name])[:NAMED]
+    return "; ".join(f"{name} ({times[name]:.1f} times)" for name in largest) or "none"

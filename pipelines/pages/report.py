@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pipelines.pages import wording
 from pipelines.pages.charts import numbers, texts
 from pipelines.pages.document import (
     Block,
@@ -23,7 +22,7 @@ from pipelines.pages.document import (
     Words,
     with_origins,
 )
-from pipelines.pages.figures import blend_figures, curve_figure, cutoffs, slice_figures
+from pipelines.pages.figures import blend_figure, curve_figure, slice_figure
 from pipelines.pages.ranker import ranker_section, routing_section
 from pipelines.pages.report_data import ReportData, routings_of
 from pipelines.pages.summary import (
@@ -84,7 +83,7 @@ def headline_tiles(data: ReportData) -> Tiles:
             Tile(
                 label="Served worst",
                 value=worst.name,
-                note=f"{wording.group_title(worst.group).lower()}: {name} "
+                note=f"by {worst.group.replace('_', ' ')}: {name} "
                 f"{worst.metrics[data.primary].mean:.4f}, {worst.num_users:,} users",
             )
         )
@@ -115,22 +114,18 @@ def measured_sections(data: ReportData, origins: Sequence[Origin] = ()) -> list[
 def _sections(data: ReportData) -> Iterator[tuple[str, str, str, Sequence[Block | None]]]:
     """List key, title, note and blocks of the sections on lists."""
     tables = [interval_table(data, split) for split in data.splits]
-    yield "results", "Results", "", [*tables, cutoffs(data), _every_metric(data)]
+    yield "results", "Results", "", [*tables, _every_metric(data)]
     yield "significance", "Statistical significance", "", [_significance(data)]
     note = "Each row is a slice of the users or items of the test split. Wide intervals come from "
-    yield "slices", "Slices", f"{note}few users.", slice_figures(data)
+    chosen = [one for one in (BASELINE, headline_model(data)) if one in data.models]
+    yield "slices", "Slices", f"{note}few users.", [slice_figure(data, chosen)]
     note = "Properties of the lists other than accuracy. Which values are best depends on the "
     yield "beyond", "Beyond accuracy", f"{note}application.", [_beyond(data)]
-    note = (
-        "Some users have several events at the same time, so their last event depends on the order "
-        "of ties. If the two orders differ, metrics depend on how the file is sorted."
-    )
-    yield "ties", "Tied events", note, [_ties(data)]
     note = (
         "How the models' lists are merged into the served list. Learned weights are cross-fitted: "
         "each half of the validation users is measured with weights fitted on the other half."
     )
-    yield "blend", "Blend", note, [*_blend_tables(data), *blend_figures(data)]
+    yield "blend", "Blend", note, [*_blend(data)]
 
 
 def interval_table(data: ReportData, split: str) -> Table:
@@ -205,13 +200,7 @@ def _significance(data: ReportData) -> Table | None:
 
 def _beyond(data: ReportData) -> Table | None:
     measured = {one: data.measured("test").models[one].beyond_accuracy for one in data.models}
-    known = list(wording.BEYOND_ACCURACY)
-
-    def place(measure: str) -> tuple[int, str]:
-        name, _ = wording.parted(measure)
-        return (known.index(name) if name in known else len(known)), measure
-
-    names = sorted({name for values in measured.values() for name in values}, key=place)
+    names = by_fame({name for values in measured.values() for name in values})
     columns = texts("model")
     for name in names:
         columns += numbers(metric_label(name), note=metric_meaning(name))
@@ -225,48 +214,15 @@ def _beyond(data: ReportData) -> Table | None:
     return table if names else None
 
 
-def _ties(data: ReportData) -> Table | None:
-    if len(data.orders) < 2:
-        return None
-    name, orders = metric_label(data.primary), data.orders
-    columns = texts("model")
-    for order in orders:
-        label = wording.TIE_ORDERS.get(order, order)
-        columns += [*numbers(label, format="metric"), *texts(f"{label}, 95%")]
-    rows: list[list[Cell]] = []
-    for model in data.models:
-        intervals = [data.interval(model, "test", order) for order in orders]
-        rows.append(
-            [model_label(model), *(x for one in intervals for x in (one.mean, ranged(one)))]
-        )
-    return Table(
-        key="tie-orders",
-        title=f"{name} by order of tied events",
-        note="On test; models are trained separately for each order.",
-        columns=columns,
-        rows=rows,
-    )
-
-
-def _blend_tables(data: ReportData) -> Iterator[Block]:
+def _blend(data: ReportData) -> Iterator[Block | None]:
     for profile, blend in data.blends.items():
-        served, (found, every) = blend["served"], (blend["num_found"], blend["num_queries"])
-        features = list(next(iter(blend["weights"].values()), {}))
         line = (
-            f"Profile {profile} is served by {method_label(served)}: {blend['reason']}. {found:,} "
-            f"of {every:,} validation users have their held-out item in any list."
+            f"Profile {profile} is served by {method_label(blend['served'])}: {blend['reason']}. "
+            f"{blend['num_found']:,} of {blend['num_queries']:,} validation users have their "
+            "held-out item in any list."
         )
         yield Words(lines=[line])
-        yield Table(
-            key=f"weights-{profile}",
-            title=f"Weights, profile {profile}",
-            note="Of the served blend, for average users and items.",
-            columns=[*texts("model"), *numbers(*(name.replace("_", " ") for name in features))],
-            rows=[
-                (model_label(source), *(round(weights[name], 4) for name in features))
-                for source, weights in blend["weights"].items()
-            ],
-        )
+    yield blend_figure(data)
 
 
 def _training(data: ReportData) -> Section:
@@ -286,11 +242,7 @@ def _training(data: ReportData) -> Section:
 
 
 def _protocol(data: ReportData) -> Section:
-    rows = [(model_label(one), wording.MODEL_MEANINGS.get(one, "")) for one in data.models]
-    columns = texts("model", "what it is")
-    meanings = Table(key="models", title="Models", note="", columns=columns, rows=rows)
-    blocks: list[Block] = [Words(lines=protocol(data)), meanings]
-    return Section(key="protocol", title="Protocol", blocks=blocks)
+    return Section(key="protocol", title="Protocol", blocks=[Words(lines=protocol(data))])
 
 
 def _data(data: ReportData) -> Section:

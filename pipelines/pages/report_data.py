@@ -6,7 +6,7 @@ Nothing is about single users, so the size does not depend on their number.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from pipelines.engine.artifacts import read_json
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
-from pipelines.inputs.tensors import tie_orders
 from pipelines.pages.wording import in_order
 from recsys.evaluation.bootstrap import Interval
 from recsys.models.names import MODELS
@@ -73,8 +72,8 @@ class ReportData:
     primary: str
     """The metric that models are chosen by."""
     models: tuple[str, ...]
-    orders: list[str]
-    """Orders of tied times, the released one first."""
+    order: str
+    """Order of tied times whose models are released."""
     analysis: Analysis
     metrics: Numbers
     """metrics.json of evaluate."""
@@ -91,11 +90,6 @@ class ReportData:
     provenance: Provenance = field(default_factory=Provenance)
 
     @property
-    def order(self) -> str:
-        """The order whose models are released."""
-        return self.orders[0]
-
-    @property
     def splits(self) -> list[str]:
         """Splits that were measured, test first."""
         return [split for split in SPLITS if split in self.analysis.orders[self.order]]
@@ -110,13 +104,13 @@ class ReportData:
         """Models by the primary metric on the split that they are chosen by, best first."""
         return sorted(self.models, key=lambda model: -self.interval(model, self.chosen_on).mean)
 
-    def measured(self, split: str, order: str | None = None) -> SplitAnalysis:
+    def measured(self, split: str) -> SplitAnalysis:
         """Return the analysis of one split."""
-        return self.analysis.orders[order or self.order][split]
+        return self.analysis.orders[self.order][split]
 
-    def interval(self, model: str, split: str, order: str | None = None) -> Interval:
+    def interval(self, model: str, split: str) -> Interval:
         """Return a model's primary metric with its interval."""
-        return self.measured(split, order).models[model].intervals[self.primary]
+        return self.measured(split).models[model].intervals[self.primary]
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
@@ -189,20 +183,15 @@ def routings_of(ranker: Document | None) -> list[Document]:
     return [trunk["routing"] for trunk in trunks if trunk["routing"] is not None]
 
 
-def read_measured(
-    artefacts: Mapping[str, Path], title: str, orders: Sequence[str] | None = None
-) -> ReportData:
+def read_measured(artefacts: Mapping[str, Path], title: str) -> ReportData:
     """Read the measurements of models.
 
     Args:
         artefacts: Directory of each stage that a report reads, by the stage's name.
-        orders: Orders of tied times, the released one first; the released one alone by default.
     """
     analysis = Analysis.load(artefacts["evaluate"])
-    shown = [min(analysis.orders, key=lambda order: (order != "given", order))]
-    if orders is not None:
-        shown = [order for order in orders if order in analysis.orders]
-    primary, order = analysis.primary_metric, shown[0]
+    order = min(analysis.orders, key=lambda order: (order != "given", order))
+    primary = analysis.primary_metric
     curves = [
         read_curve(artefacts[stage] / order, model, primary) for stage, model in TRAININGS.items()
     ]
@@ -210,7 +199,7 @@ def read_measured(
         title=title,
         primary=primary,
         models=in_order(analysis.orders[order]["test"].models),
-        orders=shown,
+        order=order,
         analysis=analysis,
         metrics=read_json(artefacts["evaluate"] / "metrics.json"),
         curves=[one for one in curves if one is not None],
@@ -233,9 +222,8 @@ def read_report_data(
         artefacts: Directory of each stage that a report reads, by the stage's name.
     """
     features = artefacts["build_features"]
-    measured = read_measured(artefacts, title, tie_orders(features))
     return replace(
-        measured,
+        read_measured(artefacts, title),
         num_items=read_json(features / "features.json")["num_item_rows"] - 1,
         split_kind=split_kind,
         excludes_history=excludes_history,

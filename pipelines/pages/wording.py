@@ -1,4 +1,4 @@
-"""Labels of metrics, models and slices in a report, and one line of explanation for each.
+"""Labels of metrics and models in a report, and one line of explanation for each metric.
 
 Names that are not listed are shown as they are, so that another model or metric needs no change.
 """
@@ -15,12 +15,6 @@ MODELS = {
     "blend": "blend",
     "ranked": "blend (fast), ranked",
     "served": "served",
-}
-MODEL_MEANINGS = {
-    **{one.name: one.meaning for one in names.MODELS},
-    "blend_fast": "learned blend of all models but the slow ones; served by default",
-    "blend": "learned blend of all models",
-    "ranked": "the fast blend, its first candidates reordered by the ranker",
 }
 PRIMARY = "ndcg@10"
 """Metric that pages lead with if a run names no other."""
@@ -70,30 +64,6 @@ BEYOND_ACCURACY = {
     ),
 }
 MEASURES = METRICS | BEYOND_ACCURACY
-SLICE_GROUPS = {
-    "item_popularity": (
-        "By item popularity",
-        "Head: the most popular items with half of all training events. Torso: the next 40%. "
-        "Tail: the rest. Cold: not in training.",
-    ),
-    "user_activity": (
-        "By user activity",
-        "New: users with few events. Heavy: the most active fifth of the others.",
-    ),
-    "history_length": (
-        "By history length",
-        "Events before the held-out item.",
-    ),
-    "category": (
-        "By item category",
-        "An item may be in several categories.",
-    ),
-    "domain": ("By domain", "Domain of the held-out item."),
-}
-TIE_ORDERS = {
-    "given": "as in the file",
-    "shuffled": "shuffled",
-}
 
 
 def model_label(model: str) -> str:
@@ -115,7 +85,7 @@ def in_order(models: Iterable[str]) -> tuple[str, ...]:
 
 def by_fame(metrics: Iterable[str], primary: str = PRIMARY) -> list[str]:
     """Order metrics: the primary one, those of its list length, then the best known first."""
-    known = list(METRICS)
+    known = list(MEASURES)
 
     def place(metric: str) -> tuple[bool, bool, int, int, str]:
         name, k = parted(metric)
@@ -136,13 +106,3 @@ def metric_meaning(metric: str) -> str:
     """Explain a metric or a beyond-accuracy measure in a line; "" where it is not listed."""
     name, k = parted(metric)
     return MEASURES[name][1].format(k=k) if name in MEASURES else ""
-
-
-def group_title(group: str) -> str:
-    """Label a group of slices."""
-    return SLICE_GROUPS[group][0] if group in SLICE_GROUPS else f"By {group.replace('_', ' ')}"
-
-
-def group_meaning(group: str) -> str:
-    """Explain a group of slices; "" where it is not listed."""
-    return SLICE_GROUPS[group][1] if group in SLICE_GROUPS else ""

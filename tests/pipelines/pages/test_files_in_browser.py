@@ -18,14 +18,7 @@ HOSTILE = (
 
 
 def run_report(reported, path):
-    data = reported(
-        num_items=len(HOSTILE) + 8,
-        titles=HOSTILE,
-        categories=HOSTILE,
-        orders=("given", "shuffled"),
-        warnings=HOSTILE,
-        title=HOSTILE[1],
-    )
+    data = reported(categories=HOSTILE, warnings=HOSTILE, title=HOSTILE[1])
     write_page(report_page(data), path)
 
 

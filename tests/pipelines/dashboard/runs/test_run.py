@@ -96,7 +96,7 @@ def test_a_run_measured_on_test_alone_has_its_figures(tmp_path: Path) -> None:
     context = dashboard(tmp_path)
     page = build(context, Query())
     keys = [chart.key for chart in blocks_of(page.blocks, Chart)]
-    assert "slices-user_activity" in keys
+    assert "slices" in keys
     tables = [table.key for table in blocks_of(page.blocks, Table)]
     assert "intervals-test" in tables
     assert "intervals-validation" not in tables
