@@ -42,7 +42,7 @@ def test_a_backtest_can_be_chosen_and_one_that_is_gone_is_not_found(tmp_path: Pa
         keys += [one.key for one in backtests(dashboard(tmp_path)) if one.name == name]
     context = dashboard(tmp_path)
     titles = [build(context, Query.of(replay=key)).title for key in keys]
-    assert titles == ["Backtest: shop", "Backtest: other"]
+    assert titles == ["Backtest: a shop", "Backtest: other"]
     with pytest.raises(NotFoundError, match="no backtest 'x'"):
         build(context, Query.of(replay="x"))
 
