@@ -9,6 +9,7 @@ The public interface; names, arguments and errors come from the source. For ever
 
 """
 OBJECTS = {
+    "Fit": ["pipelines.shop.Shop", "pipelines.shop.Report"],
     "Recommend": [
         "serving.recommend.Recommender",
         "serving.schemas.Request",

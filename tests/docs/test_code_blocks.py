@@ -220,6 +220,20 @@ def test_requests_are_answered(words: list[str], address: str) -> None:
         pytest.fail(f"{error.code}: {error.read().decode()}")
 
 
+def write_shop(folder: Path) -> None:
+    """Write the files that a program of the documentation fits on."""
+    users = ["ann", "ben", *(f"user-{number}" for number in range(38))]
+    rows = [
+        (user, f"sku-{1 + (7 * place + 3 * number) % 30}", 1_700_000_000 + 60 * place)
+        for number, user in enumerate(users)
+        for place in range(8)
+    ]
+    frame = pl.DataFrame(rows, schema=["customer", "sku", "ts"], orient="row")
+    frame.write_csv(folder / "events.csv")
+    items = [(f"sku-{number}", f"wool hat {number}") for number in range(1, 31)]
+    pl.DataFrame(items, schema=["sku", "title"], orient="row").write_csv(folder / "items.csv")
+
+
 @pytest.mark.parametrize("block", of("python"), ids=str)
 def test_programs_run(
     block: Block, bundles: Path, address: str, monkeypatch: pytest.MonkeyPatch
@@ -228,7 +242,8 @@ def test_programs_run(
     day = Path("events/2026-11-22.parquet")
     day.parent.mkdir(exist_ok=True)
     pl.DataFrame({"user_id": ["4711", "4712"]}).write_parquet(day)
-    text = block.text.replace("http://127.0.0.1:8000", address)
+    write_shop(Path())
+    text = block.text.replace("http://127.0.0.1:8000", address).replace('"5m"', '"8s"')
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(text, str(block), "exec"), names)
     # Connections that a program keeps until it ends.

@@ -1,0 +1,98 @@
+"""The Python door: frames in, lists, explanations, a report and a bundle out."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from recsys import Shop
+from serving.recommend import Recommender
+
+pd = pytest.importorskip("pandas")
+ROOT = Path(__file__).parents[2]
+SETTINGS = {"release": {"min_gain_over_popularity": -1.0}}
+
+
+@pytest.fixture(scope="module")
+def events() -> pl.DataFrame:
+    """People of two tastes; columns have names of their own."""
+    rng = np.random.default_rng(0)
+    rows = [
+        (f"u{user}", f"{'ab'[user % 2]}{item}", 1_700_000_000 + 1_000 * place + user)
+        for user in range(80)
+        for place, item in enumerate(rng.permutation(20)[:8])
+    ]
+    return pl.DataFrame(rows, schema=["customer", "sku", "ts"], orient="row")
+
+
+@pytest.fixture(scope="module")
+def items(events: pl.DataFrame) -> pl.DataFrame:
+    skus = events["sku"].unique().sort()
+    return pl.DataFrame({"sku": skus, "title": [f"{sku[0]} wool hat {sku[1:]}" for sku in skus]})
+
+
+@pytest.fixture(scope="module")
+def shop(
+    events: pl.DataFrame, items: pl.DataFrame, tmp_path_factory: pytest.TempPathFactory
+) -> Shop:
+    folder = tmp_path_factory.mktemp("shop")
+    return Shop.fit(events, items, budget="20s", settings=SETTINGS, folder=folder, progress=False)
+
+
+def test_lists_are_those_of_the_bundle_and_of_one_taste(shop: Shop) -> None:
+    lists = shop.recommend(["u0", "u1"], k=5)
+    known = Recommender.load(shop.bundle).recommend(["u0", "u1"], k=5)
+    assert lists["item_id"].to_list() == known["item_id"].to_list()
+    assert [one[0] for one in lists["item_id"]] == ["a"] * 5 + ["b"] * 5
+    assert [one[0] for one in shop.recommend(history=["b1", "b2"], k=3)["item_id"]] == ["b"] * 3
+    assert shop.similar("a1", k=3).height == 3
+
+
+def test_lists_are_explained_searched_and_measured(shop: Shop, items: pl.DataFrame) -> None:
+    best = shop.recommend(["u0"], k=1)["item_id"][0]
+    assert shop.explain("u0", best).startswith("place 1: ")
+    assert "not among the first" in shop.explain("u0", "nothing")
+    assert items["title"][0] in shop.search("wool", k=40)["title"].to_list()
+    measured = shop.evaluate()
+    assert measured["served"].sum() == 1
+    assert measured["ndcg@10"].is_sorted(descending=True)
+
+
+def test_a_saved_bundle_loads_and_knows_of_no_run(shop: Shop, tmp_path: Path) -> None:
+    loaded = Shop.load(shop.save(tmp_path / "bundle"))
+    assert loaded.recommend(["u0"]).equals(shop.recommend(["u0"]))
+    with pytest.raises(ValueError, match="has no run to report"):
+        loaded.report()
+    with pytest.raises(ValueError, match="is there already"):
+        shop.save(tmp_path / "bundle")
+
+
+def test_frames_of_pandas_and_columns_of_any_name_are_read(events: pl.DataFrame) -> None:
+    strange = events.rename({"customer": "q1", "sku": "q2", "ts": "q3"})
+    frame = pd.DataFrame(strange.to_dict(as_series=False))
+    columns = {"user_id": "q1", "item_id": "q2", "event_time": "q3"}
+    shop = Shop.fit(frame, columns=columns, budget="8s", settings=SETTINGS, progress=False)
+    assert isinstance(shop.recommend(["u0"], k=2), pd.DataFrame)
+
+
+def test_what_is_no_table_and_no_list_is_refused(shop: Shop, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="events are a int; give a frame"):
+        Shop.fit(42, folder=tmp_path)
+    with pytest.raises(ValueError, match=r"give \['u0'\]"):
+        shop.recommend("u0")
+    with pytest.raises(ValueError, match="users or a history"):
+        shop.recommend()
+
+
+@pytest.mark.mirror
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((ROOT / "examples" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    names: dict[str, object] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    assert Shop.load(tmp_path / "movies").recommend(["42"], k=5).height == 5
