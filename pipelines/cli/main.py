@@ -35,7 +35,7 @@ COMMANDS = {
 GROUPS = {
     "data": ("Start", "data.app", "Data sets, a file for your tables, exports, forgetting."),
     "keys": ("Serve", "server_files.keys_app", "Keys of a server's clients: add, remove."),
-    "config": ("Serve", "server_files.config_app", "Check a server's file; upgrade a run's file."),
+    "config": ("Serve", "server_files.config_app", "Check a server's file."),
     "release": ("Keep fresh", "release.app", "Decisions on bundles, new items, domain adapters."),
     "registry": ("Keep fresh", "registry.app", "Bundles and runs in MLflow: send and pull."),
     "ids": ("Advanced", "ids.app", "Semantic IDs: train, append."),

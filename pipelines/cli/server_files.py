@@ -1,4 +1,4 @@
-"""The commands on a server's files: ``recsys keys``, and ``recsys config`` for a run's file too."""
+"""The commands on a server's files: ``recsys keys`` and ``recsys config``."""
 
 from __future__ import annotations
 
@@ -123,33 +123,3 @@ def check(
     if faults:
         raise ValueError("\n".join(f"{file}: {fault}" for fault in faults))
     print_lines(f"bundle {loaded.version} has all that it names")
-
-
-@config_app.command()
-def upgrade(
-    file: Annotated[Path, typer.Argument(help="A run's configuration, such as shop.toml.")],
-    write: Annotated[bool, typer.Option("--write", help="Replace the file.")] = False,
-) -> None:
-    """Write a run's file of an earlier version under the present names of its keys.
-
-    The new text is printed, or replaces the file with --write. Comments and order stay. Each key
-    that was renamed or left out is listed; a file that needs no change stays as it is.
-
-    [bold]Examples[/]
-
-      recsys config upgrade shop.toml
-
-      recsys config upgrade shop.toml --write
-    """
-    from pipelines.config.toml import read_toml
-    from pipelines.config.upgrade import upgrade_text
-    from recsys.data.durable import write_durably
-
-    read_toml(file)
-    text, changes = upgrade_text(file.read_text(encoding="utf-8-sig"), str(file))
-    print_lines(*changes, note=True)
-    if not write:
-        typer.echo(text, nl=False)
-    elif changes:
-        write_durably(file, text)
-    print_lines(f"{file}: {len(changes)} changes", note=True)

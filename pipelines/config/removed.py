@@ -116,8 +116,7 @@ def removal(key: str, value: object = None) -> str | None:
     """Return the complaint about a renamed or removed key or a removed value of one, or None."""
     key = re.sub(r"\[\d+\]", "", key)
     if key in RENAMED_KEYS:
-        new = f"{key!r} was renamed; write {RENAMED_KEYS[key]!r}"
-        return f"{new} (recsys config upgrade FILE rewrites a whole file)"
+        return f"{key!r} was renamed; write {RENAMED_KEYS[key]!r}"
     for removed in (key, f"{key} = {value}"):
         if removed in REMOVED_KEYS:
             return f"{removed!r} was removed; {REMOVED_KEYS[removed]}"

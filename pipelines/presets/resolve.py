@@ -105,7 +105,7 @@ class ConfigSources:
         if self.path is None:
             return {}
         table = read_toml(self.path)
-        table = upgraded(table)[0] if self.path.name == CONFIG else table
+        table = upgraded(table) if self.path.name == CONFIG else table
         return relative_to(table, self.path.parent)
 
     @cached_property
@@ -165,7 +165,7 @@ def saved_choices(workspace: Path) -> tuple[Table, Sequence[str]] | None:
         return None
     plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     # Plans of earlier versions defer nothing.
-    return upgraded(plan["choices"])[0], plan.get("deferred", ())
+    return upgraded(plan["choices"]), plan.get("deferred", ())
 
 
 def with_shared(table: Table, source: str) -> Table:
