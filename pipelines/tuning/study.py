@@ -3,38 +3,39 @@
 <folder>/
   workspace/      the stages that prepare the arrays
   trials/<n>/     the metric of every query in a trial; trial 0 has the present settings
-  trials.jsonl    a line a finished trial; a later call continues after the last
+  trials.db       Optuna's study; a later call continues it
   tune.json       all trials, the best, and its difference from the present settings
   best.toml       the best settings, as a configuration has them
+
+The test split is not looked at.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.backtest.prepare import WORKSPACE, build_recipe, prepare_replay
+import numpy as np
+
+from pipelines.backtest.prepare import build_recipe, prepare_replay
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import merge, set_value, to_toml, validate
 from pipelines.config.upgrade import refuse_old_keys
 from pipelines.engine.artifacts import plain, to_json
-from pipelines.engine.ray_cluster import ray_cluster
-from pipelines.tuning.sampler import Sampler
-from pipelines.tuning.space import BLEND, Space, as_table, find_row, parse_space
-from pipelines.tuning.trials import Outcome, Trial, read_values, run_trial
+from pipelines.tuning.measure import measure
+from pipelines.tuning.space import BLEND, Space, as_table, find_row, load_optuna, parse_space
 from recsys.data.durable import locked, write_durably
 from recsys.evaluation.config import PairedConfig
 from recsys.evaluation.paired import paired
-from recsys.replay.experiment import PreparedData, Recipe
+from recsys.fitting.spec import device_named
+from recsys.replay.experiment import PreparedData, RecipeFitter
+from recsys.training.loop import TrainingDiverged
 
-JOURNAL, DOCUMENT, BEST = "trials.jsonl", "tune.json", "best.toml"
-LOCK = ".tune.lock"
+TRIALS, DOCUMENT, BEST = "trials.db", "tune.json", "best.toml"
+LOCK, VALUES = ".tune.lock", "values.npy"
 METRICS = ("recall@5", "recall@10", "recall@50", "ndcg@5", "ndcg@10", "ndcg@50", "mrr@10")
 
 
@@ -67,7 +68,7 @@ def tune(
 
 
 class Study:
-    """The trials of a folder."""
+    """The trials of a folder; each is a line of ``tune.json``."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Study:
         folder: Path,
         say: Callable[[str], None],
     ) -> None:
-        self.config, self.folder, self.say = config, folder, say
+        self.config, self.prepared, self.folder, self.say = config, prepared, folder, say
         self.space, self.sources = space, tuple(prepared.recipe.models)
         self.row, self.metric = find_row(space), config.evaluation.primary_metric
         if self.row not in (*self.sources, BLEND):
@@ -97,146 +98,122 @@ class Study:
         self.present = {key: set_value(present, key) for key in space}
         self.about = {
             "data_digest": prepared.data_digest,
-            "recipe": self.recipe({}).digest(),
+            "recipe": build_recipe(config, self.sources).digest(),
             "row": self.row,
             "metric": self.metric,
             "seed": config.seed,
         }
-        self.outcomes = self._journal()
-
-    def recipe(self, values: dict[str, Any]) -> Recipe:
-        """Resolve the settings of a trial."""
-        return build_recipe(self._config(values), self.sources)
+        self.optuna = load_optuna()
+        self.study = self._open()
 
     def _config(self, values: dict[str, Any]) -> RunConfig:
         refuse_old_keys(as_table(values), "--over")
         table = merge(plain(self.config), as_table(values))
         return validate(RunConfig, table, f"--over with {values}")
 
-    def _journal(self) -> list[Outcome]:
-        """Read the trials of earlier calls."""
-        path = self.folder / JOURNAL
-        if not path.exists():
-            path.write_text(json.dumps(self.about) + "\n")
-            return []
-        about, *lines = path.read_text().splitlines()
-        if (before := json.loads(about)) != self.about:
+    def _open(self) -> Any:
+        """Open the study of earlier calls; a trial that was killed is made again."""
+        study = self.optuna.create_study(
+            study_name="tune",
+            direction="maximize",
+            storage=f"sqlite:///{self.folder / TRIALS}",
+            load_if_exists=True,
+        )
+        before = study.user_attrs.get("about", self.about)
+        if before != self.about:
             names = [name for name in self.about if before.get(name) != self.about[name]]
             raise ValueError(
                 f"{self.folder} holds trials with another {', '.join(names)}; name another folder "
                 "with --out, or delete that one"
             )
-        # A line that was cut by a kill is a trial that is made again.
-        whole = [line for line in lines if line.endswith("}")]
-        if whole != lines:
-            write_durably(path, "".join(f"{line}\n" for line in (about, *whole)))
-        return [Outcome(**json.loads(line)) for line in whole]
+        study.set_user_attr("about", self.about)
+        for trial in study.trials:
+            if not trial.state.is_finished():
+                study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
+        study.sampler = self.optuna.samplers.TPESampler(seed=self.config.seed + len(study.trials))
+        return study
 
-    def trial(self, number: int, values: dict[str, Any]) -> Trial:
-        """Describe a trial."""
-        return Trial(
-            number=number,
-            workspace=str(self.folder / WORKSPACE),
-            out=str(self.folder / "trials"),
-            recipe=self.recipe(values),
-            row=self.row,
-            metric=self.metric,
-            seed=self.config.seed,
-            device=self.config.device,
-        )
+    def outcomes(self) -> list[dict[str, Any]]:
+        """List the finished trials by number, that of the present settings first."""
+        present = self.study.user_attrs.get("present")
+        tried = (one.user_attrs.get("outcome") for one in self.study.trials)
+        return [one for one in (present, *tried) if one]
 
     def run(self, num_trials: int, seconds: float | None) -> None:
         """Run the trials that are missing."""
-        known = {one.number for one in self.outcomes}
-        missing = [number for number in range(num_trials) if number not in known]
-        if not missing:
-            return
-        sampler = Sampler(self.space, self.config.seed + len(self.outcomes))
-        for outcome in self.outcomes:
-            sampler.learn(outcome.values or self.present, outcome.metric)
-        running: dict[int, dict[str, Any]] = {}
-        on_ray = self.config.engine == "ray"
-        with ray_cluster(self.config.ray) if on_ray else nullcontext(map) as run:
-            trials = self._trials(sampler, missing, seconds, running)
-            for number, metric, took, error in run(run_trial, trials):
-                self._end(sampler, number, running.pop(number), metric, round(took, 2), error)
-
-    def _trials(
-        self,
-        sampler: Sampler,
-        missing: Sequence[int],
-        seconds: float | None,
-        running: dict[int, dict[str, Any]],
-    ) -> Iterator[Trial]:
-        """Propose trials one by one, as there is a place for them; note which are running."""
-        begin = time.perf_counter()
-        for place, number in enumerate(missing):
-            if seconds is not None and time.perf_counter() - begin > seconds and number > 1:
-                self.say(f"time is up: {len(missing) - place} trials are not begun")
+        begin, states = time.perf_counter(), self.optuna.trial.TrialState
+        if not self.outcomes():
+            self.study.set_user_attr("present", self.measured(0, {}))
+        while (done := len(self.outcomes())) < num_trials:
+            if seconds is not None and time.perf_counter() - begin > seconds and done > 1:
+                self.say(f"time is up: {num_trials - done} trials are not begun")
                 return
-            values = sampler.propose(number) if number else {}
-            known = [one for one in self.outcomes if one.number and one.values == values]
-            try:
-                trial = self.trial(number, values)
-            except ValueError as error:
-                self._end(sampler, number, values, None, 0.0, " ".join(str(error).split()))
-                continue
-            if known:
-                self._end(sampler, number, values, known[0].metric, 0.0, known[0].error)
-                continue
-            # What a killed trial left had other values.
-            shutil.rmtree(trial.folder, ignore_errors=True)
-            running[number] = values
-            yield trial
+            trial = self.study.ask(dict(self.space))
+            # Rounded to what a person would write.
+            values = {
+                key: float(f"{value:.4g}") if isinstance(value, float) else value
+                for key, value in trial.params.items()
+            }
+            outcome = self.measured(trial.number + 1, values)
+            trial.set_user_attr("outcome", outcome)
+            failed = outcome["metric"] is None
+            self.study.tell(trial, outcome["metric"], states.FAIL if failed else states.COMPLETE)
 
-    def _end(
-        self,
-        sampler: Sampler,
-        number: int,
-        values: dict[str, Any],
-        metric: float | None,
-        seconds: float,
-        error: str | None,
-    ) -> None:
-        """Note the outcome of a trial."""
-        if number:
-            sampler.end(number, metric)
-        else:
-            sampler.learn(self.present, metric)
-        outcome = Outcome(number=number, values=values, metric=metric, seconds=seconds, error=error)
-        self.outcomes.append(outcome)
-        with (self.folder / JOURNAL).open("a") as file:
-            file.write(json.dumps(asdict(outcome)) + "\n")
+    def measured(self, number: int, values: dict[str, Any]) -> dict[str, Any]:
+        """Fit and measure a trial, and describe it; a failed one has no metric but an error."""
+        begin, folder = time.perf_counter(), self._folder(number)
+        metric, error = None, None
+        try:
+            fitter = RecipeFitter(
+                recipe=build_recipe(self._config(values), self.sources),
+                inputs=self.prepared.inputs,
+                seed=self.config.seed,
+                device=device_named(self.config.device),
+                checkpoints=folder / "checkpoints",
+            )
+            by_query = measure(fitter, self.row, self.metric)
+            folder.mkdir(parents=True, exist_ok=True)
+            np.save(folder / VALUES, by_query, allow_pickle=False)
+            metric = float(np.nanmean(by_query))
+        except (ValueError, TrainingDiverged) as reason:
+            error = " ".join(str(reason).split())
+        seconds = round(time.perf_counter() - begin, 2)
         pairs = ", ".join(f"{key}={value}" for key, value in values.items())
         gave = f"failed: {error}" if metric is None else f"{metric:.4f}"
         self.say(f"trial {number}: {gave}, {seconds:.1f} s, {pairs or 'present settings'}")
+        outcome = {"number": number, "values": values, "metric": metric, "seconds": seconds}
+        return {**outcome, "error": error}
+
+    def _folder(self, number: int) -> Path:
+        return self.folder / "trials" / f"{number:03d}"
 
     def document(self, over: Sequence[str]) -> dict[str, Any]:
         """Compare the best trial with the present settings, and write the result."""
-        done = [one for one in self.outcomes if one.metric is not None]
-        present = next((one for one in done if one.number == 0), None)
-        if present is None:
-            reason = next((one.error for one in self.outcomes if one.error), "no trial was run")
-            raise ValueError(f"the present settings cannot be measured: {reason}")
-        best = max(done, key=lambda one: (one.metric or 0.0, -one.number))
+        outcomes = self.outcomes()
+        present, done = outcomes[0], [one for one in outcomes if one["metric"] is not None]
+        if present["metric"] is None:
+            raise ValueError(f"the present settings cannot be measured: {present['error']}")
+        best = max(done, key=lambda one: (one["metric"], -one["number"]))
         document: dict[str, Any] = {
             **self.about,
             "split": "validation",
             "space": list(over),
-            "present": {"values": self.present, "metric": present.metric},
-            "best": asdict(best),
-            "difference": self._difference(best),
-            "trials": [asdict(one) for one in sorted(self.outcomes, key=lambda one: one.number)],
+            "present": {"values": self.present, "metric": present["metric"]},
+            "best": best,
+            "difference": self._difference(best["number"]),
+            "trials": outcomes,
         }
         write_durably(self.folder / DOCUMENT, to_json(document))
-        write_durably(self.folder / BEST, to_toml(as_table(best.values)))
+        write_durably(self.folder / BEST, to_toml(as_table(best["values"])))
         return document
 
-    def _difference(self, best: Outcome) -> dict[str, Any] | None:
+    def _difference(self, best: int) -> dict[str, Any] | None:
         """Judge the best trial against the present settings, query by query."""
-        if best.number == 0:
+        if best == 0:
             return None
-        values = (read_values(self.trial(0, {})), read_values(self.trial(best.number, best.values)))
-        judged = paired(*values, PairedConfig(confidence=0.95))
+        values = [
+            np.load(self._folder(number) / VALUES, allow_pickle=False) for number in (0, best)
+        ]
+        judged = paired(values[0], values[1], PairedConfig(confidence=0.95))
         names = ("low", "high", "relative", "decision", "num_queries")
         return {"value": judged.difference, **{name: getattr(judged, name) for name in names}}

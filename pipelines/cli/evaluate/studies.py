@@ -99,8 +99,6 @@ def tune(
       recsys tune shop.toml --over sequence_training.schedule.learning_rate=1e-4..1e-2
 
       recsys tune shop.toml --over sequence.embedding_dim=32,64,128 --budget 1h
-
-      recsys tune shop.toml --over sequence.dropout=0.0..0.5 --set engine=ray
     """
     from pipelines.config.operation import budget_seconds
     from pipelines.tuning.study import BEST
