@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from pipelines.config.run import RunConfig
 from pipelines.engine.errors import UnstableTrainingError
+from pipelines.evaluation.analyse import item_domains
 from pipelines.inputs.tensors import read_inputs, released_order, retrieval_settings
 from pipelines.training.train import ProgressBar
 from recsys.data.batch import Jagged, JaggedBatch
@@ -60,26 +61,24 @@ class Domains:
 
 def load_domains(features: Path, num_item_rows: int) -> Domains:
     """Read each item's domain from the artefact of build_features."""
-    items = pl.read_parquet(features / "items.parquet")
-    if "domain" in items.columns and items["domain"].null_count() < len(items):
-        known = items.select("item_row", "domain")
-    else:
-        events = pl.scan_parquet(features / "events" / "**" / "*.parquet")
-        if "domain" not in events.collect_schema().names():
-            raise ValueError(
-                "neither items nor events have a column domain, so there is nothing to adapt to; "
-                "name it in [data], or give the item catalogue a column domain"
-            )
-        known = (
-            events.select("item_row", "domain")
-            .drop_nulls()
-            .group_by("item_row", "domain")
-            .len()
-            .sort("item_row", "len", "domain", descending=[False, True, False])
-            .unique("item_row", keep="first", maintain_order=True)
-            .collect()
+    domains, own_names = item_domains(features, num_item_rows)
+    if domains is not None:
+        return Domains(names=tuple(own_names[1:]), of_item=domains.values.numpy() - 1)
+    events = pl.scan_parquet(features / "events" / "**" / "*.parquet")
+    if "domain" not in events.collect_schema().names():
+        raise ValueError(
+            "neither items nor events have a column domain, so there is nothing to adapt to; "
+            "name it in [data], or give the item catalogue a column domain"
         )
-    known = known.drop_nulls().with_columns(pl.col("domain").cast(pl.String))
+    known = (
+        events.select("item_row", pl.col("domain").cast(pl.String))
+        .drop_nulls()
+        .group_by("item_row", "domain")
+        .len()
+        .sort("item_row", "len", "domain", descending=[False, True, False])
+        .unique("item_row", keep="first", maintain_order=True)
+        .collect()
+    )
     names = tuple(sorted(known["domain"].unique()))
     numbers = {name: number for number, name in enumerate(names)}
     of_item = np.full(num_item_rows, NO_DOMAIN, np.int64)

@@ -125,13 +125,13 @@ def item_domains(features: Path, num_item_rows: int) -> tuple[Jagged | None, lis
     if not path.exists() or "domain" not in pl.read_parquet_schema(path):
         return None, []
     items = pl.read_parquet(path, columns=["item_row", "domain"]).drop_nulls("domain")
-    names = ["", *items["domain"].cast(pl.String).unique().sort()]
-    row_of = {name: row for row, name in enumerate(names)}
+    own = items["domain"].cast(pl.String)
+    names = own.unique().sort().to_list()
     rows = torch.zeros(num_item_rows, dtype=torch.int64)
-    rows[items["item_row"].to_torch()] = torch.tensor(
-        [row_of[name] for name in items["domain"].cast(pl.String)], dtype=torch.int64
+    rows[items["item_row"].to_torch()] = (
+        1 + own.cast(pl.Enum(names)).to_physical().cast(pl.Int64).to_torch()
     )
-    return Jagged.one_each(rows), names
+    return (Jagged.one_each(rows), ["", *names]) if names else (None, [])
 
 
 def cut(result: RankingResult, known: Background, lengths: Tensor) -> list[Slice]:

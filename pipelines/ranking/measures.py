@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import polars as pl
 import torch
 from torch import Tensor
 
 from pipelines.candidates.blends import RANKED
+from pipelines.evaluation.analyse import item_domains
 from recsys.evaluation.calibration import (
     area_under_curve,
     expected_calibration_error,
@@ -123,12 +123,9 @@ def task_measures(logits: Tensor, probabilities: Tensor, labels: Tensor) -> dict
 def group_items(inputs: ModelInputs, item_counts: Tensor, features: Path) -> list[Grouping]:
     """Group items by domain, if they have one, and by popularity."""
     found = []
-    items = pl.read_parquet(features / "items.parquet").sort("item_row")
-    if "domain" in items.columns and items["domain"].null_count() < len(items):
-        names = sorted(items["domain"].drop_nulls().cast(pl.String).unique())
-        places = {name: place for place, name in enumerate(names)}
-        rows = [-1, *(places.get(str(value), -1) for value in items["domain"])]
-        found.append(Grouping("domain", tuple(names), torch.tensor(rows)))
+    domains, names = item_domains(features, inputs.sizes.num_item_rows)
+    if domains is not None:
+        found.append(Grouping("domain", tuple(names[1:]), domains.values - 1))
     ranks = item_counts.argsort(stable=True).argsort(stable=True)
     tiers = (ranks * len(TIERS)) // len(ranks)
     found.append(Grouping("popularity", TIERS, tiers))
