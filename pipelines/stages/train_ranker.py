@@ -21,7 +21,7 @@ from pipelines.inputs.tensors import read_inputs, tie_orders
 from pipelines.ranking.artefact import CALIBRATION, FILE, MEASURED, RANKER, TRUNKS
 from pipelines.ranking.data import RankingData, TooLittleDataError, ranking_data
 from pipelines.ranking.fit import fit_ranker, make_ranker, metric_by_query
-from pipelines.ranking.measures import decision, measure_ranker, trunk_summary
+from pipelines.ranking.measures import decision, measure_ranker
 from pipelines.training.train import Curve, training_run
 from recsys.fitting.queries import ModelInputs
 from recsys.models.ranker.model import Ranker
@@ -76,8 +76,7 @@ def train_order(context: StageContext, order: str) -> tuple[int, int]:
         return not_served(str(error))
     metric, everyone = config.evaluation.primary_metric, torch.arange(len(data.validation.labels))
     values = metric_by_query(model, data.validation, everyone, metric)
-    measures = measure_ranker(model, data.validation, inputs, context.inputs["build_features"])
-    summary = trunk_summary(model, values, measures)
+    summary = measure_ranker(model, data.validation, inputs, context.inputs["build_features"])
     by_blend = blend.measured(data.validation_lists, metric, by_half=True)
     judged = decision(values, by_blend, metric)
     model.save(output / RANKER)
