@@ -104,7 +104,6 @@ def train(
 
     [bold]Example[/] recsys ids train shop.toml
     """
-    from pipelines.engine.artifacts import plain
     from pipelines.semantic_ids.versions import refit_ids
 
     config, begin = run_config(run, assignments=assignments), time.perf_counter()
@@ -114,8 +113,7 @@ def train(
                 "no item has content to make an ID from: give the catalogue texts "
                 "(content.text_columns), or set a content.encoder other than none"
             )
-        table = plain(config.semantic_ids)
-        made = refit_ids(content, store, config.semantic_ids, table, seed=config.seed, cold=cold)
+        made = refit_ids(content, store, config.semantic_ids, seed=config.seed, cold=cold)
         store.publish(made.ids, made.quantizer, made.item_ids, made.origin)
     levels = " x ".join(map(str, made.ids.level_sizes))
     what = f"{made.how}, {made.num_with_id:,} items, levels {levels}"

@@ -109,13 +109,10 @@ def give_ids(
     quantizer = load_bundle_quantizer(own)
     vectors = torch.from_numpy(content)[:, : quantizer.dim]
     can_have = rows_with_content(vectors)
-    id_rows = np.zeros(len(item_ids), np.int64)
-    num_given = own.ids.num_item_rows - 1
     if opened is not None:
-        id_rows, num_given = opened.store.id_rows_of(item_ids), len(opened.store.item_ids)
-    unknown = (id_rows == 0) & can_have.numpy()
-    id_rows[unknown] = num_given + 1 + np.arange(int(unknown.sum()))
-
+        _, id_rows = opened.store.number(item_ids, can_have.numpy())
+    else:
+        id_rows = (can_have * (own.ids.num_item_rows - 1 + can_have.cumsum(0))).numpy()
     rows = torch.from_numpy(id_rows)
     codes, reserved, elsewhere = own.ids.by_item_row(rows).codes, None, None
     if opened is not None:
@@ -148,8 +145,5 @@ def publish_ids(item_ids: Sequence[str], new: NewIds, opened: OpenStore) -> None
     child = with_codes(published.ids, rows, new.codes[torch.from_numpy(given)])
     if child is published.ids:
         return
-    named = list(store.item_ids)
-    for row, item_id in sorted(zip(new.id_rows.tolist(), item_ids, strict=True)):
-        if row > len(named):
-            named.append(item_id)
+    named, _ = store.number(item_ids, given)
     store.publish(child, published.quantizer, named, published.origin)

@@ -69,10 +69,19 @@ class SemanticIdStore:
         self.versions = VersionStore(directory)
         self.item_ids: Sequence[str] = read_item_ids(directory / ITEM_IDS)
 
-    def id_rows_of(self, item_ids: Sequence[str]) -> NDArray[np.int64]:
-        """Look up id rows, [M]; 0 for an item that never had one."""
+    def number(
+        self, item_ids: Sequence[str], wanted: NDArray[np.bool_]
+    ) -> tuple[list[str], NDArray[np.int64]]:
+        """Look up id rows, [M], and give one to each wanted item that never had one.
+
+        Returns:
+            All items by id row, and the id rows; 0 for an item that has none.
+        """
         known = {item_id: row for row, item_id in enumerate(self.item_ids, start=1)}
-        return np.array([known.get(item_id, 0) for item_id in item_ids], np.int64)
+        id_rows = np.array([known.get(item_id, 0) for item_id in item_ids], np.int64)
+        new = np.flatnonzero((id_rows == 0) & wanted)
+        id_rows[new] = len(self.item_ids) + 1 + np.arange(len(new))
+        return [*self.item_ids, *(item_ids[place] for place in new.tolist())], id_rows
 
     def current(self) -> str | None:
         """Return the current version; None if nothing was published."""

@@ -5,10 +5,10 @@ Axes: N item rows (row 0 is padding), I id rows (row 0 is none), D width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipelines.config.content import BEHAVIOUR, SemanticIdsConfig
+from pipelines.engine.artifacts import plain
 from pipelines.semantic_ids.artefact import Content
 from pipelines.semantic_ids.store import SemanticIdStore, SemanticIdVersion
 from recsys.semantic_ids.behaviour import BehaviourIds, behaviour_ids
@@ -57,7 +58,6 @@ def next_version(
     content: Content,
     store: SemanticIdStore,
     config: SemanticIdsConfig,
-    settings: Mapping[str, Any],
     *,
     seed: int = 0,
 ) -> NextVersion | None:
@@ -65,16 +65,13 @@ def next_version(
 
     Full levels are fitted again too.
 
-    Args:
-        settings: ``config`` as a table, which is compared with that of the published version.
-
     Returns:
         None where no item has content.
     """
     if not bool(content.is_known().any()):
         return None
     previous = store.previous()
-    if previous is not None and content.extends(previous.origin, settings):
+    if previous is not None and content.extends(previous.origin, plain(config)):
         try:
             appended = append_new(content, store, previous)
         except NoFreeIdError:
@@ -85,18 +82,15 @@ def next_version(
             is_full = num_given > FULL * prod(previous.ids.level_sizes)
             if config.codes_per_level is not None or appended.how == "kept" or not is_full:
                 return appended
-    return refit_ids(content, store, config, settings, seed=seed)
+    return refit_ids(content, store, config, seed=seed)
 
 
 def _numbered(
     content: Content, store: SemanticIdStore, wanted: Tensor
 ) -> tuple[list[str], NDArray[np.int64]]:
     """Give id rows to wanted item rows that never had one; return the items by id row too."""
-    id_rows = np.concatenate([[0], store.id_rows_of(content.item_ids)])
-    new = (id_rows == 0) & wanted.numpy()
-    id_rows[new] = len(store.item_ids) + 1 + np.arange(int(new.sum()))
-    names = [content.item_ids[row - 1] for row in np.flatnonzero(new).tolist()]
-    return [*store.item_ids, *names], id_rows
+    item_ids, id_rows = store.number(content.item_ids, wanted[1:].numpy())
+    return item_ids, np.concatenate([[0], id_rows])
 
 
 def _have_ids(ids: SemanticIds, id_rows: Tensor) -> Tensor:
@@ -137,7 +131,6 @@ def refit_ids(
     content: Content,
     store: SemanticIdStore,
     config: SemanticIdsConfig,
-    settings: Mapping[str, Any],
     *,
     seed: int = 0,
     cold: bool = False,
@@ -152,7 +145,7 @@ def refit_ids(
     wanted = content.is_known()
     item_ids, numbers = _numbered(content, store, wanted)
     rows = torch.from_numpy(numbers)
-    previous, origin = store.previous(), content.origin(settings)
+    previous, origin = store.previous(), content.origin(plain(config))
     table = _by_id_row(content.vectors, wanted, rows, len(item_ids) + 1)
     if config.source == BEHAVIOUR:
         behaviour = _by_id_row(require_behaviour(content), wanted, rows, len(item_ids) + 1)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import plain, read_json, to_json
+from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import CONTENT_FILE, load_catalogue, released_order, tie_orders
 from pipelines.semantic_ids.artefact import (
@@ -84,8 +84,7 @@ def build_semantic_ids(context: StageContext) -> StageRows:
     num_items = len(content.item_ids)
     made = None
     if config.semantic_ids.method != "none":
-        settings = plain(config.semantic_ids)
-        made = next_version(content, store, config.semantic_ids, settings, seed=config.seed)
+        made = next_version(content, store, config.semantic_ids, seed=config.seed)
     if made is None:
         reason = "no item has content" if config.semantic_ids.method != "none" else "switched off"
         (context.output / REPORT).write_text(to_json({"method": "none", "reason": reason}))

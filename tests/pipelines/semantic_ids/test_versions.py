@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from pipelines.config.content import SemanticIdsConfig
-from pipelines.engine.artifacts import plain
 from pipelines.semantic_ids.artefact import Content
 from pipelines.semantic_ids.store import SemanticIdStore
 from pipelines.semantic_ids.versions import NextVersion, next_version, refit_ids
@@ -40,7 +39,7 @@ def store(tmp_path: Path) -> SemanticIdStore:
 def made_of(
     content: Content, store: SemanticIdStore, config: SemanticIdsConfig = CONFIG
 ) -> NextVersion:
-    made = next_version(content, store, config, plain(config))
+    made = next_version(content, store, config)
     assert made is not None
     return made
 
@@ -124,9 +123,8 @@ def test_another_encoder_is_aligned_to_the_published_codes(store: SemanticIdStor
 def test_warm_refit_keeps_more_than_a_cold_one_of_another_seed(store: SemanticIdStore) -> None:
     content = look_up_content(names(0, 150))
     published(content, store)
-    settings = plain(CONFIG)
-    warm = refit_ids(content, store, CONFIG, settings, seed=9)
-    cold = refit_ids(content, store, CONFIG, settings, seed=9, cold=True)
+    warm = refit_ids(content, store, CONFIG, seed=9)
+    cold = refit_ids(content, store, CONFIG, seed=9, cold=True)
     assert warm.kept is not None
     assert cold.kept is not None
     assert warm.kept.full > cold.kept.full
@@ -151,7 +149,7 @@ def test_tiny_catalogues_have_ids(store: SemanticIdStore) -> None:
 
 @pytest.mark.parametrize("found", [[], ["no-a", "no-b"]])
 def test_without_content_there_is_no_version(store: SemanticIdStore, found: list[str]) -> None:
-    assert next_version(look_up_content(found), store, CONFIG, plain(CONFIG)) is None
+    assert next_version(look_up_content(found), store, CONFIG) is None
 
 
 def test_chosen_levels_that_are_full_are_chosen_again(store: SemanticIdStore) -> None:
