@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipelines.config.run import RunConfig
 from pipelines.engine.errors import ClusterError
@@ -28,15 +28,6 @@ LOG = "log-{}.txt"
 SECONDS_TO_FAIL = 3.0
 """How long other ranks may take to fail of themselves once one has."""
 SECONDS_TO_STOP = 10.0
-
-
-class Place(NamedTuple):
-    """A bundle of a placement group, with a free port."""
-
-    node: str
-    host: str
-    address: str
-    port: int
 
 
 def size_bundle(config: RunConfig, resources: Mapping[str, float]) -> dict[str, float]:
@@ -54,44 +45,38 @@ def size_bundle(config: RunConfig, resources: Mapping[str, float]) -> dict[str, 
     return needed
 
 
-def place_here() -> Place:
-    """Describe where this task runs."""
-    import ray
-
+def free_port() -> int:
+    """Find a port that is free where this task runs."""
     with socket.socket() as found:
         found.bind(("", 0))
-        port = int(found.getsockname()[1])
-    node = ray.get_runtime_context().get_node_id()
-    return Place(node, platform.node(), ray.util.get_node_ip_address(), port)
+        return int(found.getsockname()[1])
 
 
-def set_variables(places: Sequence[Place]) -> list[dict[str, str]]:
-    """Set what torch's launcher sets for each rank; ranks of a node follow each other."""
-    nodes = [place.node for place in places]
+def set_variables(addresses: Sequence[str], port: int) -> list[dict[str, str]]:
+    """Set what torch's launcher sets for each rank, by the ranks' addresses."""
     # Ranks of one machine need no network.
+    is_local = sys.platform == "linux" and len(set(addresses)) == 1
     local = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
-    is_local = sys.platform == "linux" and len({place.address for place in places}) == 1
     return [
         {
             "RANK": str(rank),
-            "WORLD_SIZE": str(len(places)),
+            "WORLD_SIZE": str(len(addresses)),
             # Ray shows a task the GPU alone that it gives it.
             "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": str(nodes.count(place.node)),
-            "MASTER_ADDR": places[0].address,
-            "MASTER_PORT": str(places[0].port),
+            "LOCAL_WORLD_SIZE": str(addresses.count(address)),
+            "MASTER_ADDR": addresses[0],
+            "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             **(local if is_local else {}),
         }
-        for rank, place in enumerate(places)
+        for rank, address in enumerate(addresses)
     ]
 
 
 def one_rank(folder: str, variables: Mapping[str, str]) -> Failure:
     """Start a rank, wait for its end and return its exit code."""
-    rank = int(variables["RANK"])
-    with (Path(folder) / LOG.format(rank)).open("ab") as log:
+    with (Path(folder) / LOG.format(variables["RANK"])).open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", WORK, folder],
             env={**os.environ, **variables},
@@ -128,29 +113,30 @@ def place_ranks(folder: Path, config: RunConfig) -> dict[int, Failure]:
             f"{wait:g} s; see `ray status`, end other work, or lower ray.ranks"
         )
 
-    def task(function: Any, bundle: int, **options: Any) -> Any:
+    def start(function: Any, bundle: int, *arguments: Any, **options: Any) -> Any:
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             group, placement_group_bundle_index=bundle
         )
         options |= {"scheduling_strategy": strategy, "max_retries": 0}
-        return ray.remote(function).options(**options)
+        return ray.remote(function).options(**options).remote(*arguments)
 
-    found = ray.get([task(place_here, one, num_cpus=0).remote() for one in range(size)])
-    nodes = list(dict.fromkeys(place.node for place in found))
-    bundles = sorted(range(size), key=lambda one: nodes.index(found[one].node))
-    places = [found[bundle] for bundle in bundles]
-    variables = set_variables(places)
+    addresses = {one["NodeID"]: str(one["NodeManagerAddress"]) for one in ray.nodes()}
+    node_of = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    # Ranks of a node follow each other.
+    bundles = sorted(range(size), key=lambda bundle: node_of[bundle])
+    port = ray.get(start(free_port, bundles[0], num_cpus=0))
+    variables = set_variables([addresses[node_of[bundle]] for bundle in bundles], port)
     takes = {"num_cpus": needed["CPU"], "num_gpus": needed.get("GPU", 0)}
     ranks = {
-        task(one_rank, bundle, **takes).remote(str(folder.absolute()), variables[rank]): rank
+        start(one_rank, bundle, str(folder.absolute()), variables[rank], **takes): rank
         for rank, bundle in enumerate(bundles)
     }
-    failures = _wait(ray, ranks, places)
+    failures = _wait(ray, ranks)
     ray.util.remove_placement_group(group)
     return failures
 
 
-def _wait(ray: Any, ranks: Mapping[Any, int], places: Sequence[Place]) -> dict[int, Failure]:
+def _wait(ray: Any, ranks: Mapping[Any, int]) -> dict[int, Failure]:
     """Wait for all ranks, or end the others once one has failed."""
     pending, failures, seconds = list(ranks), dict[int, Failure](), None
     while pending:
@@ -162,7 +148,7 @@ def _wait(ray: Any, ranks: Mapping[Any, int], places: Sequence[Place]) -> dict[i
                 ended = Failure(*ray.get(reference))
             except ray.exceptions.RayError:
                 # The rank ended with the worker or node that had started it.
-                ended = Failure(-signal.SIGKILL, places[ranks[reference]].host)
+                ended = Failure(-signal.SIGKILL, "a node of the cluster")
             if ended.code:
                 failures[ranks[reference]] = ended
                 seconds = SECONDS_TO_FAIL

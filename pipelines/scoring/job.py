@@ -12,7 +12,6 @@ that are missing.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -55,8 +54,6 @@ class ScoreRequest:
     for a request without one when the job begins."""
     active_since: int | None = None
     """Only users with an event at or after this unix second."""
-    keys_file: str | None = None
-    """JSON list of the user ids (for ``related`` item ids); None takes all that the bundle has."""
     keys_are: Literal["user_id", "item_id"] | None = None
     """Kind of the chosen keys; refused if the surface takes the other."""
     keys_name: str = "all"
@@ -131,14 +128,16 @@ def find_key(surface: str, recommender: Recommender) -> str:
     return KEYS[surfaces[surface].kind]
 
 
-def list_keys(request: ScoreRequest, key: str, bundle: Bundle) -> list[str]:
-    """List whom to make lists for, each once."""
+def list_keys(
+    request: ScoreRequest, key: str, bundle: Bundle, named: Sequence[str] | None = None
+) -> list[str]:
+    """List whom to make lists for, each once: the named ones, or all that the bundle has."""
     users = bundle.users
     if request.keys_are not in (None, key):
         options = "--items" if key == "item_id" else "--users or --active-since"
         raise ValueError(f"surface {request.surface!r} takes {key}s: choose them by {options}")
-    if request.keys_file is not None:
-        keys = list(dict.fromkeys(json.loads(Path(request.keys_file).read_text())))
+    if named is not None:
+        keys = list(dict.fromkeys(named))
     elif key == "item_id":
         keys = list(bundle.catalogue.item_ids)[1:]
     elif request.active_since is not None:

@@ -8,16 +8,13 @@ missing afterwards.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
 from functools import lru_cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -68,12 +65,7 @@ def score(
                 f"{out.absolute()} is being written by another recsys score; wait for it, or name "
                 "another folder with --out"
             )
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-            if keys is not None:
-                json.dump(list(keys), file)
-                file.flush()
-                request = replace(request, keys_file=file.name)
-            outcome = _in_process(request, report)
+        outcome = _in_process(request, keys, report)
     if not outcome["complete"]:
         raise ValueError(
             f"{outcome['num_failed']} of {outcome['num_failed'] + outcome['num_lists']} lists "
@@ -83,11 +75,13 @@ def score(
     return outcome
 
 
-def _in_process(request: ScoreRequest, report: Report) -> dict[str, Any]:
+def _in_process(
+    request: ScoreRequest, keys: Sequence[str] | None, report: Report
+) -> dict[str, Any]:
     """Make the lists in a process of their own; pass on its messages and its error."""
     spawn = get_context("spawn")
     messages, theirs = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=work, args=(request, theirs))
+    process = spawn.Process(target=work, args=(request, keys, theirs))
     process.start()
     theirs.close()
     try:
@@ -108,7 +102,7 @@ def _in_process(request: ScoreRequest, report: Report) -> dict[str, Any]:
         process.join()
 
 
-def work(request: ScoreRequest, messages: Connection) -> None:
+def work(request: ScoreRequest, keys: Sequence[str] | None, messages: Connection) -> None:
     """Make the lists of a job; send what happens, and at last the outcome or an error."""
     end_with_the_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -118,17 +112,19 @@ def work(request: ScoreRequest, messages: Connection) -> None:
         messages.send((kind, value))
 
     try:
-        send("outcome", make_lists(request, lambda message: send("report", message)))
+        send("outcome", make_lists(request, keys, lambda message: send("report", message)))
     except (ValueError, OSError, ClusterError) as error:
         send("error", error)
 
 
-def make_lists(request: ScoreRequest, report: Report) -> dict[str, Any]:
+def make_lists(
+    request: ScoreRequest, named: Sequence[str] | None, report: Report
+) -> dict[str, Any]:
     """Make every list that is missing; return numbers for the log line."""
     begun = time.perf_counter()
     torch.set_num_threads(1)
     recommender = loaded(request.bundle, request.config, request.profile)
-    keys = list_keys(request, find_key(request.surface, recommender), recommender.bundle)
+    keys = list_keys(request, find_key(request.surface, recommender), recommender.bundle, named)
     out = Path(request.out).absolute()
     job = plan(request, recommender, keys, installed_version("recsys-platform"))
     check_request(job, recommender)
