@@ -8,7 +8,6 @@ from pipelines.dashboard.experts import ENTRY as EXPERTS
 from pipelines.dashboard.items import ENTRY as ITEMS
 from pipelines.dashboard.releases.releases import ENTRY as RELEASES
 from pipelines.dashboard.replay import ENTRY as REPLAY
-from pipelines.dashboard.runs.differences import ENTRY as DIFFERENCES
 from pipelines.dashboard.runs.run import ENTRY as RUN
 from pipelines.dashboard.runs.runs import ENTRY as RUNS
 from pipelines.dashboard.semantic_ids import ENTRY as SEMANTIC_IDS
@@ -21,7 +20,6 @@ PAGES: tuple[PageEntry, ...] = (
     SUMMARY,
     RUNS,
     RUN,
-    DIFFERENCES,
     COMPARE,
     WHY,
     ITEMS,

@@ -1,4 +1,4 @@
-"""Page ``summary``: which of two to release, and why, by the release gate's rule."""
+"""Page ``summary``: which of two to release, and why, by the release gate's rule; what differs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from pipelines.config.removed import REMOVED_KEYS
 from pipelines.dashboard.compare.blocks import (
     difference_row,
     difference_words,
@@ -31,16 +32,18 @@ from pipelines.dashboard.data.sides import (
     side_name,
     suggest_runs,
 )
-from pipelines.dashboard.data.slices import group_label, slice_label
+from pipelines.dashboard.data.slices import slice_label
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.runs.run import build as build_run
-from pipelines.pages.charts import Row
+from pipelines.dashboard.workspaces.run import Run
+from pipelines.pages.charts import Row, texts
 from pipelines.pages.document import (
     Block,
     Cell,
     Link,
     Page,
     Section,
+    Table,
     Tile,
     Tiles,
     Tone,
@@ -50,6 +53,13 @@ from pipelines.pages.wording import metric_label, model_label
 from pipelines.publishing.comparison import MIN_SLICE_USERS, format_default
 from recsys.evaluation.paired import Paired
 
+PLACES = (
+    "workspace",
+    "tracking.",
+    "release.bundles",
+    *(f"data.{name}" for name in ("dataset", "events", "items", "users", "partitions", "online_")),
+)
+"""Beginnings of the settings that name a place; the data themselves are compared by digests."""
 DRAWN = ("user_activity", "item_popularity", "domain")
 """Slicings whose slices are drawn, even if nothing is shown."""
 TONES: dict[str, Tone] = {
@@ -86,10 +96,10 @@ def build(context: Context, query: Query) -> Page:
         *reason_blocks(judged),
         words_section("sides", "What A and B are", map(about, "AB", sides)),
         Tiles(tiles=tiles(judged, pairs)),
-        Words(lines=["Next:"], links=links(judged, sides, exported=context.exported)),
+        Words(lines=["Next:"], links=links(sides)),
     ]
     if judged.overall:
-        blocks.append(slices_section(judged, pairs, sides))
+        blocks.append(slices_section(judged, sides))
     else:
         blocks.append(Words(lines=TOO_FEW, tone="note"))
     return Page(
@@ -102,7 +112,8 @@ def build(context: Context, query: Query) -> Page:
                 title="Beyond accuracy",
                 blocks=[measures_table(measures, names, sides)],
             ),
-            words_section("rule", "How this is decided", rule(judged)),
+            settings_section(sides[0].run, sides[1].run),
+            words_section("rule", "How this is decided", [rule(judged)]),
         ],
         controls=controls(context, sides, at_most=2),
         notices=[*warnings(pairs, names), *pairs.slices.problems],
@@ -183,22 +194,60 @@ def tiles(judged: PairJudgement, pairs: Pairs) -> list[Tile]:
     return [*found, *([lost_tile] if judged.overall else [])]
 
 
-def links(judged: PairJudgement, sides: Sequence[Side], *, exported: bool) -> list[Link]:
+def links(sides: Sequence[Side]) -> list[Link]:
     """Lead to what explains the answer."""
     pair = pair_parameters(*sides)
-    metric, _, k = judged.config.deciding_metric.partition("@")
-    found = [Link(label="All metrics, list lengths and slices", page="compare", parameters=pair)]
-    for key in [] if exported else [*judged.slices("first"), *judged.slices("second")][:3]:
-        chosen = {**pair, "group": key.partition("/")[0], "metric": metric, "k": k}
-        found.append(Link(label=f"Slice {slice_label(key)}", page="compare", parameters=chosen))
     run = {"run": sides[1].run.key} if sides[1].run.bundles else {}
-    checks = Link(
-        label="Every check of the gate, and other releases", page="releases", parameters=run
+    return [
+        Link(label="All metrics, list lengths and slices", page="compare", parameters=pair),
+        *pair_links(sides),
+        Link(label="Every check of the gate, and other releases", page="releases", parameters=run),
+    ]
+
+
+def changed_settings(first: Run, second: Run) -> list[list[str]] | None:
+    """List the settings that differ, but for places; None if those of one are not on record.
+
+    A bundle has those of its models' stages: with a run, the bundle's settings are compared.
+    """
+    configs = (first.config, second.config)
+    if not all(configs):
+        return None
+    sections = [{name.partition(".")[0] for name in config} for config in configs]
+    names = {*first.config, *second.config}
+    if first.kind != second.kind:
+        names = {*(first if first.kind == "bundle" else second).config}
+    return [
+        [name, *(config.get(name, "(not set)") for config in configs)]
+        for name in sorted(names - REMOVED_KEYS.keys())
+        if name.partition(".")[0] in sections[0] & sections[1]
+        and first.config.get(name) != second.config.get(name)
+        and not name.startswith(PLACES)
+    ]
+
+
+def settings_section(first: Run, second: Run) -> Section:
+    """List the settings that differ, and whether the data do."""
+    found = changed_settings(first, second)
+    data = (first.data_digest, second.data_digest)
+    state = "are the same" if data[0] == data[1] else "differ"
+    lines = [f"The data {state if all(data) else 'are not on record for both'}."]
+    if not found:
+        none = "No setting that shapes results differs."
+        lines.append("Settings are not on record for both." if found is None else none)
+    table = Table(
+        key="settings",
+        title="Settings that differ",
+        note="By the dotted names of the TOML file; places are left out.",
+        columns=texts("Setting", "A", "B"),
+        rows=found or (),
+        origins=[first.origin, second.origin],
     )
-    return [*found, *pair_links(sides), checks]
+    blocks: list[Block] = [Words(lines=lines), *([table] if found else [])]
+    return Section(key="differences", title="What differs", blocks=blocks)
 
 
-def slices_section(judged: PairJudgement, pairs: Pairs, sides: Sequence[Side]) -> Section:
+def slices_section(judged: PairJudgement, sides: Sequence[Side]) -> Section:
     """Draw differences of all queries and of the main slices; the chart's table has all slices."""
     config, losses = judged.config, judged.compared.losses
     named = {*judged.slices("first"), *judged.slices("second")}
@@ -226,32 +275,20 @@ def slices_section(judged: PairJudgement, pairs: Pairs, sides: Sequence[Side]) -
         sides,
         drawn=drawn,
     )
-    groups = ", ".join(group_label(one) for one in pairs.slices.single)
-    return Section(
-        key="slices-section",
-        title="For whom",
-        note=f"Cut by {groups}, and by pairs of these.",
-        blocks=[chart],
-    )
+    return Section(key="slices-section", title="For whom", blocks=[chart])
 
 
-def rule(judged: PairJudgement) -> list[str]:
+def rule(judged: PairJudgement) -> str:
     """Write the rule in words."""
     config = judged.config
-    return [
-        f"All queries: {metric_label(config.deciding_metric)} decides, each user compared with "
-        f"themselves. B is better or worse if the interval excludes 0 at {config.confidence:.0%}; "
-        f"a loss within {config.max_loss:.0%} is tolerated. What loses by "
-        f"{metric_label(config.metric)}, in the first places, is refused too.",
-        f"Slices: B is refused if a slice of at least {MIN_SLICE_USERS} users is shown to lose "
-        f"more than {config.max_slice_loss:.0%}; over all slices together a false alarm has a "
-        f"chance of {config.paired().slice_error:.0%}. Smaller slices can lose unseen.",
-        f"Lists: B is refused if their coverage is below {config.gate.min_coverage:.0%} of A's, or "
-        f"their novelty below {config.gate.min_novelty:.0%}. If nothing is shown, the cheaper one "
-        "of two is preferred.",
-        "The margins are those of [release] of B. The gate recorded its answer on queries that "
-        "neither bundle's models had seen; this page has those whose answers both stored.",
-    ]
+    return (
+        f"{metric_label(config.deciding_metric)} of each user decides: B is better or worse if the "
+        f"interval excludes 0 at {config.confidence:.0%}. Tolerated are losses within "
+        f"{config.max_loss:.0%} over all queries and {config.max_slice_loss:.0%} in a slice of at "
+        f"least {MIN_SLICE_USERS} users ([release] of B; docs/release.md). The gate recorded its "
+        "answer on queries that neither bundle's models had seen; this page has those whose "
+        "answers both stored."
+    )
 
 
 ENTRY = PageEntry(

@@ -180,13 +180,9 @@ def run_control(context: Context, run: Run, clears: Sequence[str] = ()) -> list[
 
 
 def pair_links(sides: Sequence[Side]) -> list[Link]:
-    """Lead from two sides to their users, and to the differences of their settings."""
+    """Lead from two sides to their users."""
     pair = pair_parameters(*sides[:2])
-    links = [Link(label="Users won and lost, with their items", page="why", parameters=pair)]
-    if "runs" in pair:
-        runs, label = {"runs": pair["runs"]}, "Differences of their settings"
-        links.append(Link(label=label, page="differences", parameters=runs))
-    return links
+    return [Link(label="Users won and lost, with their items", page="why", parameters=pair)]
 
 
 def k_control(k: int, most: int) -> Control:

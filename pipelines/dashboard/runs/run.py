@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.sides import run_control, suggest_runs
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.runs.record import (
-    StageRecord,
-    collect_versions,
-    count_looks,
-    raw_files,
-    read_stages,
+from pipelines.dashboard.runs.runs import link_to, nothing_there, tags_text, time_text
+from pipelines.dashboard.workspaces.files import (
+    UnreadableError,
+    names_in,
+    number,
+    read_or_empty,
 )
-from pipelines.dashboard.runs.runs import (
-    link_to,
-    nothing_there,
-    tags_text,
-    time_text,
-)
-from pipelines.dashboard.workspaces.files import UnreadableError
 from pipelines.dashboard.workspaces.run import Run
+from pipelines.engine.artifacts import MANIFEST, RUN
 from pipelines.engine.formats import duration, size
+from pipelines.engine.workspace import Workspace
 from pipelines.evaluation.analysis import ANALYSIS
 from pipelines.pages.charts import counts, numbers, texts
 from pipelines.pages.document import (
@@ -189,7 +185,11 @@ def _tiles(run: Run) -> list[Tile]:
     if run.peak_memory:
         value = size(run.peak_memory)
         tiles.append(Tile(label="peak memory", value=value, note="of the largest stage"))
-    if looks := count_looks(run):
+    try:
+        looks = 0 if run.kind == "bundle" else len(Workspace(run.path).ledger())
+    except (OSError, UnicodeDecodeError):
+        looks = 0
+    if looks:
         note = "evaluations that read it; the more, the more a lead on it may be chance"
         tiles.append(Tile(label="looks at the test split", value=f"{looks:,}", note=note))
     return tiles
@@ -198,18 +198,13 @@ def _tiles(run: Run) -> list[Tile]:
 def _words(context: Context, run: Run) -> Words:
     tags = tags_text(run)
     lines = [f"Tags: {tags}."] if tags else []
-    if (database := run.path / "tracking/mlflow.db").is_file():
-        store = f"mlflow ui --backend-store-uri sqlite:///{database.absolute()}"
-        lines.append(f"Its stages and earlier evaluations are in MLflow: {store}")
     links = []
     if run.kind == "bundle" and run.made_by:
         parameters = {"run": run.made_by}
         links.append(Link(label="The run that made it", page="run", parameters=parameters))
     if (before := _one_before(context.stores.runs(), run)) is not None:
         runs = {"runs": (before.key, run.key)}
-        links.append(Link(label=f"Compare with {before.name}", page="compare", parameters=runs))
-        label = f"What differs from {before.name}"
-        links.append(Link(label=label, page="differences", parameters=runs))
+        links.append(Link(label=f"Compare with {before.name}", page="summary", parameters=runs))
     links += [
         Link(label=label, page=page, parameters={"run": run.key}) for page, label in OTHER_PAGES
     ]
@@ -228,28 +223,21 @@ def _one_before(runs: Sequence[Run], run: Run) -> Run | None:
 
 
 def _record(context: Context, run: Run) -> list[Section]:
-    stages = read_stages(context, run)
-    made_from: list[Block] = [Words(lines=["Its settings are not on record here."])]
+    settings: Block = Words(lines=["Its settings are not on record here."])
     if run.config:
-        made_from = [
-            Table(
-                key="settings",
-                title="Configuration",
-                note="Every setting by its dotted name, as the run resolved it from preset, file "
-                "and --set. Search by name or value.",
-                columns=[*texts("Setting", "Value")],
-                rows=sorted(run.config.items()),
-                origins=[run.origin],
-            )
-        ]
+        settings = Table(
+            key="settings",
+            title="Configuration",
+            note="Every setting by its dotted name, as the run resolved it from preset, file and "
+            "--set. Search by name or value.",
+            columns=[*texts("Setting", "Value")],
+            rows=sorted(run.config.items()),
+            origins=[run.origin],
+        )
     return [
         *_released(context, run),
-        Section(key="costs", title="Cost", blocks=[_costs(run, stages)]),
-        Section(
-            key="made-from",
-            title="What it was made from",
-            blocks=[*made_from, _digests(run, stages)],
-        ),
+        Section(key="costs", title="Cost", blocks=[_costs(context, run)]),
+        Section(key="made-from", title="What it was made from", blocks=[settings]),
         Section(key="files", title="Files", blocks=[_files(run)]),
     ]
 
@@ -257,18 +245,24 @@ def _record(context: Context, run: Run) -> list[Section]:
 def _released(context: Context, run: Run) -> list[Section]:
     if run.kind != "workspace" or not run.bundles:
         return []
-    there = [one for one in context.stores.bundles() if one.made_by == run.key]
-    lines = [
-        f"{one.name}: {time_text(one) or 'no time'}, {tags_text(one)}" for one in there[:MAX_LISTED]
-    ]
+    there = [one for one in context.stores.bundles() if one.made_by == run.key][:MAX_LISTED]
+    lines = [f"{one.name}: {time_text(one) or 'no time'}, {tags_text(one)}" for one in there]
     if not there:
         lines = [f"Released, and no longer there: {', '.join(run.bundles)}."]
-    words = Words(lines=lines, links=[link_to(one) for one in there[:MAX_LISTED]])
+    words = Words(lines=lines, links=[link_to(one) for one in there])
     return [Section(key="bundles", title="Bundles that it released", blocks=[words])]
 
 
-def _costs(run: Run, stages: Sequence[StageRecord]) -> Block:
-    timed = [one for one in stages if one.seconds is not None]
+def _costs(context: Context, run: Run) -> Block:
+    """Tabulate time and memory of each stage, from its ``run.json``."""
+    folder = run.path if run.kind == "workspace" else context.stores.kept_stages(run)
+    rows = []
+    for stage in [] if folder is None else [folder / name for name in names_in(folder)]:
+        record, manifest = (read_or_empty(stage / file) for file in (RUN, MANIFEST))
+        if (seconds := number(record.get("seconds"))) is not None:
+            memory, made = number(record.get("peak_memory_bytes")), manifest.get("rows")
+            out = number(made.get("out")) if isinstance(made, dict) else None
+            rows.append((stage.name, seconds, memory, out, str(record.get("started", ""))))
     table = Table(
         key="cost",
         title="Time by stage",
@@ -281,28 +275,10 @@ def _costs(run: Run, stages: Sequence[StageRecord]) -> Block:
             *counts("rows out"),
             Column(label="started (UTC)", format="time"),
         ],
-        rows=[(one.name, one.seconds, one.peak_memory, one.rows_out, one.started) for one in timed],
+        rows=sorted(rows, key=itemgetter(4, 0)),
         origins=[run.origin],
     )
-    return table if timed else Words(lines=["Time and memory of its stages are not on record."])
-
-
-def _digests(run: Run, stages: Sequence[StageRecord]) -> Table:
-    digests = {"configuration": run.config_digest, "features": run.data_digest}
-    digests |= {f"raw file: {role}": digest for role, digest in raw_files(stages).items()}
-    digests |= {f"code of {one.name}": one.code for one in stages}
-    digests |= {f"output of {one.name}": one.output for one in stages}
-    rows = [(what, "", digest) for what, digest in digests.items() if digest]
-    rows += [(name, version, "") for name, version in sorted(collect_versions(stages).items())]
-    return Table(
-        key="digests",
-        title="Digests and versions",
-        note="sha256 of what the run was made from and of what came out; equal digests mean equal "
-        "bytes.",
-        columns=[*texts("What", "Version", "Digest")],
-        rows=rows,
-        origins=[run.origin],
-    )
+    return table if rows else Words(lines=["Time and memory of its stages are not on record."])
 
 
 def _files(run: Run) -> Words:

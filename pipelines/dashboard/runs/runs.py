@@ -1,9 +1,8 @@
-"""Page ``runs``: all runs, searched, ordered, chosen for comparison."""
+"""Page ``runs``: all runs, searched and ordered."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import UTC
 from functools import partial
 from operator import attrgetter
@@ -11,18 +10,14 @@ from typing import Any, NamedTuple
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.search import KINDS, ordered, searched
-from pipelines.dashboard.data.sides import suggest_runs
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.charts import numbers
 from pipelines.pages.document import (
-    Block,
     Cell,
     Column,
-    Control,
     Link,
     LinkedCell,
-    Option,
     Page,
     Rows,
     Table,
@@ -32,9 +27,8 @@ from pipelines.pages.document import (
 from pipelines.pages.wording import by_fame, metric_label, metric_meaning
 
 NUM_LOOKED_AT = 200
-"""Newest runs whose metrics can be chosen."""
-MAX_METRICS = 6
-MAX_COMPARED = 5
+"""Newest runs whose metrics are shown."""
+NUM_METRICS = 3
 HOW_TO_SEARCH = (
     "Metrics are of the served list on test. Words are searched in names, data sets, kinds, status "
     "and tags. Settings, tags and metrics take bounds: sequence.num_layers=2, num_layers>1, "
@@ -42,30 +36,17 @@ HOW_TO_SEARCH = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunChoice:
-    """Metrics that are shown, and runs that are chosen for comparison."""
+class RunColumn(NamedTuple):
+    """A column, its value for a run, by which it is ordered, and its cell if that is another."""
 
-    metrics: tuple[str, ...]
-    all_metrics: tuple[str, ...]
-    compared: tuple[str, ...]
+    column: Column
+    value: Callable[[Run], Any]
+    cell: Callable[[Run], Cell | LinkedCell] | None = None
 
-    @classmethod
-    def of(cls, query: Query, runs: Sequence[Run]) -> RunChoice:
-        """Read the choice from a page's parameters."""
-        names = (name for run in runs[:NUM_LOOKED_AT] for name in run.metrics)
-        known = (name.split("/", 2)[2] for name in names if name.startswith("test/"))
-        every = tuple(by_fame(dict.fromkeys(known)))
-        chosen = query.several("metric", at_most=MAX_METRICS)
-        for metric in chosen:
-            Query.of(metric=metric).choice("metric", every, metric)
-        compared = query.several("runs", at_most=MAX_COMPARED)
-        return cls(metrics=chosen or every[:3], all_metrics=every, compared=compared)
-
-
-def served_value(run: Run, metric: str) -> float | None:
-    """Look up a metric of the served list on test; None if it has none."""
-    return run.metrics.get(f"test/{run.served}/{metric}")
+    def shown(self, run: Run) -> Cell | LinkedCell:
+        """Build the cell."""
+        found: Cell | LinkedCell = (self.cell or self.value)(run)
+        return found
 
 
 def time_text(run: Run) -> str | None:
@@ -83,39 +64,28 @@ def link_to(run: Run) -> Link:
     return Link(label=run.name, page="run", parameters={"run": run.key})
 
 
-class RunColumn(NamedTuple):
-    """A column, its value for a run, by which it is ordered, and its cell if that is another."""
+def list_columns(runs: Sequence[Run]) -> list[RunColumn]:
+    """List the columns of the table of runs; its metrics are the best known of the newest."""
+    names = (name.split("/", 2) for run in runs[:NUM_LOOKED_AT] for name in run.metrics)
+    known = dict.fromkeys(metric for split, _, metric in names if split == "test")
 
-    column: Column
-    value: Callable[[Run], Any]
-    cell: Callable[[Run], Cell | LinkedCell] | None = None
+    def served_value(run: Run, metric: str) -> float | None:
+        return run.metrics.get(f"test/{run.served}/{metric}")
 
-    def shown(self, run: Run) -> Cell | LinkedCell:
-        """Build the cell."""
-        found: Cell | LinkedCell = (self.cell or self.value)(run)
-        return found
-
-
-def list_columns(choice: RunChoice, query: Query, *, chooses: bool) -> list[RunColumn]:
-    """List the columns of the table of runs."""
-
-    def chosen_link(run: Run) -> LinkedCell:
-        there = run.key in choice.compared
-        keys = [key for key in choice.compared if key != run.key]
-        runs = tuple(keys if there else [*keys, run.key][-MAX_COMPARED:])
-        label = "Remove from comparison" if there else "Add to comparison"
-        link = Link(label=label, page="runs", parameters={**query.values, "runs": runs})
-        return LinkedCell(text="remove" if there else "add", link=link, sort=not there)
-
-    def name_link(run: Run) -> LinkedCell:
-        return LinkedCell(text=run.name, link=link_to(run))
-
-    columns = [
-        RunColumn(Column(label="Run"), attrgetter("name"), name_link),
+    metrics = [
         RunColumn(
-            Column(label="Compare", note="choose two to five"),
-            lambda run: run.key not in choice.compared,
-            chosen_link,
+            numbers(metric_label(metric), format="metric", note=metric_meaning(metric))[0],
+            partial(served_value, metric=metric),
+        )
+        for metric in by_fame(known)[:NUM_METRICS]
+    ]
+    (seconds,) = numbers("Time taken", format="seconds", note="all stages together")
+    (memory,) = numbers("Memory", format="bytes", note="of the largest stage")
+    return [
+        RunColumn(
+            Column(label="Run"),
+            attrgetter("name"),
+            lambda run: LinkedCell(text=run.name, link=link_to(run)),
         ),
         RunColumn(
             Column(label="When", note="when it ended (UTC)", format="time"),
@@ -123,23 +93,18 @@ def list_columns(choice: RunChoice, query: Query, *, chooses: bool) -> list[RunC
             time_text,
         ),
         RunColumn(Column(label="Data", note="the data set"), lambda run: run.dataset or ""),
-    ]
-    for metric in choice.metrics:
-        (column,) = numbers(metric_label(metric), format="metric", note=metric_meaning(metric))
-        columns.append(RunColumn(column, partial(served_value, metric=metric)))
-    (seconds,) = numbers("Time taken", format="seconds", note="all stages together")
-    (memory,) = numbers("Memory", format="bytes", note="of the largest stage")
-    columns += [
+        *metrics,
         RunColumn(seconds, attrgetter("seconds")),
         RunColumn(memory, attrgetter("peak_memory")),
-        RunColumn(
-            Column(label="Kind", note="a run's workspace, or a bundle"),
-            lambda run: KINDS[run.kind],
-        ),
+        RunColumn(Column(label="Kind", note="a run's workspace, or a bundle"), kind_text),
         RunColumn(Column(label="Status"), attrgetter("status")),
         RunColumn(Column(label="Tags", note="what was decided, what is served"), tags_text),
     ]
-    return columns if chooses else [columns[0], *columns[2:]]
+
+
+def kind_text(run: Run) -> str:
+    """Label the kind of a run."""
+    return KINDS[run.kind]
 
 
 def nothing_there(context: Context) -> Page:
@@ -160,71 +125,26 @@ def nothing_there(context: Context) -> Page:
 
 def build(context: Context, query: Query) -> Page:
     """Build the page."""
-    snapshot = context.stores.now()
-    if not snapshot.runs:
+    runs = context.stores.runs()
+    if not runs:
         return nothing_there(context)
-    runs, choice = snapshot.runs, RunChoice.of(query, snapshot.runs)
-    columns = list_columns(choice, query, chooses=not context.exported)
     table = Table(
         key="runs",
         title="All runs",
         note="" if context.exported else HOW_TO_SEARCH,
-        columns=[one.column for one in columns],
+        columns=[one.column for one in list_columns(runs)],
         source="runs",
     )
-    chosen = [] if context.exported else [_comparison(snapshot.by_key, choice)]
     wrong = sum(run.status != "complete" for run in runs)
     states = f" {wrong:,} are unfinished or unreadable; their pages list why." if wrong else ""
-    return Page(
-        title="Runs",
-        lead=f"{len(runs):,} runs and bundles of all workspaces, the newest first.{states}",
-        blocks=[*chosen, table],
-        controls=[] if context.exported else _controls(choice),
-    )
-
-
-def _controls(choice: RunChoice) -> list[Control]:
-    return [
-        Control(
-            name="metric",
-            label="Metrics",
-            kind="several",
-            value=choice.metrics,
-            options=[Option(value=one, label=metric_label(one)) for one in choice.all_metrics],
-            at_most=MAX_METRICS,
-        ),
-        Control(
-            name="runs",
-            label="Compare",
-            kind="several",
-            value=choice.compared,
-            suggest="runs",
-            at_most=MAX_COMPARED,
-        ),
-    ]
-
-
-def _comparison(known: Mapping[str, Run], choice: RunChoice) -> Block:
-    runs = [known[key] for key in choice.compared if key in known]
-    if not runs:
-        words = "Choose two to five runs in the table to compare them."
-        return Words(lines=[words], tone="note")
-    names = ", ".join(run.name for run in runs)
-    if len(runs) == 1:
-        return Words(lines=[f"Chosen: {names}. Choose another one to compare."], tone="note")
-    keys = {"runs": tuple(run.key for run in runs)}
-    links = [Link(label="Compare their results", page="compare", parameters=keys)]
-    if len(runs) == 2:
-        links.append(Link(label="What differs", page="differences", parameters=keys))
-    return Words(lines=[f"Chosen: {names}."], links=links)
+    lead = f"{len(runs):,} runs and bundles of all workspaces, the newest first.{states}"
+    return Page(title="Runs", lead=lead, blocks=[table])
 
 
 def list_rows(context: Context, query: Query, window: Window) -> Rows:
     """Return the window of the table that is shown."""
     snapshot = context.stores.now()
-    choice = RunChoice.of(query, snapshot.runs)
-    columns = list_columns(choice, query, chooses=not context.exported)
-    order = window.order_by
+    columns, order = list_columns(snapshot.runs), window.order_by
 
     def matching() -> Sequence[Run]:
         runs = searched(context, snapshot.runs, window.search)
@@ -232,19 +152,11 @@ def list_rows(context: Context, query: Query, window: Window) -> Rows:
             return runs
         return ordered(runs, columns[order].value, descending=window.descending)
 
-    # Choosing a run to compare changes no order, unless that is what it is ordered by.
-    by_choice = choice.compared if order == 1 else ()
-    looked = (window.search, order, window.descending, choice.metrics)
-    found = context.cache.get(("rows of runs", snapshot.number, by_choice, looked), (), matching)
+    key = ("rows of runs", snapshot.number, window.search, order, window.descending)
+    found = context.cache.get(key, (), matching)
     part = found[window.start : window.start + window.length]
     rows = [[column.shown(run) for column in columns] for run in part]
     return Rows(total=len(snapshot.runs), found=len(found), rows=rows)
 
 
-ENTRY = PageEntry(
-    name="runs",
-    title="Runs",
-    build=build,
-    rows={"runs": list_rows},
-    suggest={"runs": suggest_runs},
-)
+ENTRY = PageEntry(name="runs", title="Runs", build=build, rows={"runs": list_rows})

@@ -16,7 +16,6 @@ NEXT_STEPS = {
     "summary": "recsys demo",
     "runs": "recsys demo",
     "run": "recsys demo",
-    "differences": "recsys demo",
     "compare": "recsys run shop.toml",
     "why": "recsys run shop.toml",
     "items": "recsys run shop.toml",

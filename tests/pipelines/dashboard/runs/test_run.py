@@ -42,7 +42,6 @@ def test_a_real_run_has_its_figures_costs_settings_ledger_and_files(context: Con
     assert table.origins == [run.origin]
     settings = {row[0]: row[1] for row in block_of(page, Table, "settings").rows}
     assert settings["two_tower.embedding_dim"] == "24"
-    assert ("configuration", "", run.config_digest) in block_of(page, Table, "digests").rows
     tiles = {tile.label: tile.value for tile in block_of(page, Tiles).tiles}
     assert tiles["looks at the test split"] == "2"
     section = block_of(page, Section, "bundles")
@@ -55,12 +54,12 @@ def test_a_real_run_has_its_figures_costs_settings_ledger_and_files(context: Con
     assert f"{run.key}/config.toml" in files
 
 
-def test_a_bundle_leads_to_its_run_and_to_what_differs(context: Context) -> None:
+def test_a_bundle_leads_to_its_run_and_to_a_comparison(context: Context) -> None:
     served, before = context.stores.bundles()
     page = build(context, Query.of(run=served.key))
     links = [(link.page, dict(link.parameters)) for link in block_of(page, Words).links]
     assert ("run", {"run": served.made_by}) in links
-    assert ("differences", {"runs": (before.key, served.key)}) in links
+    assert ("summary", {"runs": (before.key, served.key)}) in links
     assert block_of(page, Table, "metrics-test").rows
 
 
