@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import zip_longest
+from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +23,7 @@ from pipelines.pages.wording import MODELS
 from pipelines.ranking.artefact import FILE
 from serving.bundle.manifest import CURRENT
 
+SHOWN_USERS, SHOWN_ITEMS, TITLE_WIDTH = 3, 8, 44
 METRICS = ("recall@10", "ndcg@10", "recall@50", "mrr@10")
 Metrics = Mapping[str, Mapping[str, float]]
 """Value by model and metric, on one split."""
@@ -38,8 +43,30 @@ def metric_table(title: str, metrics: Metrics, served: str) -> Table:
     return make_table(heads, rows, title=title, fixed=("model",))
 
 
+def user_tables(bundle: Path) -> list[Table]:
+    """Ask the bundle for users with short, middling and long histories, always the same ones."""
+    from serving.recommend import Recommender
+
+    recommender = Recommender.load(bundle)
+    users, catalogue = recommender.bundle.users, recommender.bundle.catalogue
+    lengths = np.diff(users.offsets)
+    order = np.argsort(lengths, kind="stable")[(lengths == 0).sum() :]
+    places = np.linspace(0.25, 0.75, SHOWN_USERS) * (len(order) - 1)
+    tables, heads = [], ("lately", "recommended")
+    for row in dict.fromkeys(order[places.astype(int)].tolist() if len(order) else []):
+        lists = recommender.recommend([users.user_ids[row]], k=SHOWN_ITEMS)
+        latest = users.history(row)[::-1][:SHOWN_ITEMS]
+        lately = [catalogue.display_texts[int(item)] for item in latest]
+        rows = [
+            [shorten(text, TITLE_WIDTH, placeholder="...") for text in pair]
+            for pair in zip_longest(lately, lists["display_text"], fillvalue="")
+        ]
+        tables.append(make_table(heads, rows, title=f"User {users.user_ids[row]}", fixed=heads))
+    return tables
+
+
 def print_results(config: RunConfig) -> None:
-    """Print what the models are worth on held-out events, what is served, and what to type next."""
+    """Print metrics on held-out events, what is served, lists of three users, what to type next."""
     workspace, built = config.workspace, config.workspace / "build_features"
     path = workspace / "evaluate" / "metrics.json"
     if not path.exists() or not (bundles_dir(config) / CURRENT).exists():
@@ -58,6 +85,8 @@ def print_results(config: RunConfig) -> None:
             print_lines(f"{'ranker' if made['served'] else 'blend'} served: {reason}", note=True)
     else:
         print_lines("nothing was measured, because no user has a held-out event", note=True)
+    for table in user_tables(bundles_dir(config) / CURRENT):
+        log.print(table)
     print_lines(
         f"ask it:   recsys recommend {workspace} --user <id>",
         f"serve it: recsys serve {workspace}",
