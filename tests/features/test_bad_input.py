@@ -204,24 +204,6 @@ def test_hour_that_the_clock_shows_twice_is_unreadable(tmp_path: Path) -> None:
     assert report.last_time == "2023-10-29T02:30:00+00:00"
 
 
-def test_every_format_gives_the_same_sequences(tmp_path: Path) -> None:
-    frame = good_events()
-    frame.write_parquet(tmp_path / "a.parquet")
-    frame.write_csv(tmp_path / "b.csv")
-    frame.write_csv(tmp_path / "c.tsv", separator="\t")
-    frame.write_ndjson(tmp_path / "d.jsonl")
-    frame.with_columns(
-        pl.from_epoch("event_time").dt.replace_time_zone("UTC").dt.convert_time_zone("Asia/Tokyo")
-    ).write_parquet(tmp_path / "e.parquet")
-    found = []
-    for path in sorted(tmp_path.glob("?.*")):
-        build(path, tmp_path / f"out-{path.stem}")
-        folder = tmp_path / f"out-{path.stem}" / "sequences/given"
-        found.append({p.name: p.read_bytes() for p in sorted(folder.glob("*.npy"))})
-    assert len(found) == 5
-    assert all(files == found[0] for files in found)
-
-
 @pytest.mark.parametrize(
     ("make", "text"),
     [

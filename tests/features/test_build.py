@@ -229,30 +229,6 @@ def test_agrees_with_plain_python_loses_nothing_and_leaks_nothing(
             assert times[start:middle].max() <= times[middle:end].min()
 
 
-def test_global_time_cuts_everyone_at_the_same_midnights(tmp_path: Path) -> None:
-    rng = np.random.default_rng(5)
-    rows = [
-        (f"u{rng.integers(30)}", f"i{rng.integers(9)}", START + int(rng.integers(20 * 86_400)))
-        for _ in range(3_000)
-    ]
-    out, report = build(tmp_path, events_of(rows), splits=SplitConfig(kind="global_time"))
-    assert report.validation_from is not None
-    assert report.test_from is not None
-    validation, test = (
-        datetime.fromisoformat(text).timestamp()
-        for text in (report.validation_from, report.test_from)
-    )
-    assert validation % 86_400 == test % 86_400 == 0
-    times = np.load(out / "sequences/given/times.npy")
-    offsets, train_end, validation_end = split_ends(out)
-    for user in range(len(offsets) - 1):
-        own = times[offsets[user] : offsets[user + 1]]
-        assert train_end[user] - offsets[user] == (own < validation).sum()
-        assert validation_end[user] - offsets[user] == (own < test).sum()
-    held_out = report.labels["validation"] + report.labels["test"]
-    assert 0.1 < held_out / report.events < 0.3
-
-
 def test_catalogue_and_users_lie_by_row(tmp_path: Path) -> None:
     pl.DataFrame(
         {

@@ -33,18 +33,6 @@ def test_batch_and_request_agree(events: list[tuple[int, int]]) -> None:
         state.update(time)
 
 
-@settings(deadline=None)
-@given(EVENTS, st.randoms())
-def test_events_at_or_after_a_label_do_not_change_its_features(
-    events: list[tuple[int, int]], random: object
-) -> None:
-    frame = in_batch(events)
-    for place, (user, time) in enumerate(events):
-        earlier = [event for event in events if event[0] == user and event[1] < time]
-        alone = in_batch([*earlier, (user, time)])
-        assert alone.row(-1) == frame.row(place)
-
-
 def test_known_answers() -> None:
     monday_noon = 1_704_110_400  # 2024-01-01 12:00 UTC
     state = UserState()

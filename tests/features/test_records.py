@@ -1,6 +1,5 @@
 """Sorting and counting of integer records against numpy's plain ways."""
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from features.counts import k_core
 from features.ingest import record_dtype
 from features.records import RecordFile, partition, stable_order
 
@@ -58,27 +56,3 @@ def test_a_file_cut_short_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "records").write_bytes(b"short")
     with pytest.raises(OSError, match="shorter than the 10 records"):
         file.read(0, 10)
-
-
-def count(
-    users: np.ndarray, items: np.ndarray, kept_users: np.ndarray, kept_items: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    kept = kept_users[users] & kept_items[items]
-    return (
-        np.bincount(users[kept], minlength=len(kept_users)),
-        np.bincount(items[kept], minlength=len(kept_items)),
-    )
-
-
-def test_k_core_peels_a_chain() -> None:
-    # Each user has two items, each item two users, but for the first item, which starts the fall.
-    users = np.repeat(np.arange(6, dtype=np.uint32), 2)
-    items = np.array([0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6], np.uint32)
-    core = k_core(partial(count, users, items), np.bincount(users), np.bincount(items), 2, 2)
-    assert not core.users.any()
-    assert not core.items.any()
-    # With the ends tied together nothing falls.
-    items = items % 6
-    core = k_core(partial(count, users, items), np.bincount(users), np.bincount(items), 2, 2)
-    assert core.users.all()
-    assert core.num_rounds == 1

@@ -12,13 +12,11 @@ from torch import Tensor, nn
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
-from recsys.data.top_k import ItemMask
 from recsys.data.windows import BatchOrder
 from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower
-from recsys.retrieval.exact import exact_top_k
 from recsys.training.checkpoint import checkpoint_paths
 from recsys.training.loop import TrainResult, train
 from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
@@ -170,17 +168,3 @@ def test_a_model_scores_and_ranks_on_cuda_as_on_the_cpu(cuda: torch.device, tmp_
     assert (here.ranks.values != there.ranks.values).float().mean() < 0.01
     for name, value in there.metrics.items():
         assert here.metrics[name] == pytest.approx(value, abs=2e-3), name
-
-
-@pytest.mark.parametrize("share", [None, 0.5, 0.001])
-def test_exact_retrieval_on_cuda_is_that_of_the_cpu(cuda: torch.device, share: float | None):
-    """Small whole numbers make every product exact, so ties must fall alike too."""
-    random = np.random.default_rng(0)
-    items = torch.from_numpy(random.integers(-4, 5, (20_000, 32))).float()
-    asked = torch.from_numpy(random.integers(-4, 5, (64, 32))).float()
-    mask = None if share is None else ItemMask(random.random(20_000) < share)
-    there = exact_top_k(asked, items, 100, mask)
-    here = exact_top_k(asked.to(cuda), items.to(cuda), 100, mask)
-    assert here.item_rows.device == cuda
-    assert torch.equal(here.scores.cpu(), there.scores)
-    assert torch.equal(here.item_rows.cpu(), there.item_rows)

@@ -178,20 +178,6 @@ def test_an_answer_outside_the_schema_is_asked_again_once_and_paid_for_twice_at_
 # ---- endpoints that fail
 
 
-def test_a_refusal_stops_at_once_and_keeps_what_was_answered(tmp_path):
-    def chat(request: Request) -> Reply:
-        if text_in(request) == "item 3":
-            return Reply({"error": {"message": "no more credit"}}, 403)
-        return good(request)
-
-    texts = [f"item {i}" for i in range(30)]
-    with pytest.raises(EndpointError, match="status 403"):
-        run(chat, texts, tmp_path, concurrency=1)
-    result, requests = run(good, texts, tmp_path)
-    assert sorted(map(text_in, requests)) == sorted(texts[3:])
-    assert result.spent == Tokens(3000, 1500)
-
-
 # ---- killed runs, damaged ledgers
 
 

@@ -16,7 +16,6 @@ from recsys.layers.calibrator import Calibrator
 from recsys.layers.codes.decoder import (
     CodeBlock,
     CodeBlockConfig,
-    DistanceBias,
     SharedContext,
     joint_attention,
     merged_shares,
@@ -190,15 +189,3 @@ def test_two_softmaxes_merged_are_one() -> None:
     found = read.transpose(1, 2).reshape(query.shape)
     found = found + torch.einsum("bwsha,bwahd->bwshd", own, values)
     torch.testing.assert_close(found.flatten(3), expected)
-
-
-@torch.no_grad()
-def test_pairs_of_places_are_looked_up_by_their_distance() -> None:
-    bias = DistanceBias(HEADS, 4, 9)
-    bias.weights.normal_()
-    place = torch.arange(7)
-    distance = place[:, None] - place[None, :]
-    expected = bias(distance).transpose(0, 1).masked_fill(distance < 0, -torch.inf)
-    pairs = bias.pairs(7)
-    assert torch.equal(pairs, expected)
-    assert pairs.is_contiguous()  # as attention wants it

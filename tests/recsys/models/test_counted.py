@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
@@ -167,21 +167,6 @@ def test_the_strongest_neighbours_are_kept_and_ties_go_to_the_lower_row() -> Non
     offsets, rows, weights = model.table
     assert rows[offsets[1] : offsets[2]].tolist() == [5, 2, 3]
     assert weights[offsets[1] : offsets[2]].tolist() == [2.0, 1.0, 1.0]
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    lists=st.lists(st.lists(st.integers(0, 14), max_size=9), min_size=2, max_size=8),
-    limit=st.integers(1, 9),
-)
-@example(lists=[[0] * 7, [0] * 7, [0] * 7 + [1, 2], [0, 0, 0, 0, 1, 0, 0, 0, 0]], limit=9)
-def test_one_query_has_the_scores_of_a_batch_to_the_last_bit(
-    lists: list[list[int]], limit: int
-) -> None:
-    model = fit(lists, replace(ItemToItemConfig(), max_history=limit), 12 + 3)
-    together = model.score(histories(*lists))
-    for place, rows in enumerate(lists):
-        assert torch.equal(model.score(histories(rows))[0], together[place])
 
 
 NUM_ITEMS = 9

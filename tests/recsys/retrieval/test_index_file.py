@@ -111,21 +111,6 @@ def test_an_index_of_another_kind_than_described_is_refused(saved):
         FaissIndex.load(saved)
 
 
-@pytest.mark.parametrize("kind", ["hnsw", "ivf_sq8"])
-def test_parts_of_two_sizes_are_refused(kind, tmp_path):
-    """The inner index claims a row less than the outer one, in a file that is else whole."""
-    path = tmp_path / "items.faiss"
-    vectors = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
-    build_index(vectors, FaissIndexConfig(kind=kind)).save(path)
-    whole = path.read_bytes()
-    inner = {"hnsw": b"IxFI", "ivf_sq8": b"IwSq"}[kind]
-    rows = whole.index(inner) + 8
-    path.write_bytes(whole[:rows] + struct.pack("<q", 499) + whole[rows + 8 :])
-    bless(path)
-    with pytest.raises(ValueError, match="refused"):
-        FaissIndex.load(path)
-
-
 @pytest.fixture
 def little_memory() -> Iterator[None]:
     """256 MiB more than the process has, and no more."""

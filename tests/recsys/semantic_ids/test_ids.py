@@ -62,20 +62,6 @@ def test_version_depends_on_codes_quantizer_and_parent() -> None:
 
 
 @pytest.mark.parametrize("part", ["semantic_ids.safetensors", "semantic_ids.json"])
-def test_damaged_or_missing_files_are_refused(tmp_path: Path, part: str) -> None:
-    all_ids().save(tmp_path)
-    path = tmp_path / part
-    content = bytearray(path.read_bytes())
-    content[-30] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"refused|version"):
-        SemanticIds.load(tmp_path)
-    path.unlink()
-    with pytest.raises(ValueError, match="missing"):
-        SemanticIds.load(tmp_path)
-
-
-@pytest.mark.parametrize("part", ["semantic_ids.safetensors", "semantic_ids.json"])
 def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path, part: str) -> None:
     """A trie is built from the IDs, so what it lists is what was published (FAULTS 6)."""
     ids = all_ids()
@@ -96,6 +82,9 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path, part: str) 
             assert part == "semantic_ids.json"
             assert trie.item_rows(trie.walk(ids.codes[ids.item_rows])).equal(ids.item_rows)
     assert refused > 0.9 * len(bits)
+    path.unlink()
+    with pytest.raises(ValueError, match="missing"):
+        SemanticIds.load(tmp_path)
 
 
 def random_quantizer(sizes: tuple[int, ...], dim: int = 4, seed: int = 0) -> ResidualKMeans:

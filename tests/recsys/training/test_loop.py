@@ -136,40 +136,6 @@ class Stopped(Exception):
     """What stands in for a kill inside one process."""
 
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_stopped_run_resumes_to_the_same_weights_on_its_device(tmp_path, device):
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-
-    def build():
-        torch.manual_seed(0)
-        layers = nn.Linear(4, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 1)
-        return nn.Sequential(*layers).to(device)
-
-    def train_until(model, stop_at, folder):
-        def loss_at(step):
-            if step == stop_at:
-                raise Stopped
-            x = torch.randn(64, 4, generator=torch.Generator().manual_seed(step)).to(device)
-            return (model(x) - x.sum(1, keepdim=True)).square().mean()
-
-        config = config_of(60, checkpoint_every=7)
-        run(model, config, loss_at=loss_at, checkpoint_dir=folder)
-        return weights_of(model)
-
-    expected = train_until(build(), None, tmp_path / "whole")
-    with pytest.raises(Stopped):
-        train_until(build(), 33, tmp_path / "stopped")
-    resumed = build()
-    torch.manual_seed(99)
-    train_until(resumed, None, tmp_path / "stopped")
-    assert_same_weights(resumed, expected)
-    assert next(resumed.parameters()).device.type == device
-
-
 def test_checkpoint_of_another_run_is_refused(tmp_path):
     run(Line(), config_of(20), checkpoint_dir=tmp_path)
     with pytest.raises(

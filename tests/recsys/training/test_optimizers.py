@@ -12,9 +12,7 @@ from recsys.training.optim import (
     adamw,
     clip_gradients,
     decay_groups,
-    load_optimizer_tensors,
     lr_at,
-    optimizer_tensors,
     orthogonalised,
 )
 from tests.recsys.testing.tensors import rounding
@@ -73,42 +71,6 @@ def test_clipping_scales_to_the_global_norm_and_returns_the_norm_before():
     assert first.grad.tolist() == [3.0, 0.0]
     assert clip_gradients([first, second, idle], 1.0).item() == pytest.approx(5.0)
     assert first.grad.tolist() + second.grad.tolist() == pytest.approx([0.6, 0.0, 0.8])
-
-
-def trained(steps):
-    torch.manual_seed(0)
-    model = nn.ModuleDict(
-        {"hidden": nn.Linear(3, 4), "out": nn.Linear(4, 1), "unused": nn.Linear(1, 1)}
-    )
-    optimizer = adamw(model, AdamWConfig())
-    for group in optimizer.param_groups:
-        group["lr"] = 0.1
-    for step in range(steps):
-        one_step(model, optimizer, step)
-    return model, optimizer
-
-
-def one_step(model, optimizer, seed):
-    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed))
-    model["out"](model["hidden"](x)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-
-
-def test_optimizer_tensors_carry_on_bit_for_bit():
-    model, optimizer = trained(5)
-    tensors = {name: value.clone() for name, value in optimizer_tensors(model, optimizer).items()}
-    assert "exp_avg/hidden.weight" in tensors
-    assert not any("unused" in name for name in tensors)
-    copy, other = trained(0)
-    copy.load_state_dict(model.state_dict())
-    load_optimizer_tensors(copy, other, tensors)
-    for seed in (5, 6):
-        one_step(model, optimizer, seed)
-        one_step(copy, other, seed)
-    assert all(
-        torch.equal(a, b) for a, b in zip(model.parameters(), copy.parameters(), strict=True)
-    )
 
 
 class Net(nn.Module):

@@ -34,19 +34,6 @@ def filled(model: nn.Module, seed: int, config: LoraConfig = ANY) -> LoraAdapter
 
 
 @torch.no_grad()
-def test_a_fresh_adapter_changes_nothing_and_a_detached_one_not_a_bit():
-    model, inputs = base(), torch.randn(5, 12)
-    alone = model(inputs)
-    fresh = LoraAdapter(model, ANY).attach()
-    torch.testing.assert_close(model(inputs), alone, rtol=0, atol=0)
-    fresh.detach()
-    adapter = filled(model, 1).attach()
-    assert not torch.equal(model(inputs), alone)
-    adapter.detach()
-    assert torch.equal(model(inputs), alone)
-
-
-@torch.no_grad()
 def test_each_chosen_adapter_corrects_as_alone_and_the_base_keeps_its_bits():
     model, inputs = base(), torch.randn(3, 5, 12)
     some = LoraConfig(targets=("0",), rank=2, max_share=1.0)

@@ -65,31 +65,6 @@ def test_keeps_the_contract_of_every_retriever(
     )
 
 
-@pytest.mark.numerics
-def test_members_are_models_of_their_own_whose_cosines_are_averaged(tastes: Sequences) -> None:
-    config = replace(SMALL, num_members=2, dropout=0.0, id_dropout=0.0)
-    torch.manual_seed(3)
-    both, batch = built(config), queries(tastes)
-    alone = [built(replace(config, embedding_dim=8, num_members=1)) for _ in range(2)]
-    for number, model in enumerate(alone):
-        state = {}
-        for name, tensor in both.state_dict().items():
-            own = name.replace(f"members.{number}.", "members.0.")
-            if own not in model.state_dict() or f"members.{1 - number}." in name:
-                continue
-            # Tables lie [rows, D], the content layer [D, content].
-            dim = next((d for d, size in enumerate(tensor.shape) if size == 16), None)
-            in_tower = name.startswith("item_tower") and dim is not None
-            state[own] = tensor.chunk(2, dim=dim)[number] if in_tower else tensor
-        model.load_state_dict(state)
-    means = sum(model.loss(batch).item() for model in alone) / 2
-    assert both.loss(batch).item() == pytest.approx(means)
-    scores = [model.eval().score(batch) for model in (both, *alone)]
-    assert torch.allclose(scores[0], (scores[1] + scores[2]) / 2, atol=CLOSE)
-    empty = JaggedBatch({"history": Jagged.from_lists([[]])})
-    assert both.query_vectors(empty).norm().item() == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize("name", ["attention", "hstu", "sparse", "sampled"])
 def test_the_last_item_decides_where_order_is_everything(name: str) -> None:
     """All items lie on one hidden cycle: the successor of the last item is the one right answer."""

@@ -91,19 +91,6 @@ def weighing(sources: tuple[str, ...], **weights: list[float]) -> LearnedBlend:
     return LearnedBlend(LearnedBlendConfig(), sources, table, torch.ones(len(sources)))
 
 
-def test_contributions_are_named_and_add_up():
-    lists = {
-        "a": TopK(torch.tensor([[3.0, 1.0]]), torch.tensor([[5, 7]])),
-        "b": TopK(torch.tensor([[8.0, 4.0]]), torch.tensor([[7, 9]])),
-    }
-    blended = weighing(("a", "b"), z_score=[1.0, 0.0], presence=[1.0, 0.5]).blend(lists, 4)
-    assert blended.item_rows.tolist() == [[5, 7, 9, -1]]
-    assert blended.contributions is not None
-    assert blended.contributions[0].tolist() == [[3, 0], [1, 0.5], [0, 0.5], [0, 0]]
-    assert blended.scores.tolist() == [[3, 1.5, 0.5, -torch.inf]]
-    assert blended.source_ranks[0].tolist() == [[1, 0], [2, 1], [0, 2], [0, 0]]
-
-
 def test_a_missing_source_leaves_its_weight_to_the_others():
     blend = weighing(("a", "b", "silent"), presence=[1.0, 3.0, 0.0])
     top = TopK(torch.tensor([[2.0, 1.0]] * 2), torch.tensor([[5, 7], [5, 7]]))
