@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +11,17 @@ from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.sides import one_run, run_control, suggest_runs
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.charts import color_of, counts, figure, interval_chart, numbers, texts
-from pipelines.pages.document import Block, Page, Section, Table, Words, with_origins
+from pipelines.pages.charts import counts, numbers, texts
+from pipelines.pages.document import Block, Cell, Page, Section, Table, Words, with_origins
 from pipelines.pages.ranker import ranker_section, routing_section
-from pipelines.pages.report_data import RANKER, Document, read_ranker, routings_of
+from pipelines.pages.report_data import RANKER, read_ranker, routings_of
 
 TITLE = "Experts and adapters"
 STAGE, OUTCOMES = "train_ranker", "adapt_domains/adapters.json"
-COLORS = {"allowed": color_of(2), "refused": color_of(5)}
 NO_RANKER = (
-    "No ranker was trained in this run. [ranker_training] enabled = true trains one, and "
-    '[ranker] trunk = "sparse" gives it a mixture of experts; then recsys run.'
-)
-NO_MEASUREMENTS = (
-    "A bundle holds no measurements of its ranker, and those of the run that made it are not here. "
-    "Choose a run."
+    "No ranker was trained in this run, or its measurements are not here. [ranker_training] "
+    'enabled = true trains one, and [ranker] trunk = "sparse" gives it a mixture of experts; then '
+    "recsys run."
 )
 NO_ADAPTERS = (
     "There are no domain adapters. Items or events need a column domain; then [adapter] "
@@ -33,9 +29,8 @@ NO_ADAPTERS = (
     "shop.toml --domain books does it once."
 )
 USED_BY = (
-    'Requests with "context": {"domain": "<name>"} use the domain\'s adapter, and their '
-    "served_by.adapter names it; all others keep their results to the last bit. A domain without "
-    "an adapter is answered by the base. recsys status lists the adapters that are served."
+    'Requests with "context": {"domain": "<name>"} use the domain\'s adapter; all others keep '
+    "their results. recsys status lists the adapters that are served."
 )
 
 
@@ -54,140 +49,96 @@ def build(context: Context, query: Query) -> Page:
         if query.text("run"):
             raise
         return Page(title=TITLE, lead=str(error), blocks=[Words(lines=[NO_ADAPTERS])])
-    places = _places(context, run)
-    lead, sections = _mixture(run, places)
+    places = [run.path]
+    if run.kind == "bundle":
+        maker, kept = context.stores.maker(run), context.stores.kept_stages(run)
+        # The maker's stages are those of its newest bundle.
+        is_newest = kept is not None and maker is not None and maker.bundles[:1] == (kept.name,)
+        places = [*([kept] if kept else []), *([maker.path] if maker and is_newest else [])]
     problems: list[str] = []
-    adapters = list(_adapted(places, problems))
-    words = Words(lines=[USED_BY if adapters else NO_ADAPTERS])
-    adapters.append(Section(key="adapters", title="Adapters of domains", blocks=[words]))
+    lead, sections = _mixture(places, problems)
+    adapters = Section(key="adapters", title="Adapters", blocks=_adapters(places, problems))
     return Page(
         title=TITLE,
         lead=lead,
-        blocks=[with_origins(one, [run.origin]) for one in (*sections, *adapters)],
+        blocks=[with_origins(one, [run.origin]) for one in (*sections, adapters)],
         controls=run_control(context, run),
         notices=problems,
     )
 
 
-def _places(context: Context, run: Run) -> list[Path]:
-    """List the folders in which the stages of a run may be, the likeliest first."""
-    if run.kind == "workspace":
-        return [run.path]
-    maker, kept = context.stores.maker(run), context.stores.kept_stages(run)
-    if maker is None or kept is None:
-        return []
-    return [kept, maker.path] if maker.bundles[:1] == (kept.name,) else [kept]
-
-
-def _mixture(run: Run, places: list[Path]) -> tuple[str, list[Section]]:
-    """State whether experts are used evenly, and show trunks and routers."""
-    missing = NO_MEASUREMENTS if run.kind == "bundle" else NO_RANKER
-    for place in places:
-        orders = sorted(path.parent.name for path in (place / STAGE).glob(f"*/{RANKER}"))
-        if not orders:
-            continue
+def _mixture(places: Sequence[Path], problems: list[str]) -> tuple[str, list[Section]]:
+    """State whether experts are used evenly, and show the ranker and its routers."""
+    lead, lines = "This run has no experts.", [NO_RANKER]
+    files = [path for place in places for path in sorted((place / STAGE).glob(f"*/{RANKER}"))]
+    # Of several orders of tied times the given one is released.
+    for path in sorted(files, key=lambda path: path.parent.name != "given")[:1]:
         try:
-            ranker = read_ranker(place / STAGE, "given" if "given" in orders else orders[0])
+            ranker = read_ranker(path.parent.parent, path.parent.name)
         except (OSError, ValueError, LookupError, TypeError) as error:
-            missing = f"The ranker's measurements cannot be read: {type(error).__name__}: {error}"
+            problems.append(f"The ranker cannot be read: {type(error).__name__}: {error}")
             break
         if ranker is not None and ranker["trunks"]:
-            return _routed(ranker)
-        if ranker is not None:
-            missing = f"No ranker could be trained: {ranker['reason']}"
-            break
-    words = Words(lines=[missing], tone="note")
-    return "This run has no experts.", [Section(key="ranker", title="Ranker", blocks=[words])]
+            routings = routings_of(ranker)
+            for own in routings[:1]:
+                lead = (
+                    f"{own['num_experts'] - own['dead_experts']} of {own['num_experts']} experts "
+                    f"are used; the busiest has {max(own['load']):.1%} of the visits, "
+                    f"{1 + own['max_violation']:.2f} times the mean."
+                )
+            return lead, [ranker_section(ranker), *map(routing_section, routings)]
+        lines = [f"No ranker could be trained: {ranker['reason']}"] if ranker else lines
+    return lead, [Section(key="ranker", title="Ranker", blocks=[Words(lines=lines, tone="note")])]
 
 
-def _routed(ranker: Document) -> tuple[str, list[Section]]:
-    """Show the trunks, and of each router its balance and what its experts are for."""
-    routings = routings_of(ranker)
-    lead = "The ranker has no experts."
-    if routings:
-        own = routings[0]
-        lead = (
-            f"{own['num_experts'] - own['dead_experts']} of {own['num_experts']} experts are used; "
-            f"the busiest has {max(own['load']):.1%} of the visits, "
-            f"{1 + own['max_violation']:.2f} times the mean."
-        )
-    return lead, [ranker_section(ranker), *(routing_section(one) for one in routings)]
-
-
-def _adapted(places: list[Path], problems: list[str]) -> Iterator[Section]:
-    """Show the adapters that a run trained; adds what cannot be read to the problems."""
+def _adapters(places: Sequence[Path], problems: list[str]) -> list[Block]:
+    """List the adapters that a run trained, with the changes that the gate judged."""
     path = next((one / OUTCOMES for one in places if (one / OUTCOMES).exists()), None)
+    if path is None:
+        return [Words(lines=[NO_ADAPTERS])]
+    lines, rows = [USED_BY], list[Sequence[Cell]]()
     try:
-        outcomes = [] if path is None else json.loads(path.read_bytes())
-        if not isinstance(outcomes, list):
-            raise ValueError("no list of outcomes")
-    except (OSError, ValueError) as error:
-        problems.append(f"adapters.json cannot be read: {error}")
-        return
-    for outcome in outcomes:
-        try:
-            domain = str(outcome["domain"])
-            blocks = _outcome_blocks(domain, outcome)
-            yield Section(key=f"adapter-{domain}", title=f"Adapter of {domain}", blocks=blocks)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            problems.append(f"an adapter's outcome cannot be read: {type(error).__name__}: {error}")
-
-
-def _outcome_blocks(domain: str, outcome: Mapping[str, Any]) -> list[Block]:
-    """Show an adapter's verdict, its changes with intervals, and the gate's checks."""
-    words = Words(lines=[f"Passed the gate, registered as {outcome['adapter']}."], tone="good")
-    if refused := outcome.get("refused"):
-        words = Words(lines=[f"Refused; the base answers the domain. {refused}"], tone="bad")
-    verdicts = outcome.get("verdicts", [])
-    passed = {str(one["name"]).partition(" of ")[2]: bool(one["passed"]) for one in verdicts}
-    rows = [
-        (
-            str(one["name"]).replace("_", " "),
-            one["num_users"],
-            *(float(one[name]) for name in ("difference", "low", "high")),
-            "allowed" if passed.get(str(one["name"]), True) else "refused",
-        )
-        for one in outcome.get("changes", [])
-    ]
-    harmed = ", ".join(row[0] for row in rows if row[-1] == "refused")
-    chart = figure(
-        interval_chart,
-        f"changes-{domain}",
-        f"{domain}: {rows[0][2] if rows else 0:+.4f} over the base"
-        + (f"; the gate refuses {harmed}" if harmed else ""),
-        "Change of the metric on held-out users, over the domain's items alone, with paired "
-        "97.5% intervals. The gate wants a gain of the domain and allows slices what chance "
-        "explains.",
-        [
-            *texts("users"),
+        for outcome in json.loads(path.read_bytes()):
+            state = f"registered as {outcome['adapter']}"
+            if refused := outcome.get("refused"):
+                state = f"refused, so the base answers the domain. {refused}"
+            lines.append(f"{outcome['domain']}: {state}")
+            rows += _changes(outcome)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        problems.append(f"adapters.json cannot be read: {type(error).__name__}: {error}")
+    table = Table(
+        key="changes",
+        title="Changes by adapter",
+        note="Of the metric on held-out users, over the domain's items alone, with paired 97.5% "
+        "intervals. The gate wants a gain of the domain and allows slices what chance explains.",
+        columns=[
+            *texts("adapter of", "users"),
             *counts("count"),
             *numbers("change", "low", "high", format="signed"),
             *texts("gate"),
         ],
-        rows,
-        "label - mean low high series",
-        colors={name: COLORS[name] for name in COLORS if name in {row[-1] for row in rows}},
-        x_title="change of the metric",
-        rule_at=0,
+        rows=rows,
     )
-    checks = Table(
-        key=f"verdicts-{domain}",
-        title=f"{domain}: the gate's verdicts",
-        note="A check passes if its value reaches the bound.",
-        columns=[
-            *texts("check"),
-            *numbers("value", "bound", format="metric"),
-            *texts("passed", "why"),
-        ],
-        rows=[
-            (
-                *(one["name"], one["value"], one["bound"]),
-                *("yes" if one["passed"] else "no", one.get("reason", "")),
-            )
-            for one in verdicts
-        ],
-    )
-    return [words, *([chart] if rows else []), *([checks] if verdicts else [])]
+    return [Words(lines=lines), *([table] if rows else [])]
+
+
+def _changes(outcome: Mapping[str, Any]) -> list[Sequence[Cell]]:
+    """List the domain and the slices of an adapter, each with the gate's verdict."""
+    refused = {
+        str(one["name"]).partition(" of ")[2]
+        for one in outcome.get("verdicts", [])
+        if not one["passed"]
+    }
+    return [
+        (
+            str(outcome["domain"]),
+            str(one["name"]).replace("_", " "),
+            one["num_users"],
+            *(float(one[name]) for name in ("difference", "low", "high")),
+            "refused" if one["name"] in refused else "allowed",
+        )
+        for one in outcome.get("changes", [])
+    ]
 
 
 ENTRY = PageEntry(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from pipelines.backtest.backtest import DOCUMENT, FOLDER
 from pipelines.dashboard.context import Context, PageEntry
@@ -33,72 +32,59 @@ UNFINISHED = (
     "once more with the same configuration, continues it."
 )
 EARLIEST = datetime.min.replace(tzinfo=UTC)
-OFFERED = 40
 
 
-class FoundBacktest(NamedTuple):
-    """A folder with a backtest."""
-
-    key: str
-    name: str
-    path: Path
-    run: str
-    """Key of the run whose workspace it is in; "" for another place."""
-    written: datetime | None
-    """Time of its document (UTC); None if it is not finished."""
+def run_key(path: Path) -> str:
+    """Return the key of the run whose workspace a backtest is in; "" for another place."""
+    return place_key(str(path.parent)) if is_workspace({*names_in(path.parent)}) else ""
 
 
-def backtests(context: Context) -> list[FoundBacktest]:
-    """List all backtests: the finished ones, the newest first, then the others."""
-    found = []
-    for path in context.stores.backtests():
-        own = path.name == FOLDER
-        found.append(
-            FoundBacktest(
-                key=place_key(str(path)),
-                name=f"{path.parent.name}/{path.name}" if own else path.name,
-                path=path,
-                run=place_key(str(path.parent)) if is_workspace({*names_in(path.parent)}) else "",
-                written=changed_at(path / DOCUMENT),
-            )
-        )
-    return sorted(found, key=lambda one: (one.written or EARLIEST, one.name), reverse=True)
+def name_backtest(path: Path) -> str:
+    """Name a backtest by its folder, and by the run's if it is in one."""
+    return f"{path.parent.name}/{path.name}" if path.name == FOLDER else path.name
+
+
+def backtests(context: Context, run: str) -> dict[str, Path]:
+    """List backtests by key: those of a run, then finished ones, the newest first, then others."""
+
+    def order(path: Path) -> tuple[bool, datetime, str]:
+        written = changed_at(path / DOCUMENT) or EARLIEST
+        return (bool(run) and run_key(path) == run, written, path.name)
+
+    found = sorted(context.stores.backtests(), key=order, reverse=True)
+    return {place_key(str(path)): path for path in found}
 
 
 def build(context: Context, query: Query) -> Page:
     """Show the chosen backtest, by default the run's own or the newest one."""
-    known = backtests(context)
+    known = backtests(context, query.text("run"))
     if not known:
         return Page(title=TITLE, lead="Nothing was replayed yet.", blocks=[Words(lines=[NOTHING])])
-    own = [one for one in known if one.run and one.run == query.text("run")]
-    by_key = {one.key: one for one in [*own, *known]}
-    key = query.text("replay") or next(iter(by_key))
-    if key not in by_key:
+    key = query.text("replay") or next(iter(known))
+    if key not in known:
         raise NotFoundError(f"no backtest {key!r}: its folder is gone, or never was")
-    chosen = by_key[key]
-    page = context.cache.get(("backtest", key), (chosen.path / DOCUMENT,), lambda: _page(chosen))
-    options = {key: chosen.name, **{one.key: one.name for one in known[:OFFERED]}}
-    control = select("replay", "Backtest", key, options)
-    return replace(page, controls=[] if context.exported else [control])
+    path = known[key]
+    page = context.cache.get(("backtest", key), (path / DOCUMENT,), lambda: _page(path))
+    options = {one: name_backtest(place) for one, place in known.items()}
+    controls = [select("replay", "Backtest", key, options)]
+    return replace(page, controls=[] if context.exported else controls)
 
 
-def _page(found: FoundBacktest) -> Page:
+def _page(path: Path) -> Page:
     """Build the page of a backtest; one that cannot be read has the reason."""
+    name = name_backtest(path)
     try:
-        document = read_table(found.path / DOCUMENT)
+        document = read_table(path / DOCUMENT)
         if document is None:
-            lead, line = f"{found.name} has no results yet.", UNFINISHED
+            lead, line = f"{name} has no results yet.", UNFINISHED
         else:
-            digests = document.get("config_digest"), document.get("data_digest")
-            origin = Origin(
-                run=found.run, name=found.name, config_digest=digests[0], data_digest=digests[1]
-            )
-            return backtest_page(document, [origin])
+            digests = {one: document.get(one) for one in ("config_digest", "data_digest")}
+            return backtest_page(document, [Origin(run=run_key(path), name=name, **digests)])
     except UnreadableError as error:
-        lead, line = f"{found.name} cannot be read.", f"{error}"
+        lead, line = f"{name} cannot be read.", f"{error}"
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         lead, line = (
-            f"{found.name} cannot be read.",
+            f"{name} cannot be read.",
             "It was written by another version of recsys, or by hand "
             f"({type(error).__name__}: {error}); recsys backtest writes its document again.",
         )
@@ -108,10 +94,10 @@ def _page(found: FoundBacktest) -> Page:
 def exports(context: Context, query: Query) -> Sequence[Query]:
     """Choose the backtest of the run that a file is about."""
     run = query.text("run")
-    found = [one for one in backtests(context) if one.run == run]
-    if not found:
-        raise NotFoundError("the run has no backtest; recsys backtest makes one")
-    return [Query.of(run=run, replay=found[0].key)]
+    for key, path in backtests(context, run).items():
+        if run_key(path) == run:
+            return [Query.of(run=run, replay=key)]
+    raise NotFoundError("the run has no backtest; recsys backtest makes one")
 
 
 ENTRY = PageEntry(name="replay", title=TITLE, build=build, exports=exports, keeps=("run",))

@@ -22,7 +22,7 @@ NEXT_STEPS = {
     "replay": "recsys backtest",
     "releases": "recsys run shop.toml",
     "semantic-ids": "recsys run --until build_semantic_ids",
-    "experts": "[ranker_training] enabled = true",
+    "experts": "[ranker_training]",
     "serving": "recsys run makes one",
 }
 
