@@ -354,20 +354,17 @@ def read_answer(side: Side, user_id: str) -> pl.DataFrame | None:
 
 def _ranks_table(sides: Sequence[Side], found: Sequence[pl.DataFrame | None]) -> Table:
     """Tabulate the best rank of a held-out item by every model of each run, sources included."""
-    kept = {one.run.key: (one.run, part) for one, part in zip(sides, found, strict=True)}
-    ranks = {
-        (run.name, name.removeprefix(RANK)): part[name].min()
-        for run, part in kept.values()
-        if part is not None
-        for name in part.columns
-        if name.startswith(RANK)
-    }
-    ordered = sorted(ranks.items(), key=lambda one: one[1] or 1 << 40)
+    rows: dict[tuple[str, str], int | None] = {}
+    for one, part in zip(sides, found, strict=True):
+        for model in () if part is None else answers(one.run).models:
+            rank = None if part is None else part[f"{RANK}{model}"].drop_nulls().to_list()
+            rows[one.run.name, model] = min(rank) if rank else None
+    ordered = sorted(rows.items(), key=lambda row: row[1] or 1 << 40)
     return Table(
         key="ranks",
         title="Rank of the held-out item by every model",
         note="Over the whole catalogue, without what the user knows; empty if the model does not "
-        "score it. The blend and the ranker order what the sources above them found.",
+        "score it. The blend and the ranker order what the sources found.",
         columns=[*texts("run", "model"), *counts("rank")],
         rows=[(run, model_label(model), rank) for (run, model), rank in ordered],
         origins=origins(sides),

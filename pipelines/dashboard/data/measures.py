@@ -44,7 +44,8 @@ def cost_words(name: str, value: float) -> str:
 
 def read_measures(context: Context, side: Side) -> Measures:
     """Read a side's measures; missing and broken files leave them out."""
-    run, bundle, measured = side.run, None, side
+    run, bundle = side.run, None
+    measured: Side | None = side
     if run.kind == "bundle":
         bundle, maker = run.path, context.stores.maker(run)
         # A workspace that released another bundle since then measured that one.
