@@ -66,21 +66,22 @@ def init(
 ) -> None:
     """Infer the tables and columns of your files and write them as a TOML configuration.
 
-    Never prompts: guesses are marked in comments, with the alternatives.
+    Never prompts: guesses that are not sure are marked in comments.
 
     [bold]Example[/] recsys data init events.csv items.csv
     """
     from pipelines.datasets.init_file import write_config
 
-    plan = write_config(files, target, force=force)
-    for name, guess in plan.guesses().items():
+    tables = write_config(files, target, force=force)
+    for name, table in tables.items():
         columns = ", ".join(
-            f"{ours} = {theirs}" for ours, theirs in guess.columns.items() if theirs
+            f"{ours} = {theirs}" for ours, theirs in table.columns.items() if theirs
         )
-        print_lines(f"{name}: {guess.table.path.name}: {columns}")
-    if plan.events.time is not None:
-        print_lines(f"times: {plan.events.time.why}")
-    print_lines(*(f"not sure: {note}" for note in plan.notes))
+        print_lines(f"{name}: {table.path.name}: {columns}")
+    events = tables["events"]
+    if events.time is not None:
+        print_lines(f"times: {events.time.why}")
+    print_lines(*(f"not sure: {note}" for note in events.notes))
     print_lines(f"wrote {target}; check it, then: recsys run {target}")
 
 

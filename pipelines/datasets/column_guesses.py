@@ -7,67 +7,65 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from features.events import as_micros
 from features.schema import SourceConfig, TimeUnit
 
-EVENT_NAMES: dict[str, tuple[str, ...]] = {
+EVENT_NAMES = {
     "user_id": (
-        "user_id", "user", "uid", "customer_id", "customer", "client_id", "client", "visitor_id",
-        "visitor", "member_id", "account_id", "buyer_id", "shopper_id", "person_id", "reviewer_id",
-        "reviewer", "kunde", "kunden_nr", "kundennummer", "kunden_id", "usuario", "utilisateur",
-        "device_id", "cookie_id", "session_id",
+        "user_id user uid customer_id customer client_id client visitor_id visitor member_id "
+        "account_id buyer_id shopper_id person_id reviewer_id reviewer kunde kunden_nr "
+        "kundennummer kunden_id usuario utilisateur device_id cookie_id session_id"
     ),
     "item_id": (
-        "item_id", "item", "product_id", "product", "sku", "article_id", "article", "asin",
-        "parent_asin", "movie_id", "movie", "book_id", "isbn", "track_id", "song_id", "video_id",
-        "listing_id", "content_id", "news_id", "stock_code", "goods_id", "offer_id", "game_id",
-        "recipe_id", "artikel", "artikel_nr", "artikelnummer", "produkt", "producto", "produit",
+        "item_id item product_id product sku article_id article asin parent_asin movie_id movie "
+        "book_id isbn track_id song_id video_id listing_id content_id news_id stock_code "
+        "goods_id offer_id game_id recipe_id artikel artikel_nr artikelnummer produkt producto "
+        "produit"
     ),
     "event_time": (
-        "event_time", "timestamp", "time", "datetime", "date", "created_at", "ts", "unix_time",
-        "unix_timestamp", "occurred_at", "order_date", "invoice_date", "purchase_date",
-        "review_time", "unix_review_time", "datum", "zeit", "zeitstempel", "zeitpunkt", "fecha",
-        "viewed_at", "when",
+        "event_time timestamp time datetime date created_at ts unix_time unix_timestamp "
+        "occurred_at order_date invoice_date purchase_date review_time unix_review_time datum "
+        "zeit zeitstempel zeitpunkt fecha viewed_at when"
     ),
-    "sequence_index": ("sequence_index", "position", "sequence", "order_index", "step"),
+    "sequence_index": "sequence_index position sequence order_index step",
     "event_type": (
-        "event_type", "event", "action", "behavior", "behaviour", "behavior_type", "interaction",
-        "activity", "verb", "aktion", "type",
+        "event_type event action behavior behaviour behavior_type interaction activity verb "
+        "aktion type"
     ),
-    "value": ("value", "rating", "score", "stars", "overall", "bewertung", "amount", "betrag"),
-    "domain": ("domain", "department_id", "storefront", "vertical"),
-    "session_id": ("session_id", "session", "visit_id"),
-    "request_id": ("request_id", "impression_id", "slate_id"),
-    "slot": ("slot",),
-    "propensity": ("propensity", "propensity_score"),
-}  # fmt: skip
-ITEM_NAMES: dict[str, tuple[str, ...]] = {
+    "value": "value rating score stars overall bewertung amount betrag",
+    "domain": "domain department_id storefront vertical",
+    "session_id": "session_id session visit_id",
+    "request_id": "request_id impression_id slate_id",
+    "slot": "slot",
+    "propensity": "propensity propensity_score",
+}
+"""Known names of each column of events, the most telling first; many are of public logs."""
+ITEM_NAMES = {
     "title": (
-        "title", "name", "product_name", "item_name", "movie_title", "titel", "bezeichnung",
-        "produktname", "nombre", "titre", "headline",
+        "title name product_name item_name movie_title titel bezeichnung produktname nombre "
+        "titre headline"
     ),
-    "description": ("description", "desc", "beschreibung", "summary", "abstract", "text"),
+    "description": "description desc beschreibung summary abstract text",
     "categories": (
-        "categories", "category", "genres", "genre", "class", "tags", "kategorie", "kategorien",
-        "department", "product_type",
+        "categories category genres genre class tags kategorie kategorien department product_type"
     ),
-    "brand": ("brand", "manufacturer", "marke", "hersteller", "maker"),
-    "price": ("price", "preis", "unit_price", "list_price", "precio", "prix", "cost"),
-    "available_from": ("available_from", "release_date", "released_at", "launch_date"),
-    "domain": ("domain",),
-}  # fmt: skip
+    "brand": "brand manufacturer marke hersteller maker",
+    "price": "price preis unit_price list_price precio prix cost",
+    "available_from": "available_from release_date released_at launch_date",
+    "domain": "domain",
+}
 FILE_WORDS = {
     "events": (
-        "event", "interaction", "rating", "click", "order", "transaction", "log", "view",
-        "purchase", "review", "impression", "inter", "bestellung",
+        "event interaction rating click order transaction log view purchase review impression "
+        "inter bestellung"
     ),
-    "items": (
-        "item", "product", "movie", "article", "catalog", "book", "sku", "artikel", "produkt",
-    ),
-    "users": ("user", "customer", "member", "people", "client", "kunde"),
-}  # fmt: skip
+    "items": "item product movie article catalog book sku artikel produkt",
+    "users": "user customer member people client kunde",
+}
+"""Words in a file's name that tell its table."""
 
 
 def plain_name(name: str) -> str:
@@ -76,9 +74,9 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^0-9a-z]+", "_", name.lower()).strip("_")
 
 
-def name_score(column: str, names: tuple[str, ...]) -> float:
+def name_score(column: str, known: str) -> float:
     """Score how well a column's name fits: 1 to 2 for a known name, less for a part, 0 for none."""
-    plain = plain_name(column)
+    plain, names = plain_name(column), known.split()
     squeezed = {name.replace("_", ""): place for place, name in enumerate(names)}
     if (place := squeezed.get(plain.replace("_", ""))) is not None:
         return 2 - place / len(names)
@@ -93,7 +91,7 @@ def kind_of_file(stem: str) -> str | None:
     """Guess events, items or users from a file's name."""
     plain = plain_name(stem)
     for kind, words in FILE_WORDS.items():
-        if any(word in plain for word in words):
+        if any(word in plain for word in words.split()):
             return kind
     return None
 
@@ -174,8 +172,4 @@ def _readable(texts: pl.Series, time_format: str | None) -> bool:
 
 
 def _span(texts: pl.Series, time_format: str) -> float:
-    times = _micros(texts, time_format).drop_nulls()
-    first, last = times.min(), times.max()
-    assert isinstance(first, int)
-    assert isinstance(last, int)
-    return float(last - first)
+    return float(np.ptp(_micros(texts, time_format).drop_nulls().to_numpy()))

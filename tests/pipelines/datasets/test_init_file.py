@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 
 from features.build import build_features
+from pipelines.datasets.column_guesses import guess_time
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.init_file import write_config
 from pipelines.datasets.registry import DATASETS
@@ -79,9 +80,11 @@ def test_features_are_built_from_what_init_wrote(shape, tmp_path: Path) -> None:
 
 
 def test_what_is_not_sure_stands_in_the_file(tmp_path: Path) -> None:
-    plan = write_config(nameless_columns(tmp_path), tmp_path / "shop.toml", force=False)
-    assert "no column is named like user_id; 'a' was chosen" in " ".join(plan.notes)
-    assert "# not sure: no column is named like item_id" in (tmp_path / "shop.toml").read_text()
+    write_config(nameless_columns(tmp_path), tmp_path / "shop.toml", force=False)
+    assert (
+        "# not sure: no column is named like user_id; 'a' was chosen"
+        in (tmp_path / "shop.toml").read_text()
+    )
 
 
 def test_types_that_only_say_what_was_shown_stay_out_of_histories(tmp_path: Path) -> None:
@@ -155,24 +158,17 @@ def test_files_that_cannot_be_used_are_named(
     assert not (tmp_path / "shop.toml").exists()
 
 
-def test_an_absent_file_offers_its_neighbour(tmp_path: Path) -> None:
-    json_lines(tmp_path)
-    with pytest.raises(ValueError, match=r"did you mean .*log\.jsonl"):
-        write_config([tmp_path / "logs.jsonl"], tmp_path / "shop.toml", force=False)
-
-
 @pytest.mark.mirror
-@pytest.mark.parametrize("name", [name for name in DATASETS if not name.startswith("synthetic")])
 @pytest.mark.usefixtures("real_mirror")
-def test_tables_of_known_data_sets_are_guessed(name: str, tmp_path: Path) -> None:
-    fetched = fetch(DATASETS[name])
-    names = ("users", "items", "events")
-    paths = [path for table in names if (path := fetched.table(table)) is not None]
-    plan = write_config(paths, tmp_path / "shop.toml", force=False)
-    assert {n: g.table.path.stem for n, g in plan.guesses().items()} == {
-        p.stem: p.stem for p in paths
-    }
-    assert all(ours == theirs for ours, theirs in plan.events.columns.items() if theirs)
+def test_tables_of_known_data_sets_are_guessed(tmp_path: Path) -> None:
+    for dataset in DATASETS.values():
+        fetched = fetch(dataset)
+        names = ("users", "items", "events")
+        paths = [path for table in names if (path := fetched.table(table)) is not None]
+        found = write_config(paths, tmp_path / "shop.toml", force=True)
+        assert {one.path.stem for one in found.values()} == set(found)
+        columns = found["events"].columns
+        assert all(ours == theirs for ours, theirs in columns.items() if theirs)
 
 
 def test_columns_that_models_could_read_are_listed(tmp_path: Path) -> None:
@@ -180,17 +176,24 @@ def test_columns_that_models_could_read_are_listed(tmp_path: Path) -> None:
     catalogue = "".join(f"p{n};Tee {n};{n},99;{'ab'[n % 2]};s{n};x\n" for n in range(10))
     header = "Nr;Bezeichnung;Preis;Sorte;Kennzeichen;Lager\n"
     (tmp_path / "artikel.csv").write_text(header + catalogue)
-    write_config(paths, tmp_path / "shop.toml", force=False)
-    lines = (tmp_path / "shop.toml").read_text().splitlines()
-    # Not the one of which each item has its own, nor the one that all share.
-    assert '# columns = ["price", "Sorte"]   # read with items\' texts' in lines
-    assert lines[lines.index("[content]") + 1].startswith("# columns")
-
-
-def test_columns_of_users_that_can_be_features_are_listed(tmp_path: Path) -> None:
-    paths = semicolons(tmp_path)
     rows = "".join(f"u{n};{20 + 7 * (n % 3)};{'mf'[n % 2]};Rue {n};x\n" for n in range(6))
     (tmp_path / "kunden.csv").write_text("Kundennummer;Alter;Anrede;Strasse;Land\n" + rows)
     write_config([*paths, tmp_path / "kunden.csv"], tmp_path / "shop.toml", force=False)
     lines = (tmp_path / "shop.toml").read_text().splitlines()
+    # Not the one of which each row has its own, nor the one that all share.
+    assert '# columns = ["price", "Sorte"]   # read with items\' texts' in lines
     assert '# user_features = ["Alter", "Anrede"]   # read by the two-tower' in lines
+
+
+def test_dates_of_six_digits_or_more_are_times_and_other_texts_are_not() -> None:
+    for values in (["blue"], [1, 999], ["12.50", "3.99"], ["a1b2c3d4e5f6"], ["x 2024-01-31"]):
+        assert guess_time(pl.Series(values)) is None
+    for values, time_format in (
+        (["1.2.2024", "28.2.2024"], "%d.%m.%Y"),
+        (["20240131", "20240228"], "%Y%m%d"),
+        ([" 2024-01-31 10:00", "2024-02-28 11:00"], None),
+        (["12/31/2024 1:05 PM"], "%m/%d/%Y %I:%M %p"),
+    ):
+        found = guess_time(pl.Series(values))
+        assert found is not None
+        assert found.time_format == time_format
