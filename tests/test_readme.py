@@ -170,7 +170,7 @@ def test_the_commands_for_ones_own_data_run(recsys: Path, tmp_path: Path) -> Non
 
 def assert_ids_commands_run(recsys: Path, lines: list[list[str]]) -> None:
     """Run ``recsys ids`` lines in their order."""
-    assert [line[2] for line in lines] == ["append", "train"]
+    assert [line[2] for line in lines] == ["train"]
     for line in lines:
         run_recsys(recsys, line[1:])
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
@@ -13,10 +12,8 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.console import log
 from pipelines.engine.runner import StageOutcome
 from pipelines.engine.stage import Stage
-from pipelines.engine.workspace import bundles_dir
 from pipelines.presets.resolve import ConfigSources
 from pipelines.stages.list import STAGES
-from serving.bundle.manifest import CURRENT
 
 TRAIN_SEQUENCE = "train_sequence"
 RunStages = Callable[[Sequence[Stage], RunConfig], list[StageOutcome]]
@@ -34,18 +31,6 @@ def plan_table(planned: Planned) -> Table:
     return make_table(("round", "what", "why", ">seconds"), rows, title="Plan", fixed=("round",))
 
 
-@contextmanager
-def reporting_interruption(config: RunConfig) -> Iterator[None]:
-    """Print after an interruption which bundle is still served."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        current = bundles_dir(config) / CURRENT
-        served = f"{current.resolve()} is served" if current.exists() else "nothing is served yet"
-        print_lines(f"interrupted; {served}", note=True)
-        raise
-
-
 def run_automatically(
     sources: ConfigSources,
     config: RunConfig,
@@ -61,21 +46,20 @@ def run_automatically(
     """
     automatic = Automatic(sources, config, begin, lambda line: print_lines(line, note=True))
     features = [stage for stage in chosen if stage.name == FEATURES]
-    with reporting_interruption(config):
-        outcomes = run_stages(features, config) if features else []
-        if len(features) == len(chosen):
-            return outcomes
-        planned = planned_for(sources, config, automatic.seconds_left)
-        print_lines(*describe_plan(planned, config.auto.budget), note=True)
-        log.print(plan_table(planned))
-        if len(chosen) < len(STAGES):
-            planned.save(config, len(planned.plan.rounds) - 1)
-            rest = [stage for stage in chosen if stage.name != FEATURES]
-            return outcomes + run_stages(rest, automatic.round_config(planned.plan.rounds[-1]))
-        training = [stage.name for stage in STAGES].index(TRAIN_SEQUENCE)
-        outcomes += automatic.run(
-            planned,
-            lambda one: run_stages(STAGES[1:training], one),
-            lambda one: run_stages(STAGES[training:], one),
-        )
+    outcomes = run_stages(features, config) if features else []
+    if len(features) == len(chosen):
+        return outcomes
+    planned = planned_for(sources, config, automatic.seconds_left)
+    print_lines(*describe_plan(planned, config.auto.budget), note=True)
+    log.print(plan_table(planned))
+    if len(chosen) < len(STAGES):
+        planned.save(config, len(planned.plan.rounds) - 1)
+        rest = [stage for stage in chosen if stage.name != FEATURES]
+        return outcomes + run_stages(rest, automatic.round_config(planned.plan.rounds[-1]))
+    training = [stage.name for stage in STAGES].index(TRAIN_SEQUENCE)
+    outcomes += automatic.run(
+        planned,
+        lambda one: run_stages(STAGES[1:training], one),
+        lambda one: run_stages(STAGES[training:], one),
+    )
     return outcomes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,8 +104,7 @@ def print_plan(
 ) -> None:
     """Print whether it fits, the fewest GPUs that would, and each quantity with its parts."""
     devices = f"{plan.gpus} x {plan.machine}" if plan.gpus else "this CPU"
-    verb = "fits" if plan.fits else "does NOT fit"
-    total = size(plan.total_gib * GIB)
+    verb, total = "fits" if plan.fits else "does NOT fit", size(plan.total_gib * GIB)
     print_lines(f"{verb} on {devices}: {total} of {size(plan.memory_limit_gib * GIB)}")
     if not plan.keeps_up:
         print_lines(f"too slow: a day's events take {duration(3600 * plan.pass_hours)}")
@@ -116,24 +114,17 @@ def print_plan(
         if plan.gpus and one is not None:
             tables = ", ".join(f"{table.table} {table.placement}" for table in one.tables)
             print_lines(f"fewest that {purpose}: {one.gpus} ({tables})")
-
-    def parts(values: dict[str, float], write: Callable[[float], str]) -> str:
-        largest = sorted(values.items(), key=lambda one: -one[1])
-        return ", ".join(f"{name} {write(value)}" for name, value in largest if value > 0)
-
-    memory = parts(plan.memory_gib, lambda gib: size(gib * GIB))
+    memory = sorted(plan.memory_gib.items(), key=lambda part: -part[1])
+    step = sorted(plan.step_ms.items(), key=lambda part: -part[1])
+    cost = "" if plan.cost is None else f"costs {plan.cost:,.2f}"
     rows = [
-        *((f"table {one.table}", f"{one.rows:,} rows", one.placement) for one in plan.tables),
-        ("memory a GPU" if plan.gpus else "memory", total, memory),
-        ("step", f"{plan.total_ms:,.1f} ms", parts(plan.step_ms, "{:,.2f} ms".format)),
-        ("sent by a GPU in a step", f"{plan.exchanged_mib:,.1f} MiB", "ids, rows, gradients"),
-        ("summed over GPUs in a step", f"{plan.reduced_mib:,.1f} MiB", "gradients"),
-        ("events a second", f"{plan.events_a_second:,.0f}", ""),
+        ("memory", total, ", ".join(f"{part} {size(gib * GIB)}" for part, gib in memory if gib)),
         (
-            "one pass over a day's events",
-            duration(3600 * plan.pass_hours),
-            "" if plan.cost is None else f"costs {plan.cost:,.2f}",
+            "step",
+            f"{plan.total_ms:,.1f} ms",
+            ", ".join(f"{part} {ms:,.2f} ms" for part, ms in step if ms),
         ),
+        ("one pass over a day's events", duration(3600 * plan.pass_hours), cost),
     ]
     out.print(make_table(("", ">", ""), rows, heads=False))
 

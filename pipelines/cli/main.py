@@ -38,7 +38,7 @@ GROUPS = {
     "config": ("Serve", "server_files.config_app", "Check a server's file."),
     "release": ("Keep fresh", "release.app", "Decisions on bundles, new items, domain adapters."),
     "registry": ("Keep fresh", "registry.app", "Bundles and runs in MLflow: send and pull."),
-    "ids": ("Advanced", "ids.app", "Semantic IDs: train, append."),
+    "ids": ("Advanced", "ids.app", "Semantic IDs: train."),
 }
 """Panel, application below ``pipelines.cli`` and help of each group of commands."""
 MOVED = {

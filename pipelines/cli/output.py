@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import math
 import webbrowser
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,16 +38,9 @@ def print_progress(line: str) -> None:
 
 def print_json(document: Any) -> None:
     """Print a document; NaN becomes null."""
-    out.print_json(json.dumps(without_nan(document), default=str))
+    from pipelines.pages.encoding import encoded
 
-
-def without_nan(value: Any) -> Any:
-    """Replace every NaN by None, because NaN is no JSON."""
-    if isinstance(value, Mapping):
-        return {name: without_nan(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(part) for part in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    out.print_json(encoded(document).decode())
 
 
 def make_table(

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines.candidates.blends import BLEND, BLEND_FAST, RANKED
-from pipelines.cli.output import make_table, print_lines
+from pipelines.cli.output import Cell, make_table, print_lines
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
 from pipelines.engine.console import log
@@ -34,7 +34,7 @@ def metric_table(title: str, metrics: Metrics, served: str) -> Table:
     models = [name for name in MODELS if name in metrics]
     shown = [name for name in METRICS if name in metrics[models[0]]]
     best = {name: max(metrics[model][name] for model in models) for name in shown}
-    rows = []
+    rows: list[list[Cell]] = []
     for model in models:
         values = [(metrics[model][name], best[name]) for name in shown]
         cells = [Text(f"{own:.3f}", style="bold" if own == top else "") for own, top in values]

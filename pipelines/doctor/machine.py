@@ -78,5 +78,6 @@ def check_gpu(environment: Environment) -> CheckResult:
     if name is None:
         return CheckResult("gpu", "absent", "none; this CUDA build runs on the CPU", wanted)
     found = f"{name}, CUDA {cuda}; kernels off: {', '.join(off) or 'none'}"
-    fix = "unset RECSYS_KERNELS_OFF" if off else None
-    return CheckResult("gpu", "warn" if off else "ok", found, wanted, fix)
+    if off:
+        return CheckResult("gpu", "warn", found, wanted, "unset RECSYS_KERNELS_OFF")
+    return CheckResult("gpu", "ok", found, wanted)

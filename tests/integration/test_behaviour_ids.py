@@ -192,7 +192,6 @@ def test_fitting_needs_the_sequence_model_of_this_catalogue(own: Path, recsys: R
     told = recsys("ids", "train", "-w", own)
     assert told.exit_code == 2
     assert "recsys run --until train_sequence" in " ".join(told.output.split())
-    assert recsys("ids", "append", "-w", own).exit_code == 0
 
 
 def test_each_order_of_tied_times_is_measured_with_ids_of_its_own(

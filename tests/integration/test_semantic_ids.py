@@ -144,29 +144,9 @@ def test_next_run_uses_what_ids_train_published(own: Path, recsys: Recsys) -> No
     assert f"0 stages run, {len(STAGES)} skipped" in run(recsys, own)
 
 
-def test_append_gives_ids_to_new_items_of_the_catalogue(own: Path, recsys: Recsys) -> None:
-    assert "nothing to append" in ids(recsys, own, "append")
-    items = pl.read_csv(own.parent / "items.csv")
-    new = items.head(1).with_columns(item_id=pl.lit("a-new-one"), title=pl.lit("Wooden stars"))
-    pl.concat([items, new]).write_csv(own.parent / "items.csv")
-    run(recsys, own, "--until", "embed_items", "--set", "features.catalogue_only_items=true")
-    assert "1 new, no published ID moved" in ids(recsys, own, "append")
-
-
-def test_append_by_another_encoder_is_refused_with_both_named(own: Path, recsys: Recsys) -> None:
-    content = own / "embed_items/content.json"
-    content.write_text(content.read_text().replace("hash-", "other-"))
-    told = ids(recsys, own, "append", code=2)
-    assert "hash-" in told
-    assert "other-" in told
-    assert "recsys ids train" in told
-
-
 def test_commands_say_what_is_missing(recsys: Recsys, own: Path, tmp_path: Path) -> None:
     result = recsys("ids", "train")
     assert result.exit_code == 2
     assert "Missing argument 'RUN'" in " ".join(result.output.split())
-    shutil.rmtree(own / "bundles")
-    assert "no semantic IDs are published" in ids(recsys, own, "append", code=2)
     shutil.rmtree(own / "embed_items")
     assert "recsys run --until embed_items" in ids(recsys, own, "train", code=2)

@@ -61,11 +61,14 @@ def compare(
     if as_json:
         print_json([test._asdict() for test in tests])
         return
-    rows = []
-    for one in tests:
-        pair, interval = f"{one.candidate} - {one.baseline}", f"{one.low:+.4f} .. {one.high:+.4f}"
-        numbers = (f"{one.difference:+.4f}", interval, f"{one.adjusted_p_value:.4f}")
-        rows.append((pair, one.metric, *numbers, "differs" if one.significant else ""))
+    rows = [
+        (
+            *(f"{test.candidate} - {test.baseline}", test.metric, f"{test.difference:+.4f}"),
+            *(f"{test.low:+.4f} .. {test.high:+.4f}", f"{test.adjusted_p_value:.4f}"),
+            "differs" if test.significant else "",
+        )
+        for test in tests
+    ]
     columns = ("candidate - baseline", "metric", "difference", "95% interval", "adjusted p", "")
     title = f"{split}, adjusted by holm, {tests[0].num_users:,} users"
     print_table(columns, rows, title=title)
