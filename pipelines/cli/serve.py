@@ -135,18 +135,13 @@ def recommend(
     if as_json:
         print_json(json.loads(to_json(reply)))
         return
-    loaded = recommender.bundle
-    if user and (row := loaded.users.row_of(user)):
-        latest = loaded.users.history(row)[-5:][::-1]
-        titles = [loaded.catalogue.display_texts[int(one)] for one in latest]
-        print_lines(f"user {user} lately: {'; '.join(titles)}", style="dim")
     why = ("why",) if any(one.reason for one in reply.items) else ()
-    rows = []
-    for number, one in enumerate(reply.items, start=1):
-        reason = (one.reason,) if why else ()
-        rows.append((number, one.item_id, one.title, one.source, *reason, f"{one.score:.4f}"))
-    print_table((">", "item", "title", "source", *why, ">score"), rows)
-    print_lines(*(f"note: {note}" for note in reply.degraded), note=True, style="yellow")
+    rows = [
+        (one.item_id, one.title, one.source, *([one.reason] if why else ()), f"{one.score:.4f}")
+        for one in reply.items
+    ]
+    print_table(("item", "title", "source", *why, ">score"), rows)
+    print_lines(*(f"note: {note}" for note in reply.degraded), note=True)
 
 
 def checked_request(**fields: object) -> Request:

@@ -101,23 +101,27 @@ def list_earned(document: Mapping[str, Any]) -> list[Earned]:
     """List the policies by their cost, the most expensive first."""
     metric = document["metric"]
     served = {one["policy"]: one for one in document["summary"] if one["row"] == SERVED}
-    seconds = {policy: fit_seconds(document, policy) for policy in POLICIES if policy in served}
+    seconds = {
+        str(policy): fit_seconds(document, policy) for policy in POLICIES if policy in served
+    }
     ordered = sorted(seconds, key=lambda policy: -seconds[policy])
     values = {policy: float(served[policy]["metrics"][metric]) for policy in ordered}
     found = []
     for policy in ordered:
-        first, hours = ordered[0], seconds[policy] / HOUR
-        gains = STALE in values and policy != STALE and hours
+        value, spent, first = values[policy], seconds[policy], ordered[0]
+        low, high = served[policy]["time_intervals"][metric]
+        gains = STALE in values and policy != STALE and spent
         found.append(
             Earned(
-                policy,
-                POLICY_NAMES[policy],
-                seconds[policy],
-                values[policy],
-                *served[policy]["time_intervals"][metric],
-                relative=values[policy] / values[first] if values[first] else None,
-                cost=seconds[policy] / seconds[first] if seconds[first] else None,
-                per_hour=(values[policy] - values[STALE]) / hours if gains else None,
+                policy=policy,
+                models=POLICY_NAMES[policy],
+                seconds=spent,
+                value=value,
+                low=low,
+                high=high,
+                relative=value / values[first] if values[first] else None,
+                cost=spent / seconds[first] if seconds[first] else None,
+                per_hour=(value - values[STALE]) * HOUR / spent if gains else None,
             )
         )
     return found

@@ -11,7 +11,6 @@ from pipelines.cli.options import Host, Open, Port
 from pipelines.cli.output import print_lines
 
 if TYPE_CHECKING:
-    from pipelines.dashboard.context import Context
     from pipelines.dashboard.workspaces.stores import Places
 
 ROOT = Path("runs")
@@ -41,7 +40,7 @@ def dashboard(
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option(help="Write runs into this HTML file, or a file each into this folder."),
+        typer.Option(help="Write runs into this HTML file."),
     ] = None,
     run: Annotated[
         list[str] | None,
@@ -72,7 +71,11 @@ def dashboard(
     known = key or None if key_file is None else read_key(key_file)
     context = Context(stores=stores, key=known, exported=export is not None)
     if export is not None:
-        export_runs(context, export, run or [])
+        from pipelines.dashboard.web.export import find_runs, write
+
+        left_out = write(context, PAGES, find_runs(stores, run or []), export)
+        lines = [f"  without {one}" for one in left_out]
+        print_lines(f"{export}: {export.stat().st_size / 1e6:.1f} MB", *lines, note=True)
         return
     from pipelines.dashboard.web.access import AccessRules
     from pipelines.dashboard.web.app import serve
@@ -100,21 +103,6 @@ def find_places(
     if root is None and not (folders and len(folders) == len(run or ())):
         root = [ROOT]
     return Places(roots=[*(root or ()), *folders], bundles=bundles or ())
-
-
-def export_runs(context: Context, path: Path, wanted: list[str]) -> None:
-    """Write one file about runs, or a file a run if no HTML file is named."""
-    from pipelines.dashboard.pages import PAGES
-    from pipelines.dashboard.web.export import find_runs, write
-
-    runs = find_runs(context.stores, wanted)
-    if path.suffix.lower() in {".html", ".htm"}:
-        files = {path: runs}
-    else:
-        files = {path / f"{run.name.replace('/', '-')}-{run.key}.html": [run] for run in runs}
-    for file, of in files.items():
-        left_out = [f"  without {one}" for one in write(context, PAGES, of, file)]
-        print_lines(f"{file}: {file.stat().st_size / 1e6:.1f} MB", *left_out, note=True)
 
 
 def read_key(file: Path) -> str:
