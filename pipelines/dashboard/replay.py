@@ -17,7 +17,7 @@ from pipelines.dashboard.workspaces.files import (
     place_key,
     read_table,
 )
-from pipelines.dashboard.workspaces.find import is_workspace
+from pipelines.dashboard.workspaces.stores import is_workspace
 from pipelines.pages.backtest import backtest_page
 from pipelines.pages.document import Origin, Page, Words, select
 

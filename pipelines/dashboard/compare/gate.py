@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -15,7 +16,6 @@ from pipelines.dashboard.data.answers import Side, answers
 from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
 from pipelines.dashboard.data.pairs import Mask, Pairs
 from pipelines.dashboard.data.slices import slice_label
-from pipelines.dashboard.workspaces.files import RunSettings, read_settings
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.wording import metric_label
 from pipelines.publishing.comparison import Compared, compare
@@ -66,9 +66,8 @@ class PairJudgement(NamedTuple):
 def release_config(context: Context, run: Run) -> ReleaseConfig:
     """Read ``[release]`` of a run, or of the run that made a bundle; the defaults without one."""
     try:
-        settings = read_settings((context.stores.maker(run) or run).path) or RunSettings()
-        reader = TypeAdapter(ReleaseConfig)
-        return reader.validate_python(settings.table.get("release", {}))
+        table = tomllib.loads((context.stores.maker(run) or run).settings)
+        return TypeAdapter(ReleaseConfig).validate_python(table.get("release", {}))
     except ValueError:
         return ReleaseConfig()
 

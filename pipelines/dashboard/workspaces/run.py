@@ -1,19 +1,74 @@
-"""A run as the dashboard knows it: that of a workspace, or a released bundle."""
+"""A run as the dashboard knows it: that of a workspace, or a released bundle; its settings."""
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Literal
+from sys import intern
+from typing import Any, Literal
 
-from pipelines.dashboard.workspaces.files import digest_of_settings
 from pipelines.pages.document import Origin
 from pipelines.publishing.released import shop_workspace
 
 Kind = Literal["workspace", "bundle"]
 Status = Literal["complete", "unfinished", "unreadable"]
+
+
+@lru_cache(512)
+def flat_settings(text: str) -> dict[str, str]:
+    """Parse a configuration by dotted name; runs of equal files share it."""
+    return flat(tomllib.loads(text))
+
+
+def flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    """Write nested settings by dotted name; texts as they are, others as JSON.
+
+    What has no value is left out, as TOML leaves it out.
+    """
+    values: dict[str, str] = {}
+    for name, value in table.items():
+        key = f"{above}{name}"
+        if isinstance(value, Mapping):
+            values |= flat(value, f"{key}.")
+        elif value is not None:
+            written = value if isinstance(value, str) else json.dumps(value, default=str)
+            values[intern(key)] = intern(written)
+    return values
+
+
+@lru_cache(512)
+def digest_of_settings(text: str) -> str | None:
+    """Hash a configuration as a release does; None if it is empty or of another version."""
+    from pipelines.engine.workspace import digest_of_config
+
+    try:
+        encoded = json.dumps(tomllib.loads(text), default=str)
+        return digest_of_config(_config_type().validate_json(encoded, strict=True))
+    except (ValueError, TypeError):
+        return None
+
+
+@cache
+def _config_type() -> Any:
+    from pydantic import TypeAdapter
+
+    from pipelines.config.run import RunConfig
+
+    return TypeAdapter(RunConfig)
+
+
+def dataset_name(config: Mapping[str, str]) -> str | None:
+    """Return the name of a run's data: the data set, the report's title, or the file of events."""
+    named = config.get("data.dataset") or config.get("report.title")
+    if named:
+        return named
+    place = Path((config.get("data.partitions") or config.get("data.events", "")).strip('[]"'))
+    return f"{place.parent.name}/{place.stem}".strip("/") or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +106,7 @@ class Run:
     made_by: str | None = None
     """Key of the workspace that released a bundle, if that is there."""
     problems: Sequence[str] = ()
-    """Problems in words: a file that cannot be read, values that are no numbers."""
+    """Problems in words, such as a file that cannot be read."""
 
     @property
     def config_digest(self) -> str | None:

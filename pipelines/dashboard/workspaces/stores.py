@@ -3,33 +3,84 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pipelines.dashboard.query import NotFoundError
-from pipelines.dashboard.workspaces.completed import completed
-from pipelines.dashboard.workspaces.files import changed_at, place_key
-from pipelines.dashboard.workspaces.find import RELEASED, Found, find_below
+from pipelines.dashboard.workspaces.files import changed_at, names_in, place_key
 from pipelines.dashboard.workspaces.read import (
     WATCHED,
     bundles_in,
+    complete_bundles,
     read_bundle,
     read_workspace,
 )
 from pipelines.dashboard.workspaces.run import Run
+from pipelines.engine.workspace import RELEASED, UPDATE
 from pipelines.publishing.released import shop_workspace
 from pipelines.tracking.decisions import LOG as DECISIONS
+from recsys.replay.replay import DESCRIPTION
 from serving.bundle.manifest import CURRENT, MANIFEST
 
 SHOWN_AFTER = 0.3
-"""Seconds of reading before others see the runs read so far; each time a half longer."""
+"""Seconds of reading after which others see the runs read so far."""
 REST = 10.0
 """Rest of a watching store between two looks, as a multiple of the time that a look takes."""
 EARLIEST = datetime.min.replace(tzinfo=UTC)
+MAX_DEPTH = 8
+BUNDLES = "bundles"
+BEGUN = frozenset({"lock", "build_features", ".partial-build_features"})
+PASSED_OVER = re.compile(r"\.|\w+=")
+BACKTEST, DOCUMENT = "backtest", "backtest.json"
+"""Folder of a run's own backtest, and what marks a folder whose workspace is part of one."""
+
+
+def is_workspace(names: set[str]) -> bool:
+    """Return whether a folder with these names in it is the folder of a run."""
+    return "evaluate" in names or ("config.toml" in names and not names.isdisjoint(BEGUN))
+
+
+def find_below(root: Path) -> Iterator[tuple[Path, str]]:
+    """List workspaces, the increments' below them, folders of bundles, and backtests.
+
+    Each comes with its kind, ``workspace``, ``bundles`` or ``backtest``. Descends into no
+    workspace, hidden folder, link, or partition (``day=2026-01-01``).
+    """
+    waiting = [(str(root), 0)]
+    while waiting:
+        folder, depth = waiting.pop()
+        try:
+            with os.scandir(folder) as entries:
+                listed = {entry.name: entry for entry in entries}
+        except OSError:
+            if depth == 0:
+                raise
+            continue
+        names, path = set(listed), Path(folder)
+        if is_workspace(names):
+            yield path, "workspace"
+            yield from _below_workspace(path, names)
+        elif any(name.startswith("bundle-") for name in names):
+            yield path, "bundles"
+        elif DESCRIPTION in names and "steps" in names:
+            yield path, "backtest"
+        elif depth < MAX_DEPTH and DOCUMENT not in names:
+            below = [entry for name, entry in listed.items() if not PASSED_OVER.match(name)]
+            waiting += [(one.path, depth + 1) for one in below if one.is_dir(follow_symlinks=False)]
+
+
+def _below_workspace(path: Path, names: set[str]) -> Iterator[tuple[Path, str]]:
+    if BUNDLES in names:
+        yield path / BUNDLES, "bundles"
+    if BACKTEST in names and (path / BACKTEST / DESCRIPTION).exists():
+        yield path / BACKTEST, "backtest"
+    if UPDATE in names and is_workspace(set(names_in(path / UPDATE))):
+        yield path / UPDATE, "workspace"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,17 +213,17 @@ class Stores:
         """Return the runs, in no order, and the faults of the places."""
         found, problems = self._find()
         before, self._kept = self._kept, {}
-        self._backtests = [one.path for one in found if one.kind == "backtest"]
-        workspaces = [one.path for one in found if one.kind == "workspace"]
+        self._backtests = [path for path, kind in found.items() if kind == "backtest"]
+        workspaces = [path for path, kind in found.items() if kind == "workspace"]
         runs: list[Run] = []
-        shown, rest = time.monotonic(), SHOWN_AFTER
+        shown = time.monotonic()
         for number, path in enumerate(workspaces, 1):
             runs.append(self._run(path, WATCHED, _read, before))
-            if self._snapshot.reading and time.monotonic() - shown > rest:
+            if self._snapshot.reading and time.monotonic() - shown > SHOWN_AFTER:
                 words = f"{number:,} of about {len(workspaces):,} runs read; the rest follows"
                 self._show(list(runs), [words, *problems], reading=True)
-                shown, rest = time.monotonic(), 1.5 * rest
-        folders = dict.fromkeys(one.path for one in found if one.kind == "bundles")
+                shown = time.monotonic()
+        folders = [path for path, kind in found.items() if kind == "bundles"]
         return [*runs, *self._bundles(folders, runs, before)], problems
 
     def _run(
@@ -187,24 +238,24 @@ class Stores:
         self._kept[path] = (times, run)
         return run
 
-    def _find(self) -> tuple[list[Found], list[str]]:
-        found: dict[Path, Found] = {}
+    def _find(self) -> tuple[dict[Path, str], list[str]]:
+        found: dict[Path, str] = {}
         problems = []
         for root in self.places.roots:
             try:
-                found |= {one.path: one for one in find_below(root)}
+                found |= dict(find_below(root))
             except OSError as error:
                 problems.append(f"{root} cannot be read: {error.strerror or error}")
         for folder in self.places.bundles:
             if folder.is_dir():
-                found.setdefault(folder, Found(folder, "bundles"))
+                found.setdefault(folder, "bundles")
             else:
                 problems.append(f"{folder}, a folder of bundles, is not there")
-        return list(found.values()), problems
+        return found, problems
 
     def _bundles(
         self,
-        folders: Mapping[Path, None],
+        folders: Sequence[Path],
         workspaces: Sequence[Run],
         before: Mapping[Path, tuple[object, Run]],
     ) -> list[Run]:
@@ -226,7 +277,7 @@ class Stores:
             state = (times, served, [id(run) for run in (*own, *bundles)])
             kept = self._folders.get(place)
             if kept is None or kept[0] != state:
-                kept = self._folders[place] = (state, completed(bundles, folder, own))
+                kept = self._folders[place] = (state, complete_bundles(bundles, folder, own))
             found += kept[1]
         return found
 

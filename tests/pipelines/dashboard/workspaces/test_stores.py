@@ -8,9 +8,8 @@ import pytest
 
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.workspaces import stores as scan
-from pipelines.dashboard.workspaces.find import find_below
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.dashboard.workspaces.stores import Places, Stores
+from pipelines.dashboard.workspaces.stores import Places, Stores, find_below
 from tests.pipelines.dashboard.synthetic_runs import (
     BEGAN,
     METRICS,
@@ -42,7 +41,7 @@ def test_what_cannot_hold_runs_is_not_descended_into(tmp_path: Path) -> None:
     (tmp_path / "circle").symlink_to(tmp_path, target_is_directory=True)
     write_json(tmp_path / "backtest/backtest.json", {})
     write_run(tmp_path / "backtest/workspace")
-    assert [one.path for one in find_below(tmp_path)] == [run]
+    assert [path for path, _ in find_below(tmp_path)] == [run]
 
 
 def test_increments_and_bundles_below_a_shop_are_runs(tmp_path: Path) -> None:

@@ -36,8 +36,7 @@ def test_a_run_that_was_killed_is_unfinished_and_says_what_is_missing(tmp_path: 
     run = read_workspace(path)
     assert run.status == "unfinished"
     assert run.problems == (
-        "not evaluated: 2 stages are made, evaluate is half written. Go on with: recsys run "
-        f"{path / 'config.toml'}",
+        f"not evaluated: 2 stages made. Go on with: recsys run {path / 'config.toml'}",
     )
     assert run.dataset == "movielens-100k"
 
