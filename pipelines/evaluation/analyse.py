@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -22,17 +21,13 @@ from torch import Tensor
 from pipelines.config.run import EvaluationConfig
 from pipelines.evaluation.analysis import ModelAnalysis, SplitAnalysis
 from recsys.data.batch import Jagged
-from recsys.data.dataset import Sequences
 from recsys.data.top_k import ItemMask
 from recsys.evaluation.beyond_accuracy import (
-    average_popularity,
     catalogue_coverage,
-    category_diversity,
     gini_of_exposure,
     intra_list_diversity,
     item_popularity,
     novelty,
-    popularity_lift,
 )
 from recsys.evaluation.bootstrap import bootstrap_intervals
 from recsys.evaluation.calibration import list_miscalibration
@@ -47,7 +42,6 @@ from recsys.evaluation.significance import (
 from recsys.evaluation.slices import (
     Slice,
     category_slices,
-    history_length_slices,
     item_popularity_slices,
     slice_metrics,
     user_activity_slices,
@@ -98,17 +92,6 @@ class Background:
         )
 
 
-def lengths_before(
-    sequences: Sequences,
-    split: Literal["validation", "test"],
-    results: Mapping[str, RankingResult],
-) -> Tensor:
-    """Count the events of each measured user before the split, [U]."""
-    ends = sequences.train_end if split == "validation" else sequences.validation_end
-    lengths = np.asarray(ends) - np.asarray(sequences.offsets[:-1])
-    return torch.from_numpy(lengths)[next(iter(results.values())).user_rows]
-
-
 def category_names(features: Path, num_categories: int) -> list[str]:
     """Read the name of each category row, "" for a row without one."""
     names = [""] * num_categories
@@ -134,18 +117,13 @@ def item_domains(features: Path, num_item_rows: int) -> tuple[Jagged | None, lis
     return (Jagged.one_each(rows), ["", *names]) if names else (None, [])
 
 
-def cut(result: RankingResult, known: Background, lengths: Tensor) -> list[Slice]:
-    """Cut a split's targets by item popularity, activity, history length, domain and category.
-
-    Args:
-        lengths: Events of each user before the split, [U].
-    """
+def cut(result: RankingResult, known: Background) -> list[Slice]:
+    """Cut a split's targets by item popularity, activity, domain and category."""
     targets = result.targets
     num_events = known.histories.lengths()[result.user_rows]
     slices = [
         *item_popularity_slices(targets, known.popularity),
         *user_activity_slices(targets, num_events),
-        *history_length_slices(targets, lengths),
     ]
     if known.domains is not None:
         slices += category_slices(targets, "domain", known.domains, known.domain_names)
@@ -169,26 +147,18 @@ def beyond_accuracy(
     everything = ItemMask.all(known.inputs.sizes.num_item_rows)
     per_user = {
         "novelty": novelty(lists, k, known.popularity, known.num_users),
-        "average_popularity": average_popularity(lists, k, known.popularity),
     }
     if catalogue.content.shape[1]:
         per_user["intra_list_diversity"] = intra_list_diversity(lists, k, catalogue.content)
     if len(catalogue.categories.values):
-        num_categories = known.inputs.sizes.num_categories
-        per_user["category_diversity"] = category_diversity(
-            lists, k, catalogue.categories, num_categories
-        )
         per_user["miscalibration"] = list_miscalibration(
-            lists, k, histories, catalogue.categories, num_categories
+            lists, k, histories, catalogue.categories, known.inputs.sizes.num_categories
         )
     values = {
         "coverage": catalogue_coverage(lists, k, everything),
         "gini": gini_of_exposure(lists, k, everything),
         **{name: float(value.nanmean()) for name, value in per_user.items()},
     }
-    lift = popularity_lift(lists, k, histories, known.popularity)
-    if "lift" in lift:
-        values["popularity_lift"] = lift["lift"]
     return {f"{name}@{k}": value for name, value in values.items() if np.isfinite(value)}
 
 
@@ -207,18 +177,13 @@ def analyse_split(
     known: Background,
     config: EvaluationConfig,
     *,
-    lengths: Tensor,
     baseline: str,
     seed: int,
 ) -> SplitAnalysis:
-    """Analyse all models on one split.
-
-    Args:
-        lengths: Events of each user before the split, [U].
-    """
+    """Analyse all models on one split."""
     resamples = BootstrapConfig(num_resamples=config.num_resamples, seed=seed)
     first = next(iter(results.values()))
-    slices = cut(first, known, lengths)
+    slices = cut(first, known)
     models = {}
     for name, result in results.items():
         values = {

@@ -42,21 +42,9 @@ BEYOND_ACCURACY = {
         "Novelty, bits",
         "mean self-information of listed items; one bit more: half as many users know them",
     ),
-    "average_popularity": (
-        "Average popularity",
-        "mean number of users who interacted with a listed item",
-    ),
-    "popularity_lift": (
-        "Popularity lift",
-        "popularity of lists relative to that of users' histories; above 0, lists are more popular",
-    ),
     "intra_list_diversity": (
         "Diversity by content",
         "mean distance in content between items of a list; 0: all the same",
-    ),
-    "category_diversity": (
-        "Diversity by category",
-        "0: all items of a list have the same categories; 1: no two share one",
     ),
     "miscalibration": (
         "Miscalibration",

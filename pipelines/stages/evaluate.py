@@ -25,7 +25,7 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import Manifest, digest_of_json, plain, to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.evaluation.analyse import Background, analyse_split, best_single, lengths_before
+from pipelines.evaluation.analyse import Background, analyse_split, best_single
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
 from pipelines.evaluation.per_user import per_user_table
 from pipelines.inputs.tensors import read_inputs, split_kind, tie_orders
@@ -81,7 +81,6 @@ def evaluate(context: StageContext) -> StageRows:
                     results,
                     known,
                     config.evaluation,
-                    lengths=lengths_before(inputs.sequences, split, results),
                     baseline=baseline,
                     seed=config.seed,
                 )

@@ -79,37 +79,6 @@ def novelty(lists: Tensor, k: int, popularity: Tensor, num_users: int) -> Tensor
     return _list_means(_first(lists, k), bits)
 
 
-def average_popularity(lists: Tensor, k: int, popularity: Tensor) -> Tensor:
-    """Mean popularity of a list's items (ARP, Yin et al., VLDB 2012), [U]; NaN if empty."""
-    return _list_means(_first(lists, k), popularity.double())
-
-
-def popularity_lift(
-    lists: Tensor, k: int, histories: Jagged, popularity: Tensor
-) -> dict[str, float]:
-    """How much more popular the lists are than what their users chose themselves.
-
-    Abdollahpouri et al., RecSys 2020: (q - p) / p, where q is the average popularity of the
-    lists and p that of the histories, each averaged over users. 0 is unbiased, 1 means twice as
-    popular. Users with an empty list or history are left out.
-
-    Returns:
-        "lists" (q), "histories" (p), "lift" and "num_users"; without such users only the count.
-    """
-    of_lists = average_popularity(lists, k, popularity)
-    total = torch.zeros(histories.batch_size, dtype=torch.float64)
-    total.index_add_(0, histories.segments(), popularity.double()[histories.values])
-    of_histories = total / histories.lengths()  # NaN without a history
-    both = ~torch.isnan(of_lists) & ~torch.isnan(of_histories)
-    num_users = int(both.sum())
-    chosen = float(of_histories[both].mean()) if num_users else 0.0
-    if chosen == 0:
-        return {"num_users": float(num_users)}
-    shown = float(of_lists[both].mean())
-    lift = (shown - chosen) / chosen
-    return {"lists": shown, "histories": chosen, "lift": lift, "num_users": float(num_users)}
-
-
 def intra_list_diversity(lists: Tensor, k: int, vectors: Tensor) -> Tensor:
     """Mean cosine distance between the pairs of a list (Ziegler et al., WWW 2005), [U].
 
@@ -128,26 +97,6 @@ def intra_list_diversity(lists: Tensor, k: int, vectors: Tensor) -> Tensor:
         total = embedding_bag(rows.clamp_min(0), unit, mode="sum", padding_idx=0)  # [b, D]
         squares = (has_direction[rows.clamp_min(0)] & (rows > 0)).double().sum(1)
         parts.append(_mean_distance(total.double(), squares, (rows > 0).sum(1)))
-    return torch.cat(parts)
-
-
-def category_diversity(lists: Tensor, k: int, categories: Jagged, num_categories: int) -> Tensor:
-    """Intra-list diversity with each item as the set of its categories, [U].
-
-    The cosine of two sets is |A and B| / sqrt(|A| |B|) (Ochiai), so the distance is 0 for equal
-    sets and 1 for disjoint ones; an item without categories is at distance 1 from all others.
-    NaN for a list with fewer than two items.
-    """
-    shown = _first(lists, k)
-    num_of_item = categories.lengths().double()  # [N]
-    weights = num_of_item.clamp_min(1).rsqrt()
-    parts = []
-    for rows in torch.split(shown, max(1, MAX_CELLS // num_categories)):
-        present = rows > 0
-        listed = listed_items(rows, k)
-        total = category_totals(listed, categories, num_categories, weights)  # [b, C]
-        squares = ((num_of_item[rows.clamp_min(0)] > 0) & present).double().sum(1)
-        parts.append(_mean_distance(total, squares, present.sum(1)))
     return torch.cat(parts)
 
 

@@ -6,22 +6,19 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.data.top_k import ItemMask
 from recsys.evaluation.beyond_accuracy import (
-    average_popularity,
     catalogue_coverage,
-    category_diversity,
     exposure,
     gini_of_exposure,
     intra_list_diversity,
     item_popularity,
     novelty,
-    popularity_lift,
 )
 from recsys.evaluation.calibration import (
     area_under_curve,
@@ -78,20 +75,6 @@ def test_diversity_agrees_with_all_pairs():
     measured = intra_list_diversity(lists, 8, vectors)
     slow = [slow_diversity([row for row in one if row > 0], vectors) for one in lists.tolist()]
     assert measured.tolist() == pytest.approx(slow, abs=1e-6)
-
-
-@settings(max_examples=30)
-@given(st.lists(st.sets(st.integers(0, 4)), min_size=3, max_size=6))
-def test_category_diversity_is_that_of_the_sets_as_vectors(sets: list[set[int]]):
-    categories = Jagged.from_lists([[], *map(sorted, sets)])
-    vectors = torch.zeros(len(sets) + 1, 5)
-    for row, members in enumerate(sets, 1):
-        vectors[row, list(members)] = 1
-    lists = torch.arange(1, len(sets) + 1)[None, :]
-    measured = category_diversity(lists, len(sets), categories, 5)
-    assert measured.tolist() == pytest.approx(
-        intra_list_diversity(lists, len(sets), vectors).tolist(), abs=1e-6
-    )
 
 
 @pytest.mark.parametrize("k", [0, 4])
@@ -227,22 +210,6 @@ def test_coverage_is_the_share_of_eligible_items():
     )
     with pytest.raises(ValueError, match="no item is eligible"):
         catalogue_coverage(SHORT, 3, ItemMask(np.zeros(7, np.bool_)))
-
-
-def test_average_popularity_and_lift():
-    popularity = torch.tensor([0, 6, 4, 2])
-    average = average_popularity(SHORT, 3, popularity)
-    assert average[:2].tolist() == [4, 5]
-    histories = Jagged.from_lists([[3], [2, 3], [1]])  # means 2, 3; the third list is empty
-    lift = popularity_lift(SHORT, 3, histories, popularity)
-    assert lift == {"lists": 4.5, "histories": 2.5, "lift": pytest.approx(0.8), "num_users": 2}
-
-
-def test_lift_without_users_or_popularity_has_no_value():
-    nobody = Jagged.from_lists([[], [], []])
-    assert popularity_lift(SHORT, 3, nobody, torch.ones(4)) == {"num_users": 0}
-    unseen = Jagged.from_lists([[1], [1], [1]])
-    assert "lift" not in popularity_lift(SHORT, 3, unseen, torch.zeros(4))
 
 
 def test_history_lengths_fall_into_named_buckets():
