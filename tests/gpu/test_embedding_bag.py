@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recsys.kernels.embedding_bag import grouping, updating
-from recsys.kernels.embedding_bag.launch import Kernel
 from recsys.kernels.embedding_bag.layout import OptimizerConfig, TableLayout
 from recsys.kernels.embedding_bag.op import FusedEmbeddingBags
 
@@ -32,45 +30,16 @@ def test_rows_beyond_two_to_the_31_elements(cuda: torch.device) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 3.0])
-def test_same_bits_in_twenty_large_runs(cuda: torch.device, alpha: float) -> None:
+def test_same_bits_in_five_large_runs(cuda: torch.device, alpha: float) -> None:
     layout = TableLayout((100_000, 50_000), (128, 32), (0, 1, 0))
     generator = torch.Generator(cuda).manual_seed(0)
     ids = (torch.rand(3 * 4096 * 20, generator=generator, device=cuda).pow(alpha + 1) * 5e4).long()
     offsets = torch.arange(3 * 4096 + 1, device=cuda) * 20
     grad = torch.randn(4096, 288, generator=generator, device=cuda)
     runs = []
-    for _ in range(20):
+    for _ in range(5):
         bags = FusedEmbeddingBags(layout, OptimizerConfig(), device=cuda)
         bags(ids, offsets).backward(grad)
         runs.append((bags.weights, bags.second))
     assert all(torch.equal(weights, runs[0][0]) for weights, _ in runs)
     assert all(torch.equal(second, runs[0][1]) for _, second in runs)
-
-
-def test_all_kernels_are_launched_by_the_driver(
-    cuda: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Kernel] = []
-    create = Kernel.__init__
-
-    def remember(self: Kernel, *args: object, **options: object) -> None:
-        create(self, *args, **options)
-        made.append(self)
-
-    monkeypatch.setattr(Kernel, "__init__", remember)
-    for cached in (grouping._key_kernel, grouping._list_kernel, updating._kernels):
-        cached.cache_clear()
-    layout = TableLayout((1000, 300), (40, 40), (0, 1))
-    ids = torch.arange(600, device=cuda) % 250
-    offsets = torch.arange(201, device=cuda) * 3
-    bits = []
-    for _ in range(2):
-        bags = FusedEmbeddingBags(layout, OptimizerConfig(), device=cuda)
-        out = bags(ids, offsets)
-        out.backward(torch.ones_like(out))
-        bits.append((bags.weights, bags.second))
-    # Keys, lists, items, long and short runs, singles.
-    assert len(made) >= 6
-    assert all(None not in kernel._compiled.values() for kernel in made)
-    assert torch.equal(bits[0][0], bits[1][0])
-    assert torch.equal(bits[0][1], bits[1][1])

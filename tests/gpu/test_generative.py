@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.top_k import ItemMask
 from recsys.kernels.choice import without
 from recsys.layers.codes import decoder as code_decoder
 from recsys.layers.codes.decoder import SharedContext, joint_attention
@@ -19,7 +17,7 @@ from recsys.models.generative.model import (
     GenerativeModel,
 )
 from recsys.models.item_tower import ItemCatalogue
-from recsys.retrieval.beam_search import BeamSearch, CapturedSearch
+from recsys.retrieval.beam_search import BeamSearch
 from recsys.retrieval.generated import GeneratedSource
 from recsys.semantic_ids.trie import Trie
 
@@ -70,21 +68,6 @@ def test_lists_and_loss_are_those_of_the_cpu(cuda: torch.device) -> None:
     assert (found.item_rows.cpu() == expected.item_rows).float().mean() > 0.95
     loss, loss_on_gpu = model.loss(queries("cpu")), on_gpu.loss(queries(cuda))
     torch.testing.assert_close(loss_on_gpu.cpu(), loss, rtol=1e-4, atol=1e-4)
-
-
-def test_a_captured_search_follows_new_histories_and_masks(cuda: torch.device) -> None:
-    model = model_on(cuda)
-    search = search_with(model)
-    own = model.context(queries(cuda))
-    captured = CapturedSearch(search, own, 60)
-    for shift in (1, 2):
-        generator = np.random.default_rng(shift)
-        masks = [ItemMask(generator.random(NUM_ITEM_ROWS) < 0.3) for _ in LISTS]
-        context = model.context(queries(cuda, shift))
-        expected = search.search(context, 60, masks)
-        found = captured.lists(context, search.trie.allowed_rows(masks))
-        torch.testing.assert_close(found.scores, expected.scores, rtol=1e-4, atol=1e-4)
-        assert (found.item_rows == expected.item_rows).float().mean() > 0.95
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 from recsys.fitting.spec import TrainingRun, run_training
 from recsys.kernels.choice import without
 from recsys.models.ranker.model import Ranker
-from recsys.training.captured import CapturedStep, FixedShapeLoss
+from recsys.training.captured import CapturedStep
 from recsys.training.ranker_fit import ranker_loss
 from tests.recsys.training.test_ranker_shapes import (
     CONFIG,
@@ -66,10 +66,3 @@ def test_captured_steps_have_the_losses_of_launched_ones(
     assert losses == pytest.approx(expected, rel=2e-2)
     assert losses[-1] < losses[0]
     torch.testing.assert_close(bias, expected_bias, rtol=0.1, atol=0.02)
-
-
-def test_a_ranker_on_a_gpu_has_steps_of_one_shape(cuda: torch.device) -> None:
-    model = Ranker(CONFIG, INPUTS, catalogue()).to(cuda)
-    loss = ranker_loss(model, examples(), EVERYONE, TRAINING, 0, cuda)
-    assert isinstance(loss, FixedShapeLoss)
-    assert loss.inputs_at(0) is not None
