@@ -122,12 +122,12 @@ def pages(workspace: Path) -> dict[str, Any]:
     """Keys and titles of all blocks of the dashboard's pages about one run."""
     from pipelines.dashboard.context import Context
     from pipelines.dashboard.pages import PAGES
-    from pipelines.dashboard.web.export import build_documents, find_runs
+    from pipelines.dashboard.web.export import build_documents, find_run
     from pipelines.dashboard.workspaces.stores import Places, Stores
 
     stores = Stores(Places(roots=[workspace.parent]))
     context = Context(stores=stores, exported=True)
-    documents, left_out = build_documents(context, PAGES, find_runs(stores, [str(workspace)]))
+    documents, left_out = build_documents(context, PAGES, find_run(stores, str(workspace)))
 
     def blocks(parts: Any) -> Iterator[str]:
         for part in parts:

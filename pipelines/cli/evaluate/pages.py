@@ -40,11 +40,11 @@ def dashboard(
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option(help="Write runs into this HTML file."),
+        typer.Option(help="Write a run into this HTML file."),
     ] = None,
     run: Annotated[
-        list[str] | None,
-        typer.Option(help="Run to export: its key or its folder (repeatable); the newest."),
+        str | None,
+        typer.Option(help="Run to export: its key or its folder; the newest."),
     ] = None,
     show: Open = False,
 ) -> None:
@@ -71,9 +71,9 @@ def dashboard(
     known = key or None if key_file is None else read_key(key_file)
     context = Context(stores=stores, key=known, exported=export is not None)
     if export is not None:
-        from pipelines.dashboard.web.export import find_runs, write
+        from pipelines.dashboard.web.export import find_run, write
 
-        left_out = write(context, PAGES, find_runs(stores, run or []), export)
+        left_out = write(context, PAGES, find_run(stores, run), export)
         lines = [f"  without {one}" for one in left_out]
         print_lines(f"{export}: {export.stat().st_size / 1e6:.1f} MB", *lines, note=True)
         return
@@ -90,17 +90,15 @@ def dashboard(
     serve(context, PAGES, access, port)
 
 
-def find_places(
-    root: list[Path] | None, bundles: list[Path] | None, run: list[str] | None
-) -> Places:
+def find_places(root: list[Path] | None, bundles: list[Path] | None, run: str | None) -> Places:
     """Find the folders of runs: a run that is exported by its folder needs no root."""
     from pipelines.dashboard.workspaces.stores import Places
 
     for given in [*(root or ()), *(bundles or ())]:
         if not given.is_dir():
             raise ValueError(f"{given} is not a folder; name one that holds workspaces or bundles")
-    folders = [Path(one) for one in run or () if Path(one).is_dir()]
-    if root is None and not (folders and len(folders) == len(run or ())):
+    folders = [Path(run)] if run is not None and Path(run).is_dir() else []
+    if root is None and not folders:
         root = [ROOT]
     return Places(roots=[*(root or ()), *folders], bundles=bundles or ())
 

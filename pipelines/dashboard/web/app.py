@@ -1,6 +1,6 @@
 """The routes of the dashboard: pages as documents, windows of tables, suggestions, actions, files.
 
-``/api/page/{name}``, ``/api/rows/{name}/{source}`` (and ``/csv``), ``/api/suggest/{name}/{search}``
+``/api/page/{name}``, ``/api/rows/{name}/{source}``, ``/api/suggest/{name}/{search}``
 and ``POST /api/act/{name}/{action}`` answer JSON; a refusal is ``{"error": words}``.
 """
 
@@ -18,24 +18,23 @@ import orjson
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.web.access import COOKIE, AccessError, AccessRules
 from pipelines.dashboard.web.files import file_of_run, sent
-from pipelines.dashboard.web.shell import served_shell
-from pipelines.dashboard.web.windows import csv_lines, find_table, read_window
-from pipelines.pages.assets import assets, version
-from pipelines.pages.document import Page
-from pipelines.pages.encoding import encoded
+from pipelines.pages.assets import STYLES, assets, version
+from pipelines.pages.document import Page, Window
+from pipelines.pages.encoding import encoded, for_script
+from pipelines.pages.file import FIRST, LATER, SHELL, filled
 
 log = logging.getLogger("recsys.dashboard")
 MAX_BODY_BYTES = 65_536
+MAX_LENGTH = 1_000
+"""Rows of a window."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -102,9 +101,48 @@ def read_query(request: Request) -> Query:
     return Query(values)
 
 
+def read_window(query: Query) -> Window:
+    """Read a window; its parameters begin with ``w.``, so that no parameter of a page is meant."""
+    order = query.text("w.order")
+    return Window(
+        start=query.number("w.start", 0, least=0, most=10**12),
+        length=query.number("w.length", 25, least=1, most=MAX_LENGTH),
+        order_by=query.number("w.order", 0, least=0, most=1_000) if order else None,
+        descending=query.choice("w.descending", ("0", "1"), "0") == "1",
+        search=query.text("w.search")[:200],
+    )
+
+
+def navigation(pages: Sequence[PageEntry]) -> list[dict[str, object]]:
+    """List the pages as the browser knows them."""
+    return [
+        {
+            "name": page.name,
+            "title": page.title,
+            "in_navigation": page.in_navigation,
+            "keeps": list(page.keeps),
+        }
+        for page in pages
+    ]
+
+
 def shell(site: Site, _: Request) -> Response:
-    """Send the page into which documents are drawn."""
-    return Response(served_shell(site.pages, site.access), media_type="text/html")
+    """Send the page into which the browser draws documents."""
+    folder = f"/assets/{version()}"
+    modules = sorted((name for name in assets() if name.endswith(".js")), key=LATER.__contains__)
+    head = [f'<link rel="stylesheet" href="{folder}/{name}">' for name in STYLES]
+    head += [f'<link rel="modulepreload" href="{folder}/{name}">' for name in modules]
+    acts = site.access.key is not None
+    settings = {"pages": navigation(site.pages), "acts": acts, "exported": None}
+    text = filled(
+        SHELL,
+        policy="",
+        title="Recsys dashboard",
+        head="\n".join(head),
+        settings=for_script(settings),
+        scripts=f'<script type="module" src="{folder}/{FIRST}"></script>',
+    )
+    return Response(text, media_type="text/html")
 
 
 def asset(_: Site, request: Request) -> Response:
@@ -133,17 +171,6 @@ def rows(site: Site, request: Request) -> Response:
     find = _named(site.page(request).rows, request.path_params["source"], "table")
     query = read_query(request)
     return json_response(find(site.context, query, read_window(query)))
-
-
-def whole_table(site: Site, request: Request) -> Response:
-    """Send all rows of a long table, in the order and with the search of the window."""
-    entry, source = site.page(request), request.path_params["source"]
-    find = _named(entry.rows, source, "table")
-    query = read_query(request)
-    table = find_table(entry.build(site.context, query), source)
-    lines = csv_lines(table, lambda window: find(site.context, query, window), read_window(query))
-    headers = {"content-disposition": f'attachment; filename="{table.key}.csv"'}
-    return StreamingResponse(lines, media_type="text/csv; charset=utf-8", headers=headers)
 
 
 def suggest(site: Site, request: Request) -> Response:
@@ -210,19 +237,15 @@ def _route(site: Site, path: str, answer: Callable[..., Response], check: Check)
         try:
             site.access.check_host(request)
             given = await check(site, request)
-            return await run_in_threadpool(answer, site, request, *given)
+            response = await run_in_threadpool(answer, site, request, *given)
         except Exception as error:
-            return refuse(error)
+            response = refuse(error)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
 
     methods = ["POST"] if check is _key_holder else ["GET"]
     return Route(path, endpoint, methods=methods)
-
-
-async def _headers(request: Request, call_next: RequestResponseEndpoint) -> Response:
-    response = await call_next(request)
-    for name, value in HEADERS.items():
-        response.headers.setdefault(name, value)
-    return response
 
 
 def create_app(site: Site) -> Starlette:
@@ -232,16 +255,12 @@ def create_app(site: Site) -> Starlette:
         ("/assets/{version}/{file}", asset, _anyone),
         ("/api/page/{name}", page, _reader),
         ("/api/rows/{name}/{source}", rows, _reader),
-        ("/api/rows/{name}/{source}/csv", whole_table, _reader),
         ("/api/suggest/{name}/{search}", suggest, _reader),
         ("/files/{key}/{path:path}", file, _reader),
         ("/api/act/{name}/{action}", act, _key_holder),
         ("/api/enter", enter, _key_holder),
     ]
-    return Starlette(
-        routes=[_route(site, *route) for route in routes],
-        middleware=[Middleware(BaseHTTPMiddleware, dispatch=_headers)],
-    )
+    return Starlette(routes=[_route(site, *route) for route in routes])
 
 
 def serve(context: Context, pages: Sequence[PageEntry], access: AccessRules, port: int) -> None:

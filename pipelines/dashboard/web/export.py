@@ -1,4 +1,4 @@
-"""Runs as one HTML file that opens anywhere: the documents that the dashboard serves."""
+"""A run as one HTML file that opens anywhere: the documents that the dashboard serves."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.dashboard.web.app import built
-from pipelines.dashboard.web.shell import navigation
+from pipelines.dashboard.web.app import built, navigation
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.dashboard.workspaces.stores import Stores
 from pipelines.pages.document import Block, Section, Table, Window
@@ -20,43 +19,20 @@ MAX_ROWS = 200
 """Rows in a file of a table that the server sends by windows."""
 
 
-def find_runs(stores: Stores, wanted: Sequence[str]) -> list[Run]:
-    """Find runs by their keys or folders; the newest complete one where none is named."""
+def find_run(stores: Stores, wanted: str | None) -> Run:
+    """Find a run by its key or folder; the newest complete one if none is named."""
     known = stores.runs()
-    if not wanted:
-        newest = [run for run in known if run.kind == "workspace" and run.status == "complete"][:1]
-        if not newest:
+    if wanted is None:
+        found = [run for run in known if run.kind == "workspace" and run.status == "complete"]
+        if not found:
             raise ValueError("there is no complete run to export; recsys demo makes one")
-        return newest
-    found = []
-    for name in wanted:
-        place = Path(name).resolve()
-        same = [run for run in known if run.key == name]
-        same += [run for run in known if run.path.resolve() == place]
-        if not same:
-            keys = ", ".join(f"{run.key} ({run.name})" for run in known[:10]) or "none"
-            raise ValueError(f"--run {name} is no run's key or folder; the newest are: {keys}")
-        found.append(same[0])
-    return found
-
-
-def list_queries(entry: PageEntry, context: Context, keys: Sequence[str]) -> Sequence[Query]:
-    """List the queries of a page that a file about runs holds."""
-    together = Query.of(run=keys[0], runs=tuple(keys) if len(keys) > 1 else None)
-    if entry.exports is not None:
-        return entry.exports(context, together)
-    return [together, *(Query.of(run=key) for key in keys if len(keys) > 1)]
-
-
-def build_pages(entry: PageEntry, context: Context, keys: Sequence[str]) -> list[Document]:
-    """Make a page for the runs of a file; of a page that takes two, the first with each other."""
-    try:
-        return [document(entry, context, one) for one in list_queries(entry, context, keys)]
-    except QueryError:
-        if len(keys) <= 2:
-            raise
-    pairs = [(keys[0], other) for other in keys[1:]]
-    return [one for pair in pairs for one in build_pages(entry, context, pair)]
+        return found[0]
+    place = Path(wanted).resolve()
+    found = [run for run in known if run.key == wanted or run.path.resolve() == place]
+    if not found:
+        keys = ", ".join(f"{run.key} ({run.name})" for run in known[:10]) or "none"
+        raise ValueError(f"--run {wanted} is no run's key or folder; the newest are: {keys}")
+    return found[0]
 
 
 def document(entry: PageEntry, context: Context, query: Query) -> Document:
@@ -83,28 +59,27 @@ def with_rows(entry: PageEntry, context: Context, query: Query, block: Block) ->
 
 
 def build_documents(
-    context: Context, pages: Sequence[PageEntry], runs: Sequence[Run]
+    context: Context, pages: Sequence[PageEntry], run: Run
 ) -> tuple[list[Document], list[str]]:
-    """Make all pages of runs; what cannot be shown of them is said in words instead."""
+    """Make all pages of a run; what cannot be shown of it is said in words instead."""
     documents: list[Document] = []
     left_out = []
+    query = Query.of(run=run.key)
     for entry in pages:
         try:
-            documents += build_pages(entry, context, [run.key for run in runs])
+            queries = [query] if entry.exports is None else entry.exports(context, query)
+            documents += [document(entry, context, one) for one in queries]
         except (QueryError, NotFoundError) as error:
             left_out.append(f"{entry.title}: {error}")
     return documents, left_out
 
 
-def write(
-    context: Context, pages: Sequence[PageEntry], runs: Sequence[Run], path: Path
-) -> Sequence[str]:
-    """Write runs into one file; returns what it does not hold, in words."""
-    documents, left_out = build_documents(context, pages, runs)
+def write(context: Context, pages: Sequence[PageEntry], run: Run, path: Path) -> Sequence[str]:
+    """Write a run into one file; returns what it does not hold, in words."""
+    documents, left_out = build_documents(context, pages, run)
     if not documents:
-        raise ValueError(f"nothing of these runs can be shown: {'; '.join(left_out)}")
-    title = f"{', '.join(run.name for run in runs)} \u00b7 Recsys dashboard"
-    text = html_of(documents, navigation(pages), title)
+        raise ValueError(f"nothing of this run can be shown: {'; '.join(left_out)}")
+    text = html_of(documents, navigation(pages), f"{run.name} \u00b7 Recsys dashboard")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, text)
     return left_out

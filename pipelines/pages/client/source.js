@@ -66,11 +66,6 @@ export class Served {
     return got(path, windowQuery(parameters, window), signal);
   }
 
-  csv(name, source, parameters, window) {
-    const path = `/api/rows/${encodeURIComponent(name)}/${encodeURIComponent(source)}/csv`;
-    return `${path}?${windowQuery(parameters, window)}`;
-  }
-
   suggest(name, suggest, parameters, typed, signal) {
     const path = `/api/suggest/${encodeURIComponent(name)}/${encodeURIComponent(suggest)}`;
     return got(path, queryOf({ ...ofPage(parameters), "w.text": typed }), signal);

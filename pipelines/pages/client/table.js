@@ -6,6 +6,8 @@ import { written } from "./format.js";
 import { linked, originLine } from "./links.js";
 
 const TYPING_MS = 100;
+// The server's longest window.
+const MAX_SAVED = 1000;
 let library = null;
 
 // Numbers by size, texts by their letters, nothing last in either direction.
@@ -188,14 +190,15 @@ async function fill(view, block, place, windows) {
   });
 }
 
-function csvOf(view, block, place, windows) {
-  if (!windows) {
-    saveCsv(block.key, block.columns.map((column) => column.label), block.rows);
-    return;
+// A long table comes by windows: its first rows, in the order and with the search that are shown.
+async function csvOf(view, block, place, windows) {
+  let rows = block.rows;
+  if (windows) {
+    const shown = place.table?.settings()[0].lastWindow ?? { search: "" };
+    const window = { ...shown, start: 0, length: MAX_SAVED };
+    rows = (await view.source.rows(view.page, block.source, view.parameters, window)).rows;
   }
-  const window = place.table?.settings()[0].lastWindow ?? { start: 0, length: 25, search: "" };
-  const address = view.source.csv(view.page, block.source, view.parameters, window);
-  make("a", { href: address, download: `${block.key}.csv` }).click();
+  saveCsv(block.key, block.columns.map((column) => column.label), rows);
 }
 
 export function tableBlock(view, block, level) {

@@ -107,7 +107,7 @@ def test_an_exported_file_shows_all_that_it_holds_and_asks_for_nothing(
 ):
     context = Context(stores=Stores(Places(roots=[workspace])), exported=True)
     path = tmp_path / "run.html"
-    export.write(context, PAGES, export.find_runs(context.stores, []), path)
+    export.write(context, PAGES, export.find_run(context.stores, None), path)
     assert path.stat().st_size <= 5_000_000
     text = path.read_text().split('type="application/json">')[1].split("</script>")[0]
     held = json.loads(text)["exported"]

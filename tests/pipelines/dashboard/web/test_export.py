@@ -44,7 +44,7 @@ def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("export")
     context = Context(stores=OneRun(folder), exported=True)
     path = folder / "out" / "run.html"
-    left_out = export.write(context, ENTRIES, [RUN], path)
+    left_out = export.write(context, ENTRIES, RUN, path)
     assert left_out == ["Gone: this run has no ranker"]
     return path
 
@@ -94,17 +94,20 @@ def test_modules_become_one_script_in_an_order_that_works():
         )
 
 
-def test_runs_are_found_by_key_or_folder_and_a_wrong_name_says_which_there_are(tmp_path):
+def test_a_run_is_found_by_key_or_folder_and_a_wrong_name_says_which_there_are(tmp_path):
     class Two(OneRun):
         def runs(self):
             return [replace(RUN, name="shop", path=tmp_path), replace(RUN, key="b" * 12)]
 
     stores = Two(tmp_path)
-    assert [run.name for run in export.find_runs(stores, [])] == ["shop"]
-    assert [run.key for run in export.find_runs(stores, ["b" * 12])] == ["b" * 12]
-    assert [run.name for run in export.find_runs(stores, [str(tmp_path)])] == ["shop"]
+    found = [export.find_run(stores, one) for one in (None, "b" * 12, str(tmp_path))]
+    assert [(run.name, run.key[0]) for run in found] == [
+        ("shop", "0"),
+        (RUN.name, "b"),
+        ("shop", "0"),
+    ]
     with pytest.raises(ValueError, match=r"the newest are: 0123456789ab \(shop\)"):
-        export.find_runs(stores, ["nowhere"])
+        export.find_run(stores, "nowhere")
 
 
 @pytest.fixture

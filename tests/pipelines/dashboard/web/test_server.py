@@ -100,22 +100,10 @@ def test_an_error_that_nobody_expected_has_a_reference_and_no_secret(client, cap
     assert "a secret of the machine" in caplog.text
 
 
-def test_a_window_and_the_whole_table(client):
+def test_a_window(client):
     window = client.get("/api/rows/every/long?w.start=3&w.length=2&w.descending=1").json()
     assert window["total"] == window["found"] == 2_000
     assert [row[0]["sort"] for row in window["rows"]] == [1996, 1995]
-    lines = client.get("/api/rows/every/long/csv?w.search=199").text.splitlines()
-    assert lines[0] == "item,NDCG@10,difference,time,kept"
-    assert len(lines) == 1 + 12
-
-
-def test_a_spreadsheet_takes_no_title_for_a_formula():
-    from pipelines.dashboard.web.windows import csv_lines
-    from pipelines.pages.document import Rows, Table, Window
-
-    table = Table(key="t", title="", note="", columns=[])
-    rows = Rows(total=1, found=1, rows=[["=1+1", "@x", -0.5, "plain"]])
-    assert list(csv_lines(table, lambda _: rows, Window()))[1] == "'=1+1,'@x,-0.5,plain\n"
 
 
 def test_an_action_needs_the_key_and_a_page_of_ours(keyed):
