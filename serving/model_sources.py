@@ -32,7 +32,7 @@ class AdaptedSource(Source):
         domain, adapted = query.domain, self._adapted
         if query.item_row or not query.has_history or not adapted.knows(domain):
             return self._base.one(query, mask, k)
-        vector = adapted.query_vectors(query.features, [domain])
+        vector = adapted.query_vectors(query.features, domain)
         if self._index is not None and adapted.shares_items(domain):
             return self._index.search_one(vector[0], k, mask)
         return OneList.of(exact_top_k(vector, adapted.item_vectors(domain), k, mask))

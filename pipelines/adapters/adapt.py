@@ -56,7 +56,7 @@ def adapt_to(
     released, bundles = read_chain(bundle)[0], bundles_dir(config)
     task = load_task(config, domain, choose_base(config, released.directory), show_progress)
     judged, best_step = train_and_rank(task)
-    judgement = judge_adapter(judged, config.adapter)
+    judgement = judge_adapter(judged, domain, config.adapter)
     refuse_harm(config, domain, judgement)
     adapter, num_steps, num_labels = train_on_everything(
         task, released.directory / task.base, best_step

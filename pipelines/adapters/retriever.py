@@ -54,15 +54,14 @@ def train_and_rank(task: Task) -> tuple[Judged, int]:
     """
     config = task.config.adapter
     model = load_base(task, task.config.workspace / f"train_{task.base}" / task.order / task.base)
-    selecting, judging = task.halves()
-    own = judging.only_domain()
-    if min(len(selecting), len(own)) < 2:
+    selecting, judging = task.queries(0), task.queries(1)
+    if min(selecting.num_queries, judging.num_queries) < 2:
         raise ValueError(
-            f"domain {task.name!r} has {len(selecting)} held-out users to select a step by and "
-            f"{len(own)} to judge by; it needs 2 of each"
+            f"domain {task.name!r} has {selecting.num_queries} held-out users to select a step by "
+            f"and {judging.num_queries} to judge by; it needs 2 of each"
         )
     base = measure(task, model.score, judging)
-    base_within = measure(task, model.score, own, within=True)
+    base_within = measure(task, model.score, judging, within=True)
     adapter = new_adapter(task, model)
     loss_at, num_examples = losses(task, model, "train")
 
@@ -76,11 +75,10 @@ def train_and_rank(task: Task) -> tuple[Judged, int]:
     retriever = AdaptedRetriever(model, {task.name: adapter})
 
     def score(queries: JaggedBatch) -> Tensor:
-        names = task.domains.names
-        return retriever.score(queries, [names[one] for one in queries["domain"].values.tolist()])
+        return retriever.score(queries, task.name)
 
     adapted = measure(task, score, judging)
-    adapted_within = measure(task, score, own, within=True)
+    adapted_within = measure(task, score, judging, within=True)
     return Judged(judging, base, adapted, base_within, adapted_within), best_step
 
 
@@ -95,8 +93,8 @@ def train_on_everything(task: Task, released: Path, best_step: int) -> tuple[Lor
     num_steps = max(1, round(best_step * growth))
     steps = config.for_steps(num_steps, num_steps, max(1, round(whole * growth)))
     task.fit(adapter, loss_at, steps, None)
-    own = task.domains.own_items(task.domain)
-    return adapter, num_steps, len(domain_positions(task.inputs.sequences, "all", own))
+    labels = domain_positions(task.inputs.sequences, "all", task.own_items)
+    return adapter, num_steps, len(labels)
 
 
 def max_history(task: Task) -> int:
@@ -139,13 +137,12 @@ def measure(
 ) -> RankingResult:
     """Rank the catalogue for held-out queries."""
     within = within or task.config.adapter.softmax_over == "domain"
-    held_out, elsewhere = queries.held_out, ~torch.from_numpy(task.domains.own_items(task.domain))
+    held_out, elsewhere = queries.held_out, ~torch.from_numpy(task.own_items).to(task.device)
 
     def ranked(batch: JaggedBatch) -> Tensor:
         scores = score(batch.to(task.device))
         if within:
-            own = batch["domain"].values == task.domain
-            scores[(own[:, None] & elsewhere).to(scores.device)] = -torch.inf
+            scores[:, elsewhere] = -torch.inf
         return scores
 
     return evaluate_ranking(
@@ -159,7 +156,7 @@ def measure(
 
 def losses(task: Task, model: Model, split: Split) -> tuple[Callable[[int], Tensor], int]:
     """Return the loss of each step on a domain's labels of a split, and the number of examples."""
-    own, sequences = task.domains.own_items(task.domain), task.inputs.sequences
+    own, sequences = task.own_items, task.inputs.sequences
     size, seed, device = task.config.adapter.batch_size, task.config.seed, task.device
     if isinstance(model, TwoTower):
         positions = domain_positions(sequences, split, own)

@@ -9,7 +9,7 @@ Axes: N item rows, B held-out queries.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from pipelines.engine.errors import UnstableTrainingError
 from pipelines.evaluation.analyse import item_domains
 from pipelines.inputs.tensors import read_inputs, released_order, retrieval_settings
 from pipelines.training.train import ProgressBar
-from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import HeldOut, Rows
 from recsys.evaluation.ranking import RankingResult
 from recsys.fitting.queries import ModelInputs
@@ -37,33 +37,11 @@ from recsys.training.progress import SilentTracker
 NO_DOMAIN = -1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Domains:
-    """The domain of each item."""
-
-    names: tuple[str, ...]
-    of_item: Rows
-    """[N] index of the name, -1 for none."""
-
-    def own_items(self, domain: int) -> NDArray[np.bool_]:
-        """Mark the item rows of a domain, [N]."""
-        own: NDArray[np.bool_] = self.of_item == domain
-        return own
-
-    def find_domain(self, domain: str) -> int:
-        """Find the index of a domain."""
-        if domain not in self.names:
-            raise ValueError(
-                f"no item is of domain {domain!r}; there are {', '.join(self.names[:20])}"
-            )
-        return self.names.index(domain)
-
-
-def load_domains(features: Path, num_item_rows: int) -> Domains:
-    """Read each item's domain from the artefact of build_features."""
+def load_domains(features: Path, num_item_rows: int) -> tuple[list[str], Rows]:
+    """Read the names of domains, and the place of each item's among them, [N]; -1 for none."""
     domains, own_names = item_domains(features, num_item_rows)
     if domains is not None:
-        return Domains(names=tuple(own_names[1:]), of_item=domains.values.numpy() - 1)
+        return own_names[1:], domains.values.numpy() - 1
     events = pl.scan_parquet(features / "events" / "**" / "*.parquet")
     if "domain" not in events.collect_schema().names():
         raise ValueError(
@@ -79,101 +57,47 @@ def load_domains(features: Path, num_item_rows: int) -> Domains:
         .unique("item_row", keep="first", maintain_order=True)
         .collect()
     )
-    names = tuple(sorted(known["domain"].unique()))
+    names = sorted(known["domain"].unique())
     numbers = {name: number for number, name in enumerate(names)}
     of_item = np.full(num_item_rows, NO_DOMAIN, np.int64)
     of_item[known["item_row"].to_numpy()] = [numbers[name] for name in known["domain"]]
     if not names:
         raise ValueError("no item has a domain; fill the column domain of items or events")
-    return Domains(names=names, of_item=of_item)
+    return names, of_item
 
 
-@dataclass(frozen=True, kw_only=True)
-class DomainQueries:
-    """Held-out queries sorted by the domain of their first target."""
+class DomainQueries(NamedTuple):
+    """Held-out queries whose first target is of the domain."""
 
-    domain: int
-    names: tuple[str, ...]
     held_out: HeldOut
-    domain_of_query: Rows
-    """[B], ascending."""
     num_events: Tensor
     """Training events of each query's user, [B]."""
     item_counts: Tensor
     """Training events of each item row, [N]."""
 
     @property
-    def domain_name(self) -> str:
-        return self.names[self.domain]
-
-    @classmethod
-    def of(
-        cls, inputs: ModelInputs, domains: Domains, domain: int, half: int, limit: int, seed: int
-    ) -> DomainQueries:
-        """Select one half of the validation users, at most ``limit`` of each domain."""
-        sequences = inputs.sequences
-        whole = HeldOut.of(sequences, "validation")
-        users = sequences.users_of(whole.positions)
-        first = whole.targets.values.numpy()[whole.targets.offsets[:-1].numpy()]
-        of_query = domains.of_item[first]
-        chosen: list[Rows] = []
-        rng = np.random.default_rng([seed, half])
-        for number in range(len(domains.names)):
-            rows = np.flatnonzero((of_query == number) & (users % 2 == half))
-            chosen.append(np.sort(rng.permutation(rows)[:limit]))
-        rows = np.concatenate(chosen)
-        lengths = sequences.train_end - sequences.offsets[:-1]
-        return cls(
-            domain=domain,
-            names=domains.names,
-            held_out=whole.take(rows),
-            domain_of_query=of_query[rows],
-            num_events=torch.from_numpy(np.asarray(lengths[users[rows]])),
-            item_counts=inputs.item_counts("train"),
-        )
-
-    def only_domain(self) -> DomainQueries:
-        """Keep the queries of the domain that is adapted to."""
-        rows = np.flatnonzero(self.domain_of_query == self.domain)
-        return replace(
-            self,
-            held_out=self.held_out.take(rows),
-            domain_of_query=self.domain_of_query[rows],
-            num_events=self.num_events[torch.from_numpy(rows)],
-        )
-
-    def __len__(self) -> int:
-        return len(self.domain_of_query)
+    def num_queries(self) -> int:
+        return len(self.num_events)
 
     def batches(
         self, inputs: ModelInputs, config: RunConfig, max_history: int
     ) -> Iterator[JaggedBatch]:
-        """Build the queries in batches of one domain each, whose index is feature ``domain``.
-
-        A query of another domain is then computed in the same batch with and without the adapter,
-        so its list changes by a bit only if the adapter reached it.
-        """
+        """Build the queries in batches."""
         size = retrieval_settings(config).batch_size(inputs.sizes.num_item_rows)
-        for number in range(len(self.names)):
-            rows = np.flatnonzero(self.domain_of_query == number)
-            for begin in range(0, len(rows), size):
-                part = rows[begin : begin + size]
-                positions = self.held_out.positions[part]
-                queries = inputs.queries(positions, max_history=max_history)
-                of_domain = Jagged.one_each(torch.full((len(part),), number))
-                yield JaggedBatch({**queries.features, "domain": of_domain})
+        for begin in range(0, self.num_queries, size):
+            positions = self.held_out.positions[begin : begin + size]
+            yield inputs.queries(positions, max_history=max_history)
 
 
 class Judged(NamedTuple):
-    """Held-out queries as the base answers them, and with the adapter."""
+    """Held-out queries of the domain as the base answers them, and with the adapter."""
 
     queries: DomainQueries
     base: RankingResult
-    """Over the whole catalogue, of every domain's queries."""
+    """Over the whole catalogue."""
     adapted: RankingResult
     base_within: RankingResult
-    """Over the domain's items alone, of its own queries: what the domain's name is worth without an
-    adapter."""
+    """Over the domain's items alone: what the domain's name is worth without an adapter."""
     adapted_within: RankingResult
 
 
@@ -183,8 +107,12 @@ class Task:
 
     config: RunConfig
     inputs: ModelInputs
-    domains: Domains
+    name: str
+    """Name of the domain."""
     domain: int
+    """Its place among all domains."""
+    domain_of_item: Rows
+    """[N]; -1 for none."""
     base: str
     """Name of the model that is adapted."""
     order: str
@@ -192,26 +120,39 @@ class Task:
     show_progress: bool
 
     @property
-    def name(self) -> str:
-        return self.domains.names[self.domain]
-
-    @property
     def device(self) -> torch.device:
         return device_named(self.config.device)
 
     @property
+    def own_items(self) -> NDArray[np.bool_]:
+        """Mark the item rows of the domain, [N]."""
+        own: NDArray[np.bool_] = self.domain_of_item == self.domain
+        return own
+
+    @property
     def item_rows(self) -> Tensor:
         """The domain's items, ascending."""
-        return torch.from_numpy(np.flatnonzero(self.domains.own_items(self.domain)))
+        return torch.from_numpy(np.flatnonzero(self.own_items))
 
-    def halves(self) -> tuple[DomainQueries, DomainQueries]:
-        """Select held-out queries to select a step by, of the domain alone, and to judge by."""
-        limit, seed = self.config.adapter.validation_users, self.config.seed
-        first, second = (
-            DomainQueries.of(self.inputs, self.domains, self.domain, half, limit, seed)
-            for half in (0, 1)
+    def queries(self, half: int) -> DomainQueries:
+        """Select one half of the validation users of the domain: 0 selects a step, 1 judges."""
+        sequences, limit = self.inputs.sequences, self.config.adapter.validation_users
+        whole = HeldOut.of(sequences, "validation")
+        users = sequences.users_of(whole.positions)
+        of_query = self.domain_of_item[
+            whole.targets.values.numpy()[whole.targets.offsets[:-1].numpy()]
+        ]
+        rng = np.random.default_rng([self.config.seed, half])
+        # Domains draw one after the other, so that each has users of its own.
+        for number in range(self.domain + 1):
+            drawn = rng.permutation(np.flatnonzero((of_query == number) & (users % 2 == half)))
+        rows = np.sort(drawn[:limit])
+        lengths = sequences.train_end - sequences.offsets[:-1]
+        return DomainQueries(
+            held_out=whole.take(rows),
+            num_events=torch.from_numpy(np.asarray(lengths[users[rows]])),
+            item_counts=self.inputs.item_counts("train"),
         )
-        return first.only_domain(), second
 
     def fit(
         self,
@@ -242,12 +183,15 @@ def load_task(config: RunConfig, domain: str, base: str, show_progress: bool) ->
     features, content = config.workspace / "build_features", config.workspace / "embed_items"
     order = released_order(features)
     inputs = read_inputs(features, content if content.exists() else None, order)
-    domains = load_domains(features, inputs.sizes.num_item_rows)
+    names, of_item = load_domains(features, inputs.sizes.num_item_rows)
+    if domain not in names:
+        raise ValueError(f"no item is of domain {domain!r}; there are {', '.join(names[:20])}")
     return Task(
         config=config,
         inputs=inputs,
-        domains=domains,
-        domain=domains.find_domain(domain),
+        name=domain,
+        domain=names.index(domain),
+        domain_of_item=of_item,
         base=base,
         order=order,
         show_progress=show_progress,

@@ -10,7 +10,7 @@ Axes: B queries, N item rows, D width.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
@@ -177,54 +177,20 @@ class AdaptedRetriever:
         return domain not in self._vectors
 
     @torch.no_grad()
-    def query_vectors(self, queries: JaggedBatch, domains: Sequence[str | None]) -> Tensor:
-        """Encode queries as unit vectors, [B, D]; domain after domain if there are several.
-
-        Args:
-            domains: Of each query; an unknown one, or None, uses the base.
-        """
-        if len(domains) != queries.batch_size:
-            raise ValueError(f"{len(domains)} domains for {queries.batch_size} queries")
-        if len(set(domains)) == 1:
-            return self._encoded(queries, domains[0])
-        # The whole batch by the base: its queries keep the bits that they have without adapters.
-        vectors = self._encoded(queries, None)
-        for domain, rows in self._rows_of(domains, vectors.device).items():
-            own = {name: feature.take(rows) for name, feature in queries.features.items()}
-            vectors[rows] = self._encoded(JaggedBatch(own), domain)
-        return vectors
-
-    @torch.no_grad()
-    def score(self, queries: JaggedBatch, domains: Sequence[str | None]) -> Tensor:
-        """Score every item of the catalogue for each query by cosine, [B, N]; row 0 is -inf."""
-        vectors = self.query_vectors(queries, domains)
-        if len(set(domains)) == 1:
-            scores = vectors @ self.item_vectors(domains[0]).T
-        else:
-            scores = vectors @ self._base_vectors.T
-            for domain, rows in self._rows_of(domains, vectors.device).items():
-                if domain in self._vectors:
-                    scores[rows] = vectors[rows] @ self._vectors[domain].T
-        scores[:, 0] = -torch.inf
-        return scores
-
-    def _rows_of(
-        self, domains: Sequence[str | None], device: torch.device
-    ) -> dict[str | None, Tensor]:
-        return {
-            domain: torch.tensor(
-                [row for row, other in enumerate(domains) if other == domain], device=device
-            )
-            for domain in dict.fromkeys(domains)
-            if self.knows(domain)
-        }
-
-    def _encoded(self, queries: JaggedBatch, domain: str | None) -> Tensor:
+    def query_vectors(self, queries: JaggedBatch, domain: str | None) -> Tensor:
+        """Encode queries of one domain as unit vectors, [B, D]; an unknown one uses the base."""
         inputs = None if domain is None else self._inputs.get(domain)
         with self._bank.choose(domain):
             return self.model.query_vectors(
                 queries, None if inputs is None else lambda history: inputs[history.values]
             )
+
+    @torch.no_grad()
+    def score(self, queries: JaggedBatch, domain: str | None) -> Tensor:
+        """Score every item of the catalogue for each query by cosine, [B, N]; row 0 is -inf."""
+        scores = self.query_vectors(queries, domain) @ self.item_vectors(domain).T
+        scores[:, 0] = -torch.inf
+        return scores
 
     @torch.no_grad()
     def _encode_items(self, domain: str, adapter: LoraAdapter) -> Tensor:

@@ -155,7 +155,6 @@ def test_an_adapter_is_judged_registered_with_its_base_and_withdrawn(
     assert (manifest.domain, manifest.base) == (BOOKS, base)
     assert manifest.metrics["adapter"]["ndcg@10"] > manifest.metrics["base"]["ndcg@10"]
     assert all(verdict.passed for verdict in manifest.verdicts)
-    assert f"lists of domain {TOYS} unchanged" in {one.name for one in manifest.verdicts}
     bundle = (workspace / "bundles/current").resolve()
     assert manifest.base_version == json.loads((bundle / "manifest.json").read_text())["version"]
     model = models_of(load_bundle(bundle))[base]
