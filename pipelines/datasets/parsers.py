@@ -6,45 +6,21 @@ part of this package.
 
 from __future__ import annotations
 
-import gzip
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 
-
-@dataclass(frozen=True, kw_only=True)
-class RawTables:
-    """A data set as it goes into build_features.
-
-    ``events`` has user_id, item_id, event_type and event_time or sequence_index; ``items`` has
-    item_id, title and what else is known; ``users`` is there where anything is known of them.
-    """
-
-    events: pl.DataFrame
-    items: pl.DataFrame
-    users: pl.DataFrame | None = None
-
-    def write(self, directory: Path) -> dict[str, int]:
-        """Write one Parquet file a table; return the rows of each."""
-        tables = {"events": self.events, "items": self.items, "users": self.users}
-        rows = {}
-        for name, table in tables.items():
-            if table is not None:
-                table.write_parquet(directory / f"{name}.parquet")
-                rows[name] = table.height
-        return rows
+Tables = dict[str, pl.DataFrame]
+"""``events`` (user_id, item_id, event_type and event_time or sequence_index), ``items`` (item_id,
+title and what else is known), and ``users`` if anything is known of them."""
+RATINGS = ("user_id", "item_id", "rating", "timestamp")
 
 
 def unix_seconds(column: str) -> pl.Expr:
     """Read integer seconds since 1970 as UTC event times."""
-    return (
-        (pl.col(column).cast(pl.Int64) * 1_000_000)
-        .cast(pl.Datetime("us"))
-        .dt.replace_time_zone("UTC")
-        .alias("event_time")
-    )
+    seconds = pl.from_epoch(pl.col(column).cast(pl.Int64), "s")
+    return seconds.cast(pl.Datetime("us", "UTC")).alias("event_time")
 
 
 GENRES_100K = [
@@ -55,14 +31,9 @@ GENRES_100K = [
 CLASSICS_BEFORE = 1980
 """Release year that separates the two domains of MovieLens-100K."""
 AGES_1M = {
-    "1": "under 18",
-    "18": "18-24",
-    "25": "25-34",
-    "35": "35-44",
-    "45": "45-49",
-    "50": "50-55",
+    "1": "under 18", "18": "18-24", "25": "25-34", "35": "35-44", "45": "45-49", "50": "50-55",
     "56": "56+",
-}
+}  # fmt: skip
 OCCUPATIONS_1M = [
     "other", "educator", "artist", "administrator", "college student", "customer service",
     "doctor", "executive", "farmer", "homemaker", "student", "lawyer", "programmer", "retired",
@@ -85,7 +56,7 @@ def readable_title(title: str) -> str:
 
 
 def read_delimited(
-    path: Path, columns: list[str], *, separator: str, encoding: str
+    path: Path, separator: str, *columns: str, encoding: str = "latin-1"
 ) -> pl.DataFrame:
     """Read a small file with a separator of any length, every column a string."""
     rows = []
@@ -101,14 +72,9 @@ def read_delimited(
 
 
 def ratings(frame: pl.DataFrame) -> pl.DataFrame:
-    """Events out of user_id, item_id, rating, timestamp columns of strings."""
-    return frame.select(
-        "user_id",
-        "item_id",
-        unix_seconds("timestamp"),
-        pl.lit("rating").alias("event_type"),
-        pl.col("rating").cast(pl.Float64).alias("value"),
-    )
+    """Make events out of columns of strings."""
+    kind, value = pl.lit("rating").alias("event_type"), pl.col("rating").cast(pl.Float64)
+    return frame.select("user_id", "item_id", unix_seconds("timestamp"), kind, value=value)
 
 
 def with_year(items: pl.DataFrame) -> pl.DataFrame:
@@ -119,41 +85,34 @@ def with_year(items: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def with_domain(items: pl.DataFrame) -> pl.DataFrame:
-    """Assign each film the domain of its time, as a video shop has its shelf of classics."""
-    old = pl.col("release_year") < CLASSICS_BEFORE
-    domain = pl.when(old.fill_null(False)).then(pl.lit("classics")).otherwise(pl.lit("recent"))
-    return items.with_columns(domain.alias("domain"))
+def movielens_100k(events: pl.DataFrame, items: pl.DataFrame, users: pl.DataFrame) -> Tables:
+    """Make the tables: without postcodes, each film in the domain of its time.
+
+    A video shop has its shelf of classics likewise.
+    """
+    old = (pl.col("release_year") < CLASSICS_BEFORE).fill_null(False)
+    domain = pl.when(old).then(pl.lit("classics")).otherwise(pl.lit("recent"))
+    return {
+        "events": ratings(events),
+        "items": items.select("item_id", "title", "categories", "release_year", domain=domain),
+        "users": users.select("user_id", pl.col("age").cast(pl.Int64), "gender", "occupation"),
+    }
 
 
-def movielens_100k_official(directory: Path) -> RawTables:
+def movielens_100k_official(directory: Path) -> Tables:
     """Parse u.data, u.item and u.user of ml-100k.zip."""
-    columns = ["user_id", "item_id", "rating", "timestamp"]
-    events = read_delimited(directory / "u.data", columns, separator="\t", encoding="utf-8")
-    columns = ["item_id", "title", "release_date", "video_date", "url", *GENRES_100K]
-    movies = read_delimited(directory / "u.item", columns, separator="|", encoding="latin-1")
-    flags = [
-        pl.when(pl.col(genre) == "1").then(pl.lit(genre))
-        for genre in GENRES_100K
-        if genre != "unknown"
-    ]
-    items = with_year(movies).select(
-        "item_id",
-        "title",
-        pl.concat_list(flags).list.drop_nulls().alias("categories"),
-        "release_year",
+    columns = ("item_id", "title", "release_date", "video_date", "url", *GENRES_100K)
+    movies = with_year(read_delimited(directory / "u.item", "|", *columns))
+    flags = [pl.when(pl.col(genre) == "1").then(pl.lit(genre)) for genre in GENRES_100K[1:]]
+    people = ("user_id", "age", "gender", "occupation", "zip_code")
+    return movielens_100k(
+        read_delimited(directory / "u.data", "\t", *RATINGS),
+        movies.with_columns(categories=pl.concat_list(flags).list.drop_nulls()),
+        read_delimited(directory / "u.user", "|", *people, encoding="utf-8"),
     )
-    columns = ["user_id", "age", "gender", "occupation", "zip_code"]
-    users = read_delimited(directory / "u.user", columns, separator="|", encoding="utf-8")
-    return RawTables(events=ratings(events), items=with_domain(items), users=demographics(users))
 
 
-def demographics(users: pl.DataFrame) -> pl.DataFrame:
-    """Keep the columns of a person, without the postcode."""
-    return users.select("user_id", pl.col("age").cast(pl.Int64), "gender", "occupation")
-
-
-def movielens_100k_recbole(directory: Path) -> RawTables:
+def movielens_100k_recbole(directory: Path) -> Tables:
     """Parse the atomic files of the recbole wheel: tab separated, "name:type" headers."""
 
     def read(suffix: str) -> pl.DataFrame:
@@ -168,71 +127,54 @@ def movielens_100k_recbole(directory: Path) -> RawTables:
     genres = pl.col("class").str.split(" ")
     items = read("item").select(
         "item_id",
-        pl.coalesce(pl.format("{} ({})", title, year), title).alias("title"),
-        genres.list.eval(pl.element().filter(pl.element() != "unknown")).alias("categories"),
-        year.alias("release_year"),
+        title=pl.coalesce(pl.format("{} ({})", title, year), title),
+        categories=genres.list.eval(pl.element().filter(pl.element() != "unknown")),
+        release_year=year,
     )
-    users = demographics(read("user"))
-    return RawTables(events=ratings(read("inter")), items=with_domain(items), users=users)
+    return movielens_100k(read("inter"), items, read("user"))
 
 
-def movies_dat(path: Path) -> pl.DataFrame:
-    """Parse "id::title (year)::genre|genre"."""
-    columns = ["item_id", "title", "genres"]
-    movies = read_delimited(path, columns, separator="::", encoding="latin-1")
-    return with_year(movies).select(
-        "item_id", "title", pl.col("genres").str.split("|").alias("categories"), "release_year"
-    )
-
-
-def users_dat(path: Path) -> pl.DataFrame:
-    """Parse "id::gender::age code::occupation code::postcode"."""
-    columns = ["user_id", "gender", "age", "occupation", "zip_code"]
-    users = read_delimited(path, columns, separator="::", encoding="latin-1")
+def movielens_1m(events: pl.DataFrame, directory: Path) -> Tables:
+    """Parse movies.dat, "id::title (year)::genre|genre", and users.dat."""
+    movies = read_delimited(directory / "movies.dat", "::", "item_id", "title", "genres")
+    people = ("user_id", "gender", "age", "occupation", "zip_code")
+    users = read_delimited(directory / "users.dat", "::", *people)
     occupations = {str(code): name for code, name in enumerate(OCCUPATIONS_1M)}
-    return users.select(
-        "user_id",
-        pl.col("age").replace_strict(AGES_1M, default=None).alias("age_group"),
-        "gender",
-        pl.col("occupation").replace_strict(occupations, default=None),
-    )
+    genres = pl.col("genres").str.split("|").alias("categories")
+    return {
+        "events": events,
+        "items": with_year(movies).select("item_id", "title", genres, "release_year"),
+        "users": users.select(
+            "user_id",
+            pl.col("age").replace_strict(AGES_1M, default=None).alias("age_group"),
+            "gender",
+            pl.col("occupation").replace_strict(occupations, default=None),
+        ),
+    }
 
 
-def movielens_1m_official(directory: Path) -> RawTables:
+def movielens_1m_official(directory: Path) -> Tables:
     """Parse ratings.dat, movies.dat and users.dat of ml-1m.zip."""
-    columns = ["user_id", "item_id", "rating", "timestamp"]
-    path = directory / "ratings.dat"
-    return RawTables(
-        events=ratings(read_delimited(path, columns, separator="::", encoding="latin-1")),
-        items=movies_dat(directory / "movies.dat"),
-        users=users_dat(directory / "users.dat"),
-    )
+    events = read_delimited(directory / "ratings.dat", "::", *RATINGS)
+    return movielens_1m(ratings(events), directory)
 
 
-def movielens_1m_sequences(directory: Path) -> RawTables:
+def movielens_1m_sequences(directory: Path) -> Tables:
     """Parse "user item item ..." lines, oldest first: an order without times or ratings."""
-    path = directory / "sequences_by_time.txt.gz"
-    users: list[str] = []
-    items: list[str] = []
-    places: list[int] = []
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        for line in file:
-            user, *movies = line.split()
-            users += [user] * len(movies)
-            items += movies
-            places += range(len(movies))
-    events = pl.DataFrame(
-        {"user_id": users, "item_id": items, "sequence_index": places},
-        schema_overrides={"sequence_index": pl.Int64},
+    lines = pl.read_csv(
+        directory / "sequences_by_time.txt.gz",
+        has_header=False,
+        new_columns=["line"],
+        infer_schema=False,
     )
-    return RawTables(
-        events=events.with_columns(pl.lit("rating").alias("event_type")),
-        items=movies_dat(directory / "movies.dat"),
-        users=users_dat(directory / "users.dat"),
-    )
+    words = pl.col("line").str.split(" ")
+    events = lines.select(user_id=words.list.first(), item_id=words.list.slice(1))
+    events = events.with_columns(sequence_index=pl.int_ranges(pl.col("item_id").list.len()))
+    events = events.explode("item_id", "sequence_index")
+    return movielens_1m(events.with_columns(event_type=pl.lit("rating")), directory)
 
 
-def amazon_five_core(directory: Path) -> RawTables:
+def amazon_five_core(directory: Path) -> Tables:
     """Parse interactions.parquet and items.parquet.
 
     ``position`` is the literature's order. Times, where there are any, have the resolution of a
@@ -245,15 +187,14 @@ def amazon_five_core(directory: Path) -> RawTables:
         pl.col("user").alias("user_id"),
         pl.col("item").alias("item_id"),
         *times,
-        pl.col("position").alias("sequence_index"),
-        pl.lit("review").alias("event_type"),
+        sequence_index="position",
+        event_type=pl.lit("review"),
     )
     catalogue = pl.read_parquet(directory / "items.parquet")
     named = bool((catalogue["attributes"].list.len() > 0).any())
     numbered = pl.col("attribute_ids").list.eval(pl.format("attribute {}", pl.element()))
-    items = catalogue.select(
-        pl.col("item").alias("item_id"),
-        pl.col("tags").alias("title"),
-        (pl.col("attributes") if named else numbered).alias("categories"),
-    )
-    return RawTables(events=events, items=items)
+    categories = pl.col("attributes") if named else numbered
+    return {
+        "events": events,
+        "items": catalogue.select(item_id="item", title="tags", categories=categories),
+    }

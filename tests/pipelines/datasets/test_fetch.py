@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.datasets import fetch as fetching
 from pipelines.datasets.fetch import fetch, from_cache
-from pipelines.datasets.parsers import RawTables
+from pipelines.datasets.parsers import Tables
 from pipelines.datasets.registry import (
     DATASETS,
     Archive,
@@ -19,10 +19,10 @@ from pipelines.datasets.registry import (
 )
 
 
-def parse(directory: Path) -> RawTables:
+def parse(directory: Path) -> Tables:
     rows = [line.split() for line in (directory / "events.txt").read_text().splitlines()]
     events = pl.DataFrame(rows, schema=["user_id", "item_id"], orient="row")
-    return RawTables(events=events, items=events.select("item_id").unique().sort("item_id"))
+    return {"events": events, "items": events.select("item_id").unique().sort("item_id")}
 
 
 TEXT = "ann tea\nbob ink\n"

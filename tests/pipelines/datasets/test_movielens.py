@@ -2,7 +2,6 @@ import gzip
 from datetime import UTC, datetime
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 from pipelines.datasets.parsers import (
@@ -11,7 +10,6 @@ from pipelines.datasets.parsers import (
     movielens_1m_sequences,
     movielens_100k_official,
     movielens_100k_recbole,
-    with_domain,
 )
 
 
@@ -23,6 +21,7 @@ def write_100k_official(folder: Path) -> None:
     lines = [
         f"1|Misérables, Les (1995)|01-Jan-1995||http://x|{bits}",
         f"2|unknown||||{unknown}",
+        f"3|Alien (1979)|01-Jan-1979||http://x|{unknown}",
     ]
     (folder / "u.item").write_text("\n".join(lines) + "\n", encoding="latin-1")
     (folder / "u.user").write_text("196|49|M|writer|55105\n")
@@ -31,19 +30,19 @@ def write_100k_official(folder: Path) -> None:
 def test_movielens_100k_official(tmp_path: Path) -> None:
     write_100k_official(tmp_path)
     tables = movielens_100k_official(tmp_path)
-    assert tables.events.rows(named=True)[0] == {
+    assert tables["events"].rows(named=True)[0] == {
         "user_id": "196",
         "item_id": "2",
         "event_time": datetime(1997, 12, 4, 15, 55, 49, tzinfo=UTC),
         "event_type": "rating",
         "value": 3.0,
     }
-    assert tables.items.rows() == [
+    assert tables["items"].rows() == [
         ("1", "Les Misérables (1995)", ["Children's", "Comedy"], 1995, "recent"),
         ("2", "unknown", [], None, "recent"),
+        ("3", "Alien (1979)", [], 1979, "classics"),
     ]
-    assert tables.users is not None
-    assert tables.users.rows() == [("196", 49, "M", "writer")]
+    assert tables["users"].rows() == [("196", 49, "M", "writer")]
 
 
 def test_movielens_100k_of_the_wheel_reads_as_the_official_one(tmp_path: Path) -> None:
@@ -54,6 +53,7 @@ def test_movielens_100k_of_the_wheel_reads_as_the_official_one(tmp_path: Path) -
     (tmp_path / "ml-100k.item").write_text(
         "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq\n"
         "1\tMisérables, Les\t1995\tChildren's Comedy\n2\tunknown\tunkonwn\tunknown\n"
+        "3\tAlien\t1979\tunknown\n"
     )
     (tmp_path / "ml-100k.user").write_text(
         "user_id:token\tage:token\tgender:token\toccupation:token\tzip_code:token\n"
@@ -61,15 +61,9 @@ def test_movielens_100k_of_the_wheel_reads_as_the_official_one(tmp_path: Path) -
     )
     write_100k_official(tmp_path)
     wheel, official = movielens_100k_recbole(tmp_path), movielens_100k_official(tmp_path)
-    assert wheel.events.equals(official.events)
-    assert wheel.items.equals(official.items)
-    assert wheel.users is not None
-    assert wheel.users.equals(official.users)
-
-
-def test_old_films_are_a_domain_of_their_own() -> None:
-    years = pl.DataFrame({"release_year": [1979, 1980, None]})
-    assert with_domain(years)["domain"].to_list() == ["classics", "recent", "recent"]
+    assert wheel.keys() == official.keys()
+    for name, table in wheel.items():
+        assert table.equals(official[name])
 
 
 def write_1m_catalogue(folder: Path) -> None:
@@ -82,17 +76,16 @@ def test_movielens_1m_official(tmp_path: Path) -> None:
     (tmp_path / "ratings.dat").write_text("3::7::4::978300760\n")
     tables = movielens_1m_official(tmp_path)
     time = datetime(2000, 12, 31, 22, 12, 40, tzinfo=UTC)
-    assert tables.events.rows() == [("3", "7", time, "rating", 4.0)]
-    assert tables.items.rows() == [("7", "Sabrina (1995)", ["Comedy", "Romance"], 1995)]
-    assert tables.users is not None
-    assert tables.users.rows() == [("3", "25-34", "M", "scientist")]
+    assert tables["events"].rows() == [("3", "7", time, "rating", 4.0)]
+    assert tables["items"].rows() == [("7", "Sabrina (1995)", ["Comedy", "Romance"], 1995)]
+    assert tables["users"].rows() == [("3", "25-34", "M", "scientist")]
 
 
 def test_movielens_1m_sequences_have_an_order_and_no_times(tmp_path: Path) -> None:
     write_1m_catalogue(tmp_path)
     with gzip.open(tmp_path / "sequences_by_time.txt.gz", "wt") as file:
         file.write("3 7 9\n4 9\n")
-    events = movielens_1m_sequences(tmp_path).events
+    events = movielens_1m_sequences(tmp_path)["events"]
     assert events.columns == ["user_id", "item_id", "sequence_index", "event_type"]
     assert events.rows() == [
         ("3", "7", 0, "rating"),
