@@ -51,9 +51,6 @@ def plan(
     events_per_day: Annotated[float, typer.Option(help="Events that a pass trains on.")] = 1e6,
     gpus: Annotated[int, typer.Option(help="Number of GPUs; 0 is a CPU with two cores.")] = 1,
     gpu: Annotated[str, typer.Option(help="Kind of GPU, one of those measured.")] = "h200",
-    price_per_hour: Annotated[
-        float | None, typer.Option(help="Price of one GPU, or of the CPU.")
-    ] = None,
     batch: Annotated[
         int | None, typer.Option(help="Labels of a step on each GPU (8192; 512 on a CPU).")
     ] = None,
@@ -62,9 +59,8 @@ def plan(
 ) -> None:
     """Estimate the hardware that the two-tower of a shop of this size needs.
 
-    Memory, traffic, step time, time and cost of one pass, how tables are sharded, whether it fits
-    and the fewest GPUs that do, from measured constants. Nothing is run or rented. Exits with 3 if
-    it does not fit.
+    Memory, step time, time of one pass, how tables are sharded, whether it fits and the fewest GPUs
+    that do, from measured constants. Nothing is run or rented. Exits with 3 if it does not fit.
 
     [bold]Examples[/]
 
@@ -85,38 +81,29 @@ def plan(
         history=history,
         tables="rowwise_adam" if gpus else "dense",
     )
-    found = plan_for(work, machine, gpus, price_per_hour)
-    fewest = {
-        "fewest_gpus": fewest_gpus(work, machine, keeps_up=False),
-        "fewest_gpus_in_time": fewest_gpus(work, machine, keeps_up=True),
-    }
+    found, fewest = plan_for(work, machine, gpus), fewest_gpus(work, machine)
     if as_json:
-        counts = {name: one and one.gpus for name, one in fewest.items()}
-        print_json(asdict(found) | counts)
+        print_json(asdict(found) | {"fewest_gpus": fewest})
     else:
-        print_plan(found, *fewest.values())
+        print_plan(found, fewest)
         print_lines(f"constants of {'; '.join(machine.sources)}")
     raise typer.Exit(0 if found.fits else 3)
 
 
-def print_plan(
-    plan: HardwarePlan, least: HardwarePlan | None, in_time: HardwarePlan | None
-) -> None:
+def print_plan(plan: HardwarePlan, fewest: int | None) -> None:
     """Print whether it fits, the fewest GPUs that would, and each quantity with its parts."""
     devices = f"{plan.gpus} x {plan.machine}" if plan.gpus else "this CPU"
     verb, total = "fits" if plan.fits else "does NOT fit", size(plan.total_gib * GIB)
     print_lines(f"{verb} on {devices}: {total} of {size(plan.memory_limit_gib * GIB)}")
-    if not plan.keeps_up:
+    if plan.pass_hours > 24:
         print_lines(f"too slow: a day's events take {duration(3600 * plan.pass_hours)}")
-    if plan.gpus and least is None:
+    if plan.gpus and fewest is None:
         print_lines("no number of these GPUs holds it; take a smaller dim")
-    for purpose, one in (("hold it", least), ("train a day's events within a day", in_time)):
-        if plan.gpus and one is not None:
-            tables = ", ".join(f"{table.table} {table.placement}" for table in one.tables)
-            print_lines(f"fewest that {purpose}: {one.gpus} ({tables})")
+    elif plan.gpus:
+        print_lines(f"fewest that hold it, as a power of two: {fewest}")
     memory = sorted(plan.memory_gib.items(), key=lambda part: -part[1])
     step = sorted(plan.step_ms.items(), key=lambda part: -part[1])
-    cost = "" if plan.cost is None else f"costs {plan.cost:,.2f}"
+    tables = ", ".join(f"{name} {placed}" for name, placed in plan.placement.items())
     rows = [
         ("memory", total, ", ".join(f"{part} {size(gib * GIB)}" for part, gib in memory if gib)),
         (
@@ -124,7 +111,7 @@ def print_plan(
             f"{plan.total_ms:,.1f} ms",
             ", ".join(f"{part} {ms:,.2f} ms" for part, ms in step if ms),
         ),
-        ("one pass over a day's events", duration(3600 * plan.pass_hours), cost),
+        ("one pass over a day's events", duration(3600 * plan.pass_hours), tables),
     ]
     out.print(make_table(("", ">", ""), rows, heads=False))
 

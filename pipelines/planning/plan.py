@@ -1,9 +1,9 @@
-"""Hardware that the two-tower of a shop needs: memory, traffic, step time, time and cost of a pass.
+"""Hardware that the two-tower of a shop needs: memory of each device, time of a step and of a pass.
 
-Pure arithmetic on the measured constants of ``machines.json``. Tables are placed as TorchRec shards
-pooled lookups: ``replicated`` (gradients are summed over GPUs), ``row-wise`` (a GPU has every G-th
-row and sends its part of every bag, so traffic grows with G) or ``column-wise`` (a GPU has at least
-4 columns of every row). Ids follow Zipf's law.
+Pure arithmetic on the measured constants of ``machines.json``. Tables are ``replicated`` (gradients
+are summed over GPUs) if they fit on each GPU, else ``row-wise`` (a GPU has every G-th row and sends
+its part of every bag). Ids follow Zipf's law. What GPUs send each other takes memory here and no
+time: it was not measured.
 
 Axes: G GPUs, B labels of a GPU's batch, C uniform negatives, M history values, D width.
 """
@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import json
 import math
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +21,10 @@ import numpy as np
 from pipelines.engine.memory import GIB
 
 MACHINES = Path(__file__).parent / "machines.json"
-PLACEMENTS = ("replicated", "row-wise", "column-wise")
 FLOAT, ID = 4, 8
 """Bytes of a weight and of an id."""
 COUNTS = 16
 """Bytes of an item's counts on every GPU: 8 kept, 8 while a step sums them."""
-MAX_GPUS = 65_536
 LIMITS = {
     "items": (1, 1e12),
     "users": (0, 1e12),
@@ -41,27 +37,22 @@ LIMITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """Measured constants of one kind of device, its host, and the links between several."""
+    """Measured constants of one kind of device."""
 
     name: str
     memory_gib: float
     reserved_gib: float
     """Taken by the driver, libraries and fragments."""
-    gpus_a_host: int
+    max_gpus: int
+    """0 for a CPU."""
     step: Mapping[str, float]
     """Milliseconds of a step, and nanoseconds by number of scores, history values, rows, ..."""
     score_bytes: float
     value_bytes: float
     row_bytes: float
     """Memory of a step by score, number of the history's values, number of the rows."""
-    copy_gb_s: float
     sharded_ms: float = 0.0
     """Further milliseconds of a step with sharded tables."""
-    all_to_all: Mapping[str, list[float]] = field(default_factory=dict)
-    """Measured ``kib`` and ``ms`` between two GPUs of a host; empty for a CPU."""
-    all_reduce: Mapping[str, list[float]] = field(default_factory=dict)
-    network_gb_s: float = 50.0
-    """Rate of each GPU's link between hosts, assumed (400 Gbit/s)."""
     sources: list[str] = field(default_factory=list)
 
 
@@ -145,80 +136,6 @@ def distinct_rows(rows: int, draws: float, head: float = 0.0) -> float:
     return float((np.diff(edges) * -np.expm1(-draws * share)).sum())
 
 
-def link_ms(machine: Hardware, link: str, gpus: int, near: float, far: float) -> float:
-    """Time bytes within a host by its curve, at the last rate beyond it, and between hosts, ms."""
-    curve = getattr(machine, link)
-    if gpus == 1 or not curve:
-        return 0.0
-    kib, last = near / 1024, curve["kib"][-1]
-    inside = np.interp(kib, curve["kib"], curve["ms"]) * max(1.0, kib / last)
-    return max(float(inside), far / (machine.network_gb_s * 1e6))
-
-
-def exchange_ms(machine: Hardware, gpus: int, sent: float) -> float:
-    """Time bytes that each GPU sends to the others in all; half of a measured buffer leaves."""
-    in_host = min(gpus, machine.gpus_a_host)
-    near, far = (sent * peers / max(1, gpus - 1) for peers in (in_host - 1, gpus - in_host))
-    return link_ms(machine, "all_to_all", gpus, 2 * near, far)
-
-
-def reduce_ms(machine: Hardware, gpus: int, num_bytes: float) -> float:
-    """Time an all-reduce by a ring: each GPU sends 2 (G - 1) / G of the bytes."""
-    sent = num_bytes * 2 * (gpus - 1) / gpus
-    return link_ms(machine, "all_reduce", gpus, sent, sent if gpus > machine.gpus_a_host else 0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Placed:
-    """One table's placement and its cost to each GPU."""
-
-    table: str
-    rows: int
-    placement: str
-    weights_gib: float
-    state_gib: float
-    exchanged_mib: float
-    """Ids, rows and gradients that each GPU sends in a step."""
-    reduced_mib: float
-    communication_ms: float
-
-
-def place(
-    work: Workload, machine: Hardware, gpus: int, table: str, rows_read: float, placement: str
-) -> Placed:
-    """Place the table ``items`` or ``users``, of which a GPU's batch reads some rows."""
-    rows, others = getattr(work, table), gpus - 1
-    weights, gradient, sent = float(rows * work.dim * FLOAT), 0.0, [0.0]
-    by_row = work.tables == "rowwise_adam"
-    state = weights * (1 + 1 / work.dim if by_row else 2.0)
-    pooled = rows_read * work.dim * FLOAT * others
-    if placement == "replicated":
-        gradient = weights if gpus > 1 else 0.0
-        weights += gradient
-    elif placement == "row-wise":
-        weights, state = weights / gpus, state / gpus
-        sent = [rows_read * ID * others / gpus, pooled, pooled]
-    else:
-        shards = min(gpus, work.dim // 4)
-        weights, state = weights / shards, state / shards
-        # Each shard has an optimizer's word of its own for a row.
-        state += FLOAT * rows * (1 - 1 / shards) if by_row else 0.0
-        sent = [rows_read * ID * others, pooled / shards, pooled / shards]
-    # Sent bytes are written and read once at either end as well.
-    exchange = sum(exchange_ms(machine, gpus, one) for one in sent)
-    exchange += 2 * sum(sent[1:]) / (machine.copy_gb_s * 1e6)
-    return Placed(
-        table=table,
-        rows=rows,
-        placement=placement,
-        weights_gib=weights / GIB,
-        state_gib=state / GIB,
-        exchanged_mib=sum(sent) / 2**20,
-        reduced_mib=gradient / 2**20,
-        communication_ms=reduce_ms(machine, gpus, gradient) if gradient else exchange,
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class HardwarePlan:
     """Needs of one workload on a number of devices."""
@@ -226,28 +143,23 @@ class HardwarePlan:
     machine: str
     gpus: int
     """0 for a CPU."""
-    tables: list[Placed]
+    placement: dict[str, str]
+    """By table: ``replicated`` (each GPU has all rows) or ``row-wise`` (every G-th row)."""
     memory_gib: dict[str, float]
     memory_limit_gib: float
     total_gib: float
     fits: bool
     step_ms: dict[str, float]
     total_ms: float
-    exchanged_mib: float
-    reduced_mib: float
+    """Time of a step on one device; what GPUs send each other comes on top."""
     events_a_second: float
+    """Of all devices, if they need not wait for each other."""
     pass_hours: float
-    keeps_up: bool
-    """True if a day's events take less than a day."""
-    cost: float | None
 
 
-def _plan_on(
-    work: Workload, machine: Hardware, gpus: int, tables: list[Placed], price: float | None
-) -> HardwarePlan:
-    """Count the memory and time that these placements need."""
-    devices, cost = max(1, gpus), machine.step
-    scores, values = work.score_elements(devices), work.values * work.dim
+def time_step(work: Workload, machine: Hardware, devices: int, parts: int) -> dict[str, float]:
+    """Time the parts of a step on one of these devices, ms."""
+    cost, scores = machine.step, work.score_elements(devices)
     rows = work.item_rows_of_a_step(devices) + distinct_rows(work.users, work.batch)
     moved = (work.items + work.users) * work.dim if work.tables == "dense" else 0
     step = {
@@ -259,78 +171,66 @@ def _plan_on(
         "rows": (cost["row_ns"] * rows * work.dim + cost["table_ns"] * moved) * 1e-6,
     }
     step["waiting for launches"] = max(0.0, cost["host_ms"] - sum(step.values()))
-    sharded = any(one.placement != "replicated" for one in tables)
-    step["sharding"] = machine.sharded_ms if sharded else 0.0
-    step["exchange of rows"] = sum(one.communication_ms for one in tables)
-    step["sum of gradients"] = reduce_ms(machine, devices, FLOAT * work.dense_weights)
+    step["sharding"] = machine.sharded_ms if parts > 1 else 0.0
+    return {name: value for name, value in step.items() if value > 0}
+
+
+def count_memory(work: Workload, machine: Hardware, devices: int, parts: int) -> dict[str, float]:
+    """Count the memory of one device whose tables are split into a number of parts, GiB."""
+    read = work.item_rows_of_a_step(devices), distinct_rows(work.users, work.batch)
+    scores, values = work.score_elements(devices), work.values * work.dim
     busy = machine.score_bytes * scores + machine.value_bytes * values
-    busy = (busy + machine.row_bytes * rows * work.dim) / GIB
-    # Two of the three exchanges of a step at a time, sent and received.
-    travelling = 2 * max(one.exchanged_mib for one in tables) / 1024
-    weights = sum(one.weights_gib for one in tables)
-    memory = {
-        "weights": weights,
-        "optimizer": sum(one.state_gib for one in tables),
+    busy = (busy + machine.row_bytes * sum(read) * work.dim) / GIB
+    weights = (work.items + work.users) * work.dim * FLOAT / GIB
+    gradients = weights if devices > 1 and parts == 1 else 0.0
+    state = weights * (1 + 1 / work.dim if work.tables == "rowwise_adam" else 2.0)
+    # Two of the three exchanges of a step at a time (ids, rows, gradients), sent and received.
+    sent = max(read) * (ID / parts + 2 * work.dim * FLOAT) * (parts - 1)
+    travelling = 2 * sent / GIB
+    kept = weights / parts + gradients
+    return {
+        "weights": kept,
+        "optimizer": state / parts,
         "counts": COUNTS * work.items / GIB,
         "towers": 4 * work.dense_weights * FLOAT / GIB,
         "step": busy,
         "exchange": travelling,
-        "copy at the start": max(0.0, weights - busy - travelling) if gpus == 1 else 0.0,
+        "copy at the start": max(0.0, kept - busy - travelling)
+        if machine.max_gpus and devices == 1
+        else 0.0,
     }
-    limit, total = machine.memory_gib - machine.reserved_gib, sum(memory.values())
-    seconds = sum(step.values()) / 1e3
-    hours = work.events_per_day / (work.batch * devices) * seconds / 3600
-    towers_mib = FLOAT * work.dense_weights / 2**20 if devices > 1 else 0.0
+
+
+def plan_for(work: Workload, machine: Hardware, gpus: int) -> HardwarePlan:
+    """Count memory and time; tables are split over the GPUs if they do not fit on each."""
+    least = min(1, machine.max_gpus)
+    if not least <= gpus <= machine.max_gpus:
+        raise ValueError(
+            f"gpus of {machine.name} must be between {least} and {machine.max_gpus}, got {gpus}"
+        )
+    devices, limit = max(1, gpus), machine.memory_gib - machine.reserved_gib
+    parts, memory = 1, count_memory(work, machine, devices, 1)
+    if sum(memory.values()) > limit:
+        parts, memory = devices, count_memory(work, machine, devices, devices)
+    step, total = time_step(work, machine, devices, parts), sum(memory.values())
+    rate = 1e3 * work.batch * devices / sum(step.values())
+    placement = "row-wise" if parts > 1 else "replicated"
     return HardwarePlan(
         machine=machine.name,
         gpus=gpus,
-        tables=tables,
+        placement=dict.fromkeys(["items", "users"] if work.users else ["items"], placement),
         memory_gib=memory,
         memory_limit_gib=limit,
         total_gib=total,
         fits=total <= limit,
-        step_ms={name: value for name, value in step.items() if value > 0},
-        total_ms=1e3 * seconds,
-        exchanged_mib=sum(one.exchanged_mib for one in tables),
-        reduced_mib=sum(one.reduced_mib for one in tables) + towers_mib,
-        events_a_second=work.batch * devices / seconds,
-        pass_hours=hours,
-        keeps_up=hours <= 24,
-        cost=None if price is None else price * devices * hours,
+        step_ms=step,
+        total_ms=sum(step.values()),
+        events_a_second=rate,
+        pass_hours=work.events_per_day / rate / 3600,
     )
 
 
-def plan_for(
-    work: Workload, machine: Hardware, gpus: int, price_per_hour: float | None = None
-) -> HardwarePlan:
-    """Choose the fastest placement that fits, else the smallest one; 0 GPUs are a CPU."""
-    least, most = (1, MAX_GPUS) if machine.all_to_all else (0, 0)
-    if not least <= gpus <= most:
-        raise ValueError(f"gpus of {machine.name} must be between {least} and {most}, got {gpus}")
-    if price_per_hour is not None and not 0 <= price_per_hour < 1e6:
-        raise ValueError(f"price_per_hour must be between 0 and 1e6, got {price_per_hour:g}")
-    devices = max(1, gpus)
-    read = {"items": work.item_rows_of_a_step(devices)}
-    if work.users:
-        read["users"] = distinct_rows(work.users, work.batch)
-    kinds = PLACEMENTS if devices > 1 else PLACEMENTS[:1]
-    each = [[place(work, machine, devices, *one, kind) for kind in kinds] for one in read.items()]
-    made = [_plan_on(work, machine, gpus, list(one), price_per_hour) for one in product(*each)]
-    return min(made, key=lambda one: (not one.fits, one.total_ms if one.fits else 0, one.total_gib))
-
-
-def fewest_gpus(work: Workload, machine: Hardware, *, keeps_up: bool) -> HardwarePlan | None:
-    """Find the fewest GPUs that hold a workload, and pass over a day's events within a day."""
-
-    def serves(gpus: int) -> HardwarePlan | None:
-        found = plan_for(work, machine, gpus)
-        return found if found.fits and (found.keeps_up or not keeps_up) else None
-
-    if not machine.all_to_all:
-        return serves(0)
-    sizes = [2**power for power in range(MAX_GPUS.bit_length())]
-    most = next((gpus for gpus in sizes if serves(gpus)), None)
-    if most is None:
-        return None
-    between = range(most // 2 + 1, most + 1)
-    return serves(between[bisect_left(between, x=True, key=lambda gpus: bool(serves(gpus)))])
+def fewest_gpus(work: Workload, machine: Hardware) -> int | None:
+    """Find the fewest devices that hold a workload, a power of two; None if none do."""
+    sizes = [2**power for power in range(machine.max_gpus.bit_length())] or [0]
+    return next((gpus for gpus in sizes if plan_for(work, machine, gpus).fits), None)
