@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.sides import one_run, run_control, suggest_runs
+from pipelines.dashboard.data.sides import one_run, run_control, stage_folders, suggest_runs
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.charts import counts, numbers, texts
@@ -49,13 +49,7 @@ def build(context: Context, query: Query) -> Page:
         if query.text("run"):
             raise
         return Page(title=TITLE, lead=str(error), blocks=[Words(lines=[NO_ADAPTERS])])
-    places = [run.path]
-    if run.kind == "bundle":
-        maker, kept = context.stores.maker(run), context.stores.kept_stages(run)
-        # The maker's stages are those of its newest bundle.
-        is_newest = kept is not None and maker is not None and maker.bundles[:1] == (kept.name,)
-        places = [*([kept] if kept else []), *([maker.path] if maker and is_newest else [])]
-    problems: list[str] = []
+    places, problems = stage_folders(context, run), list[str]()
     lead, sections = _mixture(places, problems)
     adapters = Section(key="adapters", title="Adapters", blocks=_adapters(places, problems))
     return Page(

@@ -11,12 +11,12 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.sides import one_run, run_control, suggest_runs
+from pipelines.dashboard.data.sides import one_run, run_control, stage_folders, suggest_runs
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.files import read_table
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.charts import counts, numbers, percent, shares, texts
-from pipelines.pages.document import Page, Table, Tile, Tiles, Words
+from pipelines.pages.document import Page, Table, Words
 from pipelines.semantic_ids.artefact import REPORT
 from pipelines.semantic_ids.store import SHORT
 from recsys.semantic_ids.lifecycle import KeptShares
@@ -43,14 +43,8 @@ ENOUGH_USED = 0.95
 
 def read_report(context: Context, run: Run) -> Mapping[str, Any] | None:
     """Read the report of the stage that made a run's IDs; None without one."""
-    places = [run.path]
-    if run.kind == "bundle":
-        maker, kept = context.stores.maker(run), context.stores.kept_stages(run)
-        is_newest = maker is not None and maker.bundles[:1] == (run.name.partition("+")[0],)
-        # The maker's stages are those of its newest bundle.
-        places = [*([kept] if kept else []), *([maker.path] if maker and is_newest else [])]
-    for place in places:
-        if (report := read_table(place / STAGE / REPORT)) and "version" in report:
+    for folder in stage_folders(context, run):
+        if (report := read_table(folder / STAGE / REPORT)) and "version" in report:
             return report
     return None
 
@@ -81,20 +75,22 @@ def build(context: Context, query: Query) -> Page:
             f"{error}); run its stage {STAGE} again"
         ) from error
     parent = str(report["parent"] or "none")[:SHORT]
-    lines = [MEANING, HOW.get(report["how"], "").format(parent=parent)]
+    lines = [
+        MEANING,
+        f"{HOW.get(report['how'], '').format(parent=parent)} New items: {report['num_new']:,}.",
+        f"{quality.collisions_before:,} items were encoded to the codes of an earlier one, at most "
+        f"{quality.largest_group:,} to the same; {quality.collisions_after:,} share an ID as "
+        "published.",
+    ]
     if drift is not None:
         lines.append(
             f"Of {drift.num_items:,} items with an ID in both versions {percent(drift.full)} kept "
-            f"it whole, {percent(drift.per_prefix[0])} their first code."
+            "it whole."
         )
     return Page(
         title=f"Semantic IDs of {run.name}, version {report['version'][:SHORT]}",
         lead=_lead(report, quality),
-        blocks=[
-            _tiles(report, quality, drift),
-            Words(lines=lines),
-            _levels(run, quality, drift),
-        ],
+        blocks=[Words(lines=lines), _levels(run, quality, drift)],
         controls=controls,
         notices=_notices(report, quality),
     )
@@ -122,30 +118,6 @@ def _notices(report: Mapping[str, Any], quality: QualityReport) -> list[str]:
     if quality.collisions_after:
         found.append(f"{quality.collisions_after:,} items share their ID with another item.")
     return found
-
-
-def _tiles(report: Mapping[str, Any], quality: QualityReport, drift: KeptShares | None) -> Tiles:
-    """Show the numbers that are read at a glance."""
-    with_id, shared = report["num_with_id"], quality.collisions_after
-    as_encoded = f"{quality.collisions_before:,} as encoded; most with one ID: "
-    found = [
-        Tile(label="items with an ID", value=f"{with_id:,} of {report['num_items']:,}"),
-        Tile(label="new in this version", value=f"{report['num_new']:,}"),
-        Tile(
-            label="items that share an ID",
-            value=f"{shared:,}",
-            note=f"{as_encoded}{quality.largest_group:,}",
-            tone="bad" if shared else "good",
-        ),
-        Tile(
-            label="content kept",
-            value=percent(max(0.0, 1 - quality.reconstruction_error)),
-            note="of the variance of the content vectors",
-        ),
-    ]
-    if drift is not None:
-        found.append(Tile(label="kept their ID", value=percent(drift.full)))
-    return Tiles(tiles=found)
 
 
 def _levels(run: Run, quality: QualityReport, drift: KeptShares | None) -> Table:

@@ -1,4 +1,4 @@
-"""Page ``why``: who won and lost between two models, where items are lost, and one user.
+"""Page ``why``: who won and lost between two models, and why one user did.
 
 Axes: M queries.
 """
@@ -13,16 +13,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipelines.candidates.blends import BLEND, BLEND_FAST, RANKED
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.answers import (
-    DEPTH,
-    LISTED,
-    SERVED,
-    Side,
-    answers,
-    has_ranks,
-)
+from pipelines.dashboard.data.answers import LISTED, Side, answers, has_ranks
 from pipelines.dashboard.data.items import (
     cut_window,
     item_words,
@@ -42,21 +34,12 @@ from pipelines.dashboard.data.sides import (
     side_name,
     suggest_runs,
 )
-from pipelines.dashboard.query import NotFoundError, Query, QueryError
+from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.evaluation.per_user import RANK
-from pipelines.pages.charts import (
-    colors_of,
-    counts,
-    figure,
-    numbers,
-    share_chart,
-    shares,
-    texts,
-)
+from pipelines.pages.charts import counts, numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,
-    Chart,
     Entry,
     ItemList,
     Link,
@@ -67,15 +50,12 @@ from pipelines.pages.document import (
     Rows,
     Section,
     Table,
-    Tile,
-    Tiles,
     Window,
     Words,
     select,
 )
 from pipelines.pages.wording import model_label
 from recsys.data.dataset import Sequences
-from recsys.models.names import SLOW_MODELS
 
 ALL = "all"
 OUTCOMES = ("both", "first", "second", "neither")
@@ -83,16 +63,6 @@ HISTORY = 15
 """Newest events of a user that are listed."""
 COLUMNS = ("user_id", "title", "place", "rank0", "rank1", "gain", "outcome")
 NO_FEATURES = "users are shown if a workspace keeps their histories and lists"
-COMBINED = (BLEND, BLEND_FAST, RANKED, SERVED)
-"""Lists that are made of other lists."""
-STEPS = {
-    "no source finds it": "in no source's first {depth}: other sources or data could help",
-    "every source ranks it low": "in a source's first {depth}, in none's first {k}: better sources "
-    "could help",
-    "the blend drops it": "in a source's first {k}, not in the blend's: other weights could help",
-    "the ranker drops it": "in the blend's first {k}, not after the ranker",
-}
-"""Steps on which items are lost, and what each means."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,19 +98,17 @@ def read_contest(context: Context, query: Query) -> Contest:
     pairs = join_pairs(context, sides)
     k = query.number("k", 10, least=1, most=LISTED)
     first, second = (pl.col(rank).is_between(1, k) for rank in ("rank0", "rank1"))
+    outcome = pl.when(first & second).then(0).when(first).then(1).when(second).then(2).otherwise(3)
     worth = [
         pl.when(pl.col(rank) > 0).then(1 / (1 + pl.col(rank).cast(pl.Float64)).log(2)).otherwise(0)
         for rank in ("rank0", "rank1")
     ]
-    one = pl.when(first).then(pl.lit("first")).when(second).then(pl.lit("second"))
-    outcome = (
-        pl.when(first & second).then(pl.lit("both")).otherwise(one.otherwise(pl.lit("neither")))
-    )
+    named = outcome.replace_strict(dict(enumerate(OUTCOMES)), return_dtype=pl.String)
     return Contest(
         pairs=pairs,
         names=(side_name(sides[0], sides), side_name(sides[1], sides)),
         k=k,
-        queries=pairs.queries.with_columns(outcome=outcome, gain=worth[1] - worth[0]),
+        queries=pairs.queries.with_columns(outcome=named, gain=worth[1] - worth[0]),
     )
 
 
@@ -154,17 +122,14 @@ def build(context: Context, query: Query) -> Page:
         return Page(title="Why", lead=lead, blocks=[], controls=own)
     outcome = query.choice("outcome", (ALL, *OUTCOMES), ALL)
     counted = dict(shown.queries["outcome"].value_counts().iter_rows())
-    totals = {name: counted.get(name, 0) for name in OUTCOMES}
-    blocks: list[Block] = [_tiles(shown, totals)]
+    both, one, other, none = (f"{counted.get(name, 0):,}" for name in OUTCOMES)
+    blocks: list[Block] = []
     notices = []
     if user_id := query.text("user"):
         try:
             blocks.append(_user_section(context, shown, user_id))
         except NotFoundError as error:
             notices.append(str(error))
-    lost = [chart for place in (0, 1) for chart in _lost_chart(shown, place)]
-    if lost:
-        blocks.append(Section(key="lost", title="Where items are lost", blocks=lost))
     if shown.pairs.features is not None:
         users: list[Block] = [_queries_table(shown, shown.labels.get(outcome, "All queries"))]
         if item := query.text("item"):
@@ -173,8 +138,8 @@ def build(context: Context, query: Query) -> Page:
         blocks.append(Section(key="queries-section", title="Users", blocks=users))
     return Page(
         title=f"Why: {first} or {second}",
-        lead=f"Of {len(shown.pairs):,} held-out items, {totals['first']:,} are in the first "
-        f"{shown.k} of {first} alone, {totals['second']:,} in those of {second} alone.",
+        lead=f"Of {len(shown.pairs):,} held-out items, {one} are in the first {shown.k} of {first} "
+        f"alone, {other} in those of {second} alone, {both} in both and {none} in neither.",
         blocks=blocks,
         controls=[
             *own,
@@ -183,68 +148,6 @@ def build(context: Context, query: Query) -> Page:
         ],
         notices=notices,
     )
-
-
-def _tiles(shown: Contest, totals: dict[str, int]) -> Tiles:
-    """Count the outcomes."""
-    found = []
-    for outcome, label in shown.labels.items():
-        parameters = {**shown.parameters, "outcome": outcome}
-        link = Link(label="show them", page="why", parameters=parameters)
-        note = f"{totals[outcome] / len(shown.queries):.1%} of the queries, first {shown.k}"
-        title = label[0].upper() + label[1:]
-        found.append(Tile(label=title, value=f"{totals[outcome]:,}", note=note, link=link))
-    return Tiles(tiles=found)
-
-
-def lost_where(side: Side, k: int) -> dict[str, int]:
-    """Count on which step a combined list loses the items that it misses.
-
-    Returns:
-        Nothing if the list is of one model, so that there are no sources to look at.
-    """
-    found = answers(side.run)
-    sources = [name for name in found.models if name not in COMBINED]
-    if side.model in (BLEND_FAST, RANKED):
-        sources = [name for name in sources if name not in SLOW_MODELS]
-    if side.model not in COMBINED or not sources or found.features is None:
-        return {}
-
-    def rank(model: str) -> pl.Expr:
-        return pl.col(f"{RANK}{model}").fill_null(1 << 40)
-
-    has_ranker = side.model == RANKED and BLEND_FAST in found.models
-    kept = rank(BLEND_FAST) <= k if has_ranker else pl.lit(value=False)
-    best = pl.min_horizontal(rank(name) for name in sources)
-    step = pl.when(kept).then(3).when(best <= k).then(2).when(best <= DEPTH).then(1).otherwise(0)
-    missed = pl.scan_parquet(found.table).filter(rank(side.model) > k)
-    counted = dict(missed.group_by(step.alias("step")).len().collect().iter_rows())
-    steps = list(STEPS)[: 4 if has_ranker else 3]
-    return {words: int(counted.get(place, 0)) for place, words in enumerate(steps)}
-
-
-def _lost_chart(shown: Contest, place: int) -> list[Chart]:
-    """Draw on which step the items are lost that a side's combined list misses."""
-    side, name = shown.pairs.sides[place], shown.names[place]
-    steps = lost_where(side, shown.k)
-    if not (total := sum(steps.values())):
-        return []
-    meanings = (f"{words}: {STEPS[words].format(k=shown.k, depth=DEPTH)}." for words in steps)
-    chart = figure(
-        share_chart,
-        f"lost-{side.model}-{side.run.key}",
-        f"Where {name} loses {total:,} items",
-        f"Held-out items that are not in its first {shown.k}, by the step that loses them. "
-        + " ".join(meanings),
-        [*texts("row", "step"), *counts("queries"), *shares("share")],
-        [("missed", words, count, count / total) for words, count in steps.items()],
-        "label series - share",
-        colors=colors_of(list(steps)),
-        shown=lambda row: bool(row[2]),
-        x_title="share of the queries",
-        origins=origins([side]),
-    )
-    return [chart]
 
 
 def _queries_table(shown: Contest, title: str) -> Table:
@@ -309,12 +212,10 @@ def _user_section(context: Context, shown: Contest, user_id: str) -> Section:
 
     def entry(item: int, *, words: str | None = None) -> Entry:
         item_id, title, note = item_words(items, item)
-        parameters = {"run": pairs.sides[0].run.key, "item": item_id}
-        link = Link(label="about this item", page="items", parameters=parameters)
         mark: Any = ""
         if words is None:
             mark = "hit" if item in held_out else "seen" if item in seen else ""
-        return Entry(item_id=item_id, title=title, note=words or note, mark=mark, link=link)
+        return Entry(item_id=item_id, title=title, note=words or note, mark=mark)
 
     newest = [
         entry(item, words="" if time is None else f"{datetime.fromtimestamp(int(time), UTC):%F %R}")
@@ -371,25 +272,11 @@ def _ranks_table(sides: Sequence[Side], found: Sequence[pl.DataFrame | None]) ->
     )
 
 
-def exports(context: Context, query: Query) -> Sequence[Query]:
-    """Export the page, and the users who gained and lost most."""
-    try:
-        shown = read_contest(context, query)
-    except (NotFoundError, QueryError):
-        return [query]
-    if shown.pairs.features is None or not len(shown.queries):
-        return [query]
-    ordered = shown.queries.sort("gain")["user_id"]
-    names = sorted({ordered[0], ordered[-1]})
-    return [query, *(Query({**query.values, "user": (name,)}) for name in names)]
-
-
 ENTRY = PageEntry(
     name="why",
     title="Why",
     build=build,
     rows={"queries": window_of_queries},
     suggest={"runs": suggest_runs},
-    exports=exports,
     keeps=("run",),
 )

@@ -15,7 +15,6 @@ from recsys.evaluation.paired import Paired
 
 FEW = 0.5
 """Share of a side's queries below which those in common may not represent all."""
-DATA_SETTINGS = ("data.", "splits.", "evaluation.", "features.")
 
 
 def warnings(pairs: Pairs, names: Sequence[str]) -> list[str]:
@@ -25,15 +24,8 @@ def warnings(pairs: Pairs, names: Sequence[str]) -> list[str]:
     for one, name in zip(pairs.sides[1:], names[1:], strict=True):
         run = one.run
         if run.data_digest != first.data_digest and run.data_digest and first.data_digest:
-            differing = [
-                f"{setting} {first.config.get(setting, '-')} and {run.config.get(setting, '-')}"
-                for setting in sorted({*first.config, *run.config})
-                if setting.startswith(DATA_SETTINGS)
-                and first.config.get(setting) != run.config.get(setting)
-            ][:4]
-            why = f" ({'; '.join(differing)})" if differing else ""
             found.append(
-                f"{name} was measured on other data than {names[0]}{why}: only the queries that "
+                f"{name} was measured on other data than {names[0]}: only the queries that "
                 "both have are compared, and one may have learned from more events."
             )
         elif run.key != first.key and run.config_digest == first.config_digest is not None:

@@ -53,12 +53,6 @@ def _read(features: Path) -> pl.DataFrame:
     )
 
 
-def item_row(items: pl.DataFrame, item_id: str) -> int | None:
-    """Find an item by its id."""
-    found = items["item_id"].index_of(item_id) if item_id else None
-    return None if found is None else int(found)
-
-
 def item_words(items: pl.DataFrame, row: int) -> tuple[str, str, str]:
     """Return an item's id and title, and its categories with its events."""
     if not 0 < row < len(items):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
+from pathlib import Path
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Side, answers, has_ranks, side
@@ -139,6 +140,17 @@ def one_run(context: Context, query: Query, has: Callable[[Run], bool], missing:
     raise NotFoundError(missing)
 
 
+def stage_folders(context: Context, run: Run) -> list[Path]:
+    """List the folders that may hold the stages of a run; none of a bundle whose maker is gone."""
+    if run.kind == "workspace":
+        return [run.path]
+    maker, kept = context.stores.maker(run), context.stores.kept_stages(run)
+    if maker is None or kept is None:
+        return []
+    # The maker's own stages are those of its newest bundle.
+    return [kept, maker.path] if maker.bundles[:1] == (kept.name,) else [kept]
+
+
 def controls(context: Context, sides: Sequence[Side], *, at_most: int = MOST) -> list[Control]:
     """Offer other runs and other models of each."""
     if context.exported:
@@ -191,17 +203,16 @@ def k_control(k: int, most: int) -> Control:
 
 
 def run_options(context: Context, *chosen: Run) -> list[Option]:
-    """Offer the chosen runs and the newest ones."""
+    """Offer the chosen runs and the newest ones, by name, kind and time."""
     runs = {run.key: run for run in (*chosen, *context.stores.runs()[:OFFERED])}
-    return [run_option(run) for run in runs.values()]
+    return list(map(_option, runs.values()))
 
 
-def run_option(run: Run) -> Option:
-    """Offer a run by name, kind and time."""
+def _option(run: Run) -> Option:
     time = "" if run.time is None else f", {run.time:%Y-%m-%d %H:%M}"
     return Option(value=run.key, label=f"{run.name} ({run.kind}{time})")
 
 
 def suggest_runs(context: Context, query: Query, text: str) -> list[Option]:
     """Find runs to choose, as the reader types, by the search of the page Runs."""
-    return [run_option(run) for run in searched(context, context.stores.runs(), text)[:OFFERED]]
+    return list(map(_option, searched(context, context.stores.runs(), text)[:OFFERED]))

@@ -26,7 +26,6 @@ from recsys.evaluation.bootstrap import time_blocks
 from recsys.evaluation.slices import (
     Slice,
     category_slices,
-    history_length_slices,
     item_popularity_slices,
     user_activity_slices,
     user_slices,
@@ -144,11 +143,6 @@ def _popularity(cut: _Cut) -> list[Slice]:
     return item_popularity_slices(cut.targets, item_popularity(histories, num_items))
 
 
-def _history(cut: _Cut) -> list[Slice]:
-    places = cut.queries["place"].cast(pl.Int64).to_torch()
-    return history_length_slices(cut.targets, places[cut.targets.offsets[:-1]])
-
-
 def _categories(cut: _Cut) -> list[Slice]:
     if not (cut.features / "item_categories" / "values.npy").exists():
         return []
@@ -213,7 +207,6 @@ def _recency(cut: _Cut) -> Iterator[Slice]:
 WAYS: dict[str, Callable[[_Cut], Sequence[Slice] | Iterator[Slice]]] = {
     "user activity": _activity,
     "item popularity": _popularity,
-    "history length": _history,
     "category": _categories,
     "domain": _domains,
     "time of the query": _period,

@@ -31,8 +31,7 @@ NUM_LOOKED_AT = 200
 NUM_METRICS = 3
 HOW_TO_SEARCH = (
     "Metrics are of the served list on test. Words are searched in names, data sets, kinds, status "
-    "and tags. Settings, tags and metrics take bounds: sequence.num_layers=2, num_layers>1, "
-    "ndcg@10>=0.12, data=movielens, kind=bundle, decision=refused, seconds<600."
+    "and tags; settings and tags by their value: num_layers=2, decision=refused."
 )
 
 

@@ -51,7 +51,7 @@ def test_slices_are_those_of_the_log(runs: dict[str, Run]) -> None:
     assert books.tolist() == known.target_category("books").tolist()
     both = found.get("category x user_activity")["books x new"]
     assert both.tolist() == (books & known.new_users).tolist()
-    assert {*found.single} >= {"item_popularity", "domain", "period", "recency", "history_length"}
+    assert {*found.single} >= {"item_popularity", "domain", "period", "recency"}
     assert sum(one.sum() for one in found.get("period").values()) == 300
 
 

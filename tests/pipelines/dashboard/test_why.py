@@ -1,11 +1,9 @@
-"""Page ``why``: outcomes and steps of loss with known answers; a user of a real run."""
+"""Page ``why``: outcomes with known answers; a user of a real run."""
 
-import polars as pl
 import pytest
 
-from pipelines.dashboard.data.answers import side
 from pipelines.dashboard.query import Query, QueryError
-from pipelines.dashboard.why import ENTRY, build, lost_where, read_contest
+from pipelines.dashboard.why import ENTRY, build, read_contest
 from pipelines.pages.document import Lists, Window
 from tests.pipelines.dashboard.documents import block_of, dashboard, table, words
 from tests.pipelines.dashboard.planted import Model, world, write_workspace
@@ -31,33 +29,13 @@ def pair(planted):
 def test_outcomes_count_every_query_once(planted, pair):
     shown = read_contest(planted, pair)
     first, second = (shown.queries[rank].is_between(1, 10) for rank in ("rank0", "rank1"))
-    expected = [first & second, first & ~second, ~first & second, ~(first | second)]
-    tiles = build(planted, pair).blocks[0].tiles
-    assert [tile.value for tile in tiles] == [f"{mark.sum():,}" for mark in expected]
-    assert sum(mark.sum() for mark in expected) == len(shown.pairs) == 2_000
-
-
-def test_items_are_lost_on_the_step_that_lost_them(tmp_path):
-    """Ranks by hand: of each step a known number."""
-    models = dict.fromkeys(("sequence", "ease", "blend_fast", "ranked"), Model(seed=1))
-    path = write_workspace(tmp_path / "run", world(3, num_users=40), models)
-    by_hand = [
-        (5, 3, 1, 1),  # found
-        (200, None, 300, 300),  # no source
-        (50, 60, 40, 30),  # every source ranks it low
-        (4, 60, 30, 30),  # the blend drops it
-        (4, 60, 30, 90),
-        (4, 4, 9, 30),  # the ranker drops it
-    ]
-    file = path / "evaluate" / "per_user_given_test.parquet"
-    frame = pl.read_parquet(file)
-    for place, name in enumerate(models):
-        ranks = [by_hand[row][place] if row < len(by_hand) else 1 for row in range(frame.height)]
-        frame = frame.with_columns(pl.Series(f"rank_{name}", ranks, dtype=pl.Int64))
-    frame.write_parquet(file)
-    run = dashboard(tmp_path).stores.runs()[0]
-    assert list(lost_where(side(run, "ranked"), 10).values()) == [1, 1, 2, 1]
-    assert lost_where(side(run, "sequence"), 10) == {}
+    both, neither = (first & second).sum(), (~(first | second)).sum()
+    lost, won = (first & ~second).sum(), (~first & second).sum()
+    assert both + neither + lost + won == 2_000
+    assert build(planted, pair).lead == (
+        f"Of 2,000 held-out items, {lost:,} are in the first 10 of sequence model alone, {won:,} "
+        f"in those of EASE alone, {both:,} in both and {neither:,} in neither."
+    )
 
 
 def test_the_table_is_ordered_filtered_and_searched(planted, pair):

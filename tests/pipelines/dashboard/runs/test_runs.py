@@ -55,20 +55,15 @@ SEARCHES = {
     "RUN-1": ["run-1"],
     "two_tower.embedding_dim=64": ["run-2", "run-1"],
     "embedding_dim=32": ["run-0"],
-    "embedding_dim>=32 ml": ["run-1", "run-0"],
-    "ndcg@10>0.105": ["run-1", "v1"],
-    "ndcg@10<=0.1": ["run-0"],
+    "embedding_dim=64 ml": ["run-1"],
     "decision=refused": ["v1"],
-    "status=unfinished": ["run-2"],
-    "kind!=run": ["v1"],
+    "unfinished": ["run-2"],
     "no.such=1": [],
-    "two_tower.embedding_dim=": [],
-    "=": ["v1"],
     "<script>": [],
 }
 
 
-def test_words_and_bounds_find_runs(three: Context) -> None:
+def test_words_and_settings_find_runs(three: Context) -> None:
     assert {search: shown(three, search) for search in SEARCHES} == SEARCHES
 
 
