@@ -15,7 +15,6 @@ import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import plain
@@ -25,8 +24,6 @@ from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import Stage, StageContext, StageRows
 from pipelines.engine.torchrun import Failure, num_ranks, start
 
-ON_RAY = ("build_features", "embed_items")
-"""Stages that hand tasks to a Ray cluster."""
 JOB, ROWS, LOGGED = "job.json", "rows.json", "logged.jsonl"
 ERROR = "error-{}.json"
 RAISED: dict[str, type[Exception]] = {
@@ -51,18 +48,6 @@ def run_stage(stage: Stage, context: StageContext) -> StageRows:
     """Run a stage's function, here or on several ranks as the configuration says."""
     size = count_ranks(stage, context.config)
     return on_ranks(stage, context, size) if size else stage.function(context)
-
-
-def describe_engine(stage: Stage, config: RunConfig) -> dict[str, Any]:
-    """Describe for run.json where a stage worked."""
-    ranks = count_ranks(stage, config)
-    on_ray = config.engine == "ray" and (ranks or stage.name in ON_RAY)
-    found: dict[str, Any] = {"engine": config.engine if ranks or on_ray else "local"}
-    if ranks:
-        found["ranks"] = ranks
-        if not on_ray and config.torchrun.machines > 1:
-            found["machines"] = config.torchrun.machines
-    return found
 
 
 def on_ranks(stage: Stage, context: StageContext, size: int) -> StageRows:

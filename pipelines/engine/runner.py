@@ -199,7 +199,6 @@ def make(
             "host": platform.node(),
             "started": started_at.isoformat(timespec="seconds"),
             "peak_memory_bytes": memory,
-            **launch.describe_engine(stage, context.config),
         }
         manifest = commit(partial, final, manifest=replace(planned, rows=rows.counts()), run=ran)
     workspace.keep_only_checkpoints(stage.name, None)

@@ -30,9 +30,6 @@ from pipelines.evaluation.analysis import Analysis, SplitAnalysis
 from pipelines.evaluation.per_user import per_user_table
 from pipelines.inputs.tensors import read_inputs, split_kind, tie_orders
 from pipelines.ranking.artefact import measured_ranker
-from pipelines.semantic_ids.artefact import read_item_codes
-from recsys.models.names import GENERATIVE
-from recsys.semantic_ids.quality import invalid_share
 
 SPLITS: tuple[Literal["validation", "test"], ...] = ("validation", "test")
 LISTED = 20
@@ -65,10 +62,6 @@ def evaluate(context: StageContext) -> StageRows:
             blending = Blending.of(profiles, inputs, split, config.seed, ranker)
             results = evaluate_split(sources, inputs, split, config, blending)
             metrics[order][split] = {name: dict(result.metrics) for name, result in results.items()}
-            if GENERATIVE.name in results:
-                codes = read_item_codes(context.inputs["build_semantic_ids"], order)
-                rate = invalid_share(results[GENERATIVE.name].top_k.item_rows, codes.codes)
-                metrics[order][split][GENERATIVE.name]["invalid_id_rate"] = rate or 0.0
             num_users += next(iter(results.values())).num_users
             table = per_user_table(results, LISTED, context.making)
             table.write_parquet(context.output / f"per_user_{order}_{split}.parquet")

@@ -92,18 +92,6 @@ def content_neighbours(vectors: Tensor, queries: Tensor, num_neighbours: int) ->
     return torch.cat(found)
 
 
-def invalid_share(item_rows: Tensor, codes: Tensor) -> float | None:
-    """Compute the share of listed items without an ID; None where nothing is listed.
-
-    Args:
-        codes: Of every item row, [N, L], -1 where an item has none.
-    """
-    listed = item_rows[item_rows != -1]
-    inside = (listed > 0) & (listed < len(codes))
-    valid = inside & (codes[listed.where(inside, 0)] >= 0).all(1)
-    return float((~valid).double().mean()) if len(listed) else None
-
-
 def level_qualities(
     codes: Tensor,
     level_sizes: tuple[int, ...],

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from recsys.fitting.queries import RankedQueries
-from recsys.semantic_ids.quality import invalid_share
 from tests.benchmarks.recipes.fit import Experiment, FittedSource
 from tests.benchmarks.recipes.prepared import Prepared
 from tests.benchmarks.recipes.ranking_run import RankingRun, experiment_in
@@ -68,7 +67,11 @@ def invalid_ids(run: RankingRun) -> float | None:
         return None
     ranked = load_ranked(path)
     rows = [ranked[split].lists.item_rows.flatten() for split in run.settings.splits]
-    return invalid_share(torch.cat(rows), codes.codes)
+    listed = torch.cat(rows)
+    listed = listed[listed != -1]
+    inside = (listed > 0) & (listed < len(codes.codes))
+    valid = inside & (codes.codes[listed.where(inside, 0)] >= 0).all(1)
+    return float((~valid).double().mean()) if len(listed) else None
 
 
 def refitted_rows(run: RankingRun) -> dict[str, dict[str, Any]]:

@@ -109,8 +109,8 @@ def killed(config: RunConfig, is_own: Callable[[int, str], bool]) -> str:
     return str(caught.value)
 
 
-def assert_equal_to_local(folder: Path, name: str, **engine: object) -> None:
-    """Compare weights and manifest with those of one process; ``run.json`` names the engine."""
+def assert_equal_to_local(folder: Path, name: str) -> None:
+    """Compare weights and manifest with those of one process."""
     one, other = (load_file(folder / place / WEIGHTS) for place in ("local", name))
     assert one.keys() == other.keys()
     for key, value in one.items():
@@ -122,7 +122,6 @@ def assert_equal_to_local(folder: Path, name: str, **engine: object) -> None:
         for place in (stage, folder / "local/train_two_tower")
     )
     assert own == local
-    assert json.loads((stage / "run.json").read_text()).items() >= engine.items()
 
 
 @pytest.mark.slow
@@ -137,7 +136,7 @@ def test_ranks_that_resume_after_a_kill_end_where_one_process_ends(
     for words in ("train_two_tower: rank 1 of 2 was killed by SIGKILL", "log-1.txt", "resumes"):
         assert words in error
     run_stages(CHOSEN, config)
-    assert_equal_to_local(folder, engine, engine=engine, ranks=2)
+    assert_equal_to_local(folder, engine)
     # A run here continues from artefacts that ranks have made.
     here = replace(config, engine="local")
     assert all(outcome.skipped for outcome in run_stages(CHOSEN, here))
@@ -178,7 +177,7 @@ def test_ranks_of_two_machines_end_where_one_process_ends(folder: Path) -> None:
             else:
                 run_stages(CHOSEN, config)
                 assert other.wait(60) == 0
-    assert_equal_to_local(folder, "machines", engine="torchrun", ranks=2, machines=2)
+    assert_equal_to_local(folder, "machines")
 
 
 def test_a_machine_that_does_not_come_is_said_with_its_command(tmp_path: Path) -> None:
