@@ -1,12 +1,31 @@
-"""A Ray cluster a module, since tests kill its nodes."""
+"""Forks that tests kill, and a Ray cluster a module, since tests kill its nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+def in_a_fork(action: Callable[[], object]) -> int:
+    """Run in a child of this process; return its exit code, less than 0 for a signal."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            action()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")

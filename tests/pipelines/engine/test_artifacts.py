@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.engine.artifacts import Manifest, begin, check_files, commit, sweep
+from tests.pipelines.engine.conftest import in_a_fork, kill
 
 
 def manifest(config: dict[str, object] | None = None) -> Manifest:
@@ -50,18 +51,6 @@ def test_manifest_says_what_it_was_made_from_and_what_came_out(tmp_path: Path) -
     assert manifests[0].read_bytes() == manifests[1].read_bytes()
 
 
-def in_child(action: Callable[[], object]) -> int:
-    """Run in a forked process and return its exit code (minus the signal's number if killed)."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            action()
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 def killed_at(step: int, action: Callable[[], object]) -> Callable[[], None]:
     """Wrap the calls that touch the disk, and SIGKILL just before the one numbered ``step``."""
 
@@ -72,7 +61,7 @@ def killed_at(step: int, action: Callable[[], object]) -> Callable[[], None]:
             def call(*args: object, **kwargs: object) -> object:
                 nonlocal calls
                 if calls == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    kill()
                 calls += 1
                 return original(*args, **kwargs)
 
@@ -91,7 +80,7 @@ def test_killed_anywhere_leaves_the_old_artifact_or_the_new_one(tmp_path: Path) 
         folder = tmp_path / str(step)
         folder.mkdir()
         write_artifact(folder / "build", "old")
-        code = in_child(killed_at(step, lambda: write_artifact(folder / "build", "new")))  # noqa: B023
+        code = in_a_fork(killed_at(step, lambda: write_artifact(folder / "build", "new")))  # noqa: B023
         sweep(folder)
         rows, more = look_up_content(folder / "build")
         assert (rows, more) in {("old", "oldoldold"), ("new", "newnewnew")}

@@ -1,9 +1,6 @@
 """One line a command, whichever way it ends."""
 
-import os
 import signal
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import typer
 from pipelines.engine import history as history_module
 from pipelines.engine.errors import RefusedError, WorkspaceBusyError
 from pipelines.engine.history import HISTORY, KILLED, read_history, recorded
+from tests.pipelines.engine.conftest import in_a_fork, kill
 
 
 def test_a_command_that_ends_well_leaves_one_line(tmp_path: Path) -> None:
@@ -94,15 +92,11 @@ def test_a_place_that_is_known_late_gets_the_line(tmp_path: Path) -> None:
 
 
 def test_a_killed_command_is_recorded_by_the_next(tmp_path: Path) -> None:
-    script = f"""
-import os, signal
-from pathlib import Path
-from pipelines.engine.history import recorded
-with recorded(Path({str(tmp_path)!r}), "update"):
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    done = subprocess.run([sys.executable, "-c", script], env=os.environ)
-    assert done.returncode == -signal.SIGKILL
+    def die() -> None:
+        with recorded(tmp_path, "update"):
+            kill()
+
+    assert in_a_fork(die) == -signal.SIGKILL
     assert read_history(tmp_path) == []
     # The one that runs is not taken for a killed one.
     with recorded(tmp_path, "run"), recorded(tmp_path, "status"):

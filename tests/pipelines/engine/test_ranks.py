@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock, call
 
 import pytest
 import torch
@@ -201,17 +202,7 @@ def test_errors_of_ranks_are_raised_as_what_they_are(tmp_path: Path) -> None:
 
 
 def test_what_the_first_rank_logs_is_passed_on(tmp_path: Path) -> None:
-    class Kept(RunLog):
-        def __init__(self) -> None:
-            self.seen: list[object] = []
-
-        def log(self, step: int, **values: float) -> None:
-            self.seen.append((step, values))
-
-        def tags(self, values: object) -> None:
-            self.seen.append(values)
-
-    path, kept = tmp_path / "logged.jsonl", Kept()
+    path, kept = tmp_path / "logged.jsonl", MagicMock(spec=RunLog)
     pass_on(path, kept)
     log = LogFile(path)
     log.log(7, loss=0.25)
@@ -219,7 +210,7 @@ def test_what_the_first_rank_logs_is_passed_on(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('["log", [8')
     pass_on(path, kept)
-    assert kept.seen == [(7, {"loss": 0.25}), {"served": "yes"}]
+    assert kept.mock_calls == [call.log(7, loss=0.25), call.tags({"served": "yes"})]
 
 
 def test_ranks_are_the_gpus_or_two_processes(monkeypatch, tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
 import json
-import os
 import signal
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.engine.stage import Stage, StageContext, StageRows
+from tests.pipelines.engine.conftest import in_a_fork, kill
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,16 +151,12 @@ def test_killed_stage_resumes_from_its_checkpoints(config: TinyConfig) -> None:
         for step in range(done, 3):
             (context.checkpoints / str(step)).write_text("")
             if step == 1 and done == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                kill()
         (context.output / "started_at").write_text(str(done))
         return StageRows(rows_in=3, rows_out=3)
 
     stages = [stage("multiply", count_to_three, (), ("numbers",))]
-    pid = os.fork()
-    if pid == 0:
-        run(config, stages)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert in_a_fork(lambda: run(config, stages)) == -signal.SIGKILL
     assert run(config, stages) == {"multiply": "ran"}
     assert (config.workspace / "multiply/started_at").read_text() == "2"
     assert not list((config.workspace / "checkpoints").iterdir())

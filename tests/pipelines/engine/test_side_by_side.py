@@ -145,18 +145,12 @@ def of_too_much_memory(context: StageContext) -> StageRows:
 
 
 def test_a_child_out_of_memory_is_reported_and_the_parent_lives(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FAULTS 17."""
     hungry = replace(STAGES[1], name="hungry", function=of_too_much_memory)
     monkeypatch.setitem(globals(), "STAGES", [*STAGES[:1], hungry, *STAGES[1:]])
-    child = os.fork()
-    if child == 0:
-        try:
-            os._exit(run(workspace, ()))
-        finally:
-            os._exit(99)
-    code, message = ended(Child(child, workspace))
+    code, message = ended(start())
     assert code == 71
     assert message.startswith("out of memory in stage hungry: ")
     assert "run again" in message

@@ -1,13 +1,13 @@
 import json
 import os
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
 
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.workspace import Workspace
+from tests.pipelines.engine.conftest import in_a_fork, kill
 
 
 def test_workspace_of_the_version_before_is_recognised_and_left_as_it_is(tmp_path: Path) -> None:
@@ -38,15 +38,12 @@ def test_second_run_is_told_who_holds_the_workspace(tmp_path: Path) -> None:
     assert "--set workspace=FOLDER" in str(caught.value)
 
 
-def test_lock_is_free_after_the_holder_ends_however_it_ends(tmp_path: Path) -> None:
-    script = f"""
-import os, signal
-from pathlib import Path
-from pipelines.engine.workspace import Workspace
-with Workspace(Path({str(tmp_path)!r})).lock():
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    assert subprocess.run([sys.executable, "-c", script]).returncode == -9
+def test_lock_of_a_killed_run_is_free_and_what_it_left_is_swept(tmp_path: Path) -> None:
+    def die() -> None:
+        with Workspace(tmp_path).lock():
+            kill()
+
+    assert in_a_fork(die) == -signal.SIGKILL
     (tmp_path / ".partial-train_two_tower").mkdir()
     (tmp_path / ".partial-train_two_tower/half.npy").write_bytes(b"0")
     with Workspace(tmp_path).lock() as swept:

@@ -18,8 +18,9 @@ from pipelines.semantic_ids.append import (
 from pipelines.semantic_ids.store import SemanticIdStore
 from recsys.content.encoder import HashEncoder
 from recsys.semantic_ids import lifecycle
-from serving.bundle.load import load_bundle
+from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import ContentSource, publish
+from serving.bundle.semantic_ids import ItemSemanticIds
 from serving.bundle.write import write_bundle
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 
@@ -49,11 +50,16 @@ def release(folder: Path, version: str) -> Path:
 @pytest.fixture
 def store(bundles: Path) -> SemanticIdStore:
     """The store at the version of the bundle."""
-    own = load_bundle(bundles / "current").semantic_ids
-    assert own is not None
+    _, own = current(bundles)
     store = SemanticIdStore(bundles / "semantic_ids")
     store.publish(own.ids, load_bundle_quantizer(own), ITEM_IDS, ORIGIN)
     return store
+
+
+def current(bundles: Path) -> tuple[Bundle, ItemSemanticIds]:
+    bundle = load_bundle(bundles / "current")
+    assert bundle.semantic_ids is not None
+    return bundle, bundle.semantic_ids
 
 
 def write_items(folder: Path, *lines: str) -> Path:
@@ -69,12 +75,11 @@ def vectors(*like: int, bundles: Path) -> np.ndarray:
 def test_appended_items_have_the_ids_of_the_library_and_the_store_keeps_them(
     bundles: Path, store: SemanticIdStore, tmp_path: Path
 ) -> None:
-    before = load_bundle(bundles / "current").semantic_ids
+    _, before = current(bundles)
     directory, *_ = append(
         write_items(tmp_path, "a,red shoe", "b,", "c,blue shoe"), bundles / "current"
     )
     own = load_bundle(directory).semantic_ids
-    assert before is not None
     assert own is not None
     texts = own.texts([41, 42, 43])
     assert texts[1] is None, "an item without text has no content to make an ID of"
@@ -104,9 +109,7 @@ def test_store_that_is_ahead_reserves_its_ids_and_gives_known_items_theirs(
     bundles: Path, store: SemanticIdStore
 ) -> None:
     """Items x and y were published by a challenger that is not served."""
-    bundle = load_bundle(bundles / "current")
-    own = bundle.semantic_ids
-    assert own is not None
+    bundle, own = current(bundles)
     content = vectors(3, 4, bundles=bundles)
     ahead = lifecycle.append(own.ids, load_bundle_quantizer(own), torch.from_numpy(content))
     store.publish(ahead, load_bundle_quantizer(own), [*ITEM_IDS, "x", "y"], ORIGIN)
@@ -125,9 +128,7 @@ def test_store_that_is_ahead_reserves_its_ids_and_gives_known_items_theirs(
 
 
 def test_retired_ids_are_not_inherited(bundles: Path, store: SemanticIdStore) -> None:
-    bundle = load_bundle(bundles / "current")
-    own = bundle.semantic_ids
-    assert own is not None
+    bundle, own = current(bundles)
     content = vectors(3, bundles=bundles)
     ahead = lifecycle.append(own.ids, load_bundle_quantizer(own), torch.from_numpy(content))
     store.publish(ahead, load_bundle_quantizer(own), [*ITEM_IDS, "x"], ORIGIN)
@@ -158,9 +159,7 @@ def test_a_killed_append_gives_the_same_ids_again(bundles: Path, store: Semantic
 def test_store_of_another_bundle_is_left_alone(
     bundles: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = load_bundle(bundles / "current")
-    own = bundle.semantic_ids
-    assert own is not None
+    bundle, own = current(bundles)
     store = SemanticIdStore(bundles / "semantic_ids")
     store.publish(own.ids, load_bundle_quantizer(own), ITEM_IDS[::-1], ORIGIN)
     version = store.current()
@@ -188,8 +187,7 @@ def test_bundle_published_meanwhile_is_not_replaced(
 
 
 def test_content_may_have_columns_behind_those_that_the_quantiser_reads(bundles: Path) -> None:
-    own = load_bundle(bundles / "current").semantic_ids
-    assert own is not None
+    _, own = current(bundles)
     alone = vectors(3, 9, bundles=bundles)
     words = np.ones((2, 7), np.float32)
     nothing_but_words = np.concatenate([alone * 0, words], axis=1)
