@@ -77,13 +77,6 @@ def enrich_items(context: StageContext) -> StageRows:
         if context.show_progress and log.is_terminal and (done % 100 == 0 or done == total):
             log.print(f"  {done:,} of {total:,} items", style="dim")
 
-    if config.samples > 1:
-        num_texts = len(set(filter(None, texts)))
-        log.print(
-            f"  {config.samples} answers to each of {num_texts:,} texts: up to "
-            f"{config.samples * num_texts:,} requests, those of earlier runs included",
-            style="dim",
-        )
     result = enrich(texts, model, cache_dir("enrichment"), config, report)
     if result.budget_reached:
         log.print(

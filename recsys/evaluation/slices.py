@@ -32,8 +32,6 @@ NEW_MAX_EVENTS = 4
 """Users with at most this many training events are new; those with none are among them."""
 HEAVY_SHARE = 0.2
 """Share of the users who are not new that are heavy, the most active ones."""
-HISTORY_LENGTHS = (0, 5, 10, 20, 50, 100)
-"""Greatest length of each bucket of histories."""
 
 
 class Slice(NamedTuple):
@@ -108,21 +106,6 @@ def user_activity_slices(targets: Jagged, num_events: Tensor) -> list[Slice]:
     return user_slices(
         targets, "user_activity", {"new": new, "medium": ~new & ~heavy, "heavy": heavy}
     )
-
-
-def history_length_slices(targets: Jagged, lengths: Tensor) -> list[Slice]:
-    """Cut users by the length of their history: 0, 1-5, 6-10, ..., more than the last.
-
-    Args:
-        lengths: Events before the label of each user of the ranking, [U] int64.
-    """
-    members, least = {}, 0
-    for most in HISTORY_LENGTHS:
-        name = str(most) if most == least else f"{least}-{most}"
-        members[name] = (lengths >= least) & (lengths <= most)
-        least = most + 1
-    members[f">{HISTORY_LENGTHS[-1]}"] = lengths > HISTORY_LENGTHS[-1]
-    return user_slices(targets, "history_length", members)
 
 
 def category_slices(

@@ -29,7 +29,6 @@ from recsys.evaluation.calibration import (
 from recsys.evaluation.slices import (
     Slice,
     category_slices,
-    history_length_slices,
     item_popularity_slices,
     slice_metrics,
     user_activity_slices,
@@ -210,17 +209,6 @@ def test_coverage_is_the_share_of_eligible_items():
     )
     with pytest.raises(ValueError, match="no item is eligible"):
         catalogue_coverage(SHORT, 3, ItemMask(np.zeros(7, np.bool_)))
-
-
-def test_history_lengths_fall_into_named_buckets():
-    targets = Jagged.from_lists([[1], [], [1, 2], [3]])
-    found = history_length_slices(targets, torch.tensor([0, 3, 5, 600]))
-    filled = {name: values for name, values in members(found).items() if any(values)}
-    assert filled == {
-        "0": [True, False, False, False],
-        "1-5": [False, True, True, False],
-        ">100": [False, False, False, True],
-    }
 
 
 def test_a_slice_as_json_has_intervals():
