@@ -70,9 +70,6 @@ class PlainErrors(TyperGroup):
             ctx.fail(f"{args[0]} was removed; use {REMOVED[args[0]]}")
         if args[0] in MOVED:
             args = [*MOVED[args[0]], *args[1:]]
-        if args[:2] == ["registry", "follow"] or "--from-registry" in args:
-            flags = ("--from-registry", "--if-reachable")
-            args = ["registry", "pull", *(one for one in args[2:] if one not in flags)]
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

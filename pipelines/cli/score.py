@@ -34,7 +34,8 @@ Users = Annotated[
 ]
 Items = Annotated[str | None, typer.Option(help="Item ids or a file with a column item_id.")]
 ActiveSince = Annotated[
-    str | None, typer.Option(help="Only users with an event since a day or a unix second.")
+    datetime | None,
+    typer.Option(formats=["%Y-%m-%d"], help="Only users with an event since a day (UTC)."),
 ]
 ScoreEngine = Annotated[
     Literal["local", "ray"], typer.Option(help="Where to work: here, or on a Ray cluster.")
@@ -90,7 +91,10 @@ def score(
             "--users, --items and --active-since each name what lists are for; keep one of them"
         )
     path = find_bundle(run).resolve()
-    keys, name = None, "all" if active_since is None else f"active since {active_since}"
+    keys, name, since = None, "all", None
+    if active_since is not None:
+        name = f"active since {active_since:%Y-%m-%d}"
+        since = int(active_since.replace(tzinfo=UTC).timestamp())
     if named := users or items:
         keys, name = read_ids(named, "item_id" if items else "user_id")
     wanted: dict[str, object] = {"categories": categories, "where": where}
@@ -103,7 +107,7 @@ def score(
         k=k,
         profile=profile,
         filter={name: value for name, value in wanted.items() if value},
-        active_since=None if active_since is None else unix_seconds(active_since),
+        active_since=since,
         keys_are="item_id" if items else "user_id" if users or active_since else None,
         keys_name=name,
         workers=workers or usable_cpus(),
@@ -115,19 +119,6 @@ def score(
         print_json({"out": request.out, **found})
     else:
         print_lines(describe_lists(request.out, found), note=True)
-
-
-def unix_seconds(text: str) -> int:
-    """Read a date, a time with date (UTC without a zone) or unix seconds."""
-    if text.isdecimal():
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(
-            f"--active-since must be a date like 2026-01-31 or unix seconds, got {text!r}"
-        ) from None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
 
 
 def read_ids(named: str, column: str) -> tuple[list[str], str]:

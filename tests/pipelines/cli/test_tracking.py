@@ -105,8 +105,7 @@ def test_following_a_registry_that_is_gone_is_noted_in_the_history(
     bundles = write_bundles(tmp_path / "bundles")
     note_champion(bundles, "v1", "release")
     (tmp_path / "config.toml").write_text("")
-    follow = ["promote", "--from-registry", "-w", str(tmp_path)]
-    assert CliRunner().invoke(app, [*follow, "--if-reachable"]).exit_code == 0
+    assert CliRunner().invoke(app, ["registry", "pull", str(tmp_path)]).exit_code == 0
     (kept,) = map(json.loads, (tmp_path / "history.jsonl").read_text().splitlines())
     assert (kept["command"], kept["outcome"]) == ("registry pull", "nothing to do")
     assert "the registry cannot be reached" in kept["reasons"][0]
