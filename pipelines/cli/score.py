@@ -91,13 +91,10 @@ def score(
             "--users, --items and --active-since each name what lists are for; keep one of them"
         )
     path = find_bundle(run).resolve()
-    keys, name, since = None, "all", None
-    if active_since is not None:
-        name = f"active since {active_since:%Y-%m-%d}"
-        since = int(active_since.replace(tzinfo=UTC).timestamp())
+    keys, name = None, "all" if active_since is None else f"active since {active_since:%Y-%m-%d}"
+    since = int(active_since.replace(tzinfo=UTC).timestamp()) if active_since else None
     if named := users or items:
         keys, name = read_ids(named, "item_id" if items else "user_id")
-    wanted: dict[str, object] = {"categories": categories, "where": where}
     request = ScoreRequest(
         engine=engine,
         bundle=str(path),
@@ -106,7 +103,7 @@ def score(
         config=None if serving_config is None else str(serving_config.absolute()),
         k=k,
         profile=profile,
-        filter={name: value for name, value in wanted.items() if value},
+        filter=chosen_items(categories, where),
         active_since=since,
         keys_are="item_id" if items else "user_id" if users or active_since else None,
         keys_name=name,
@@ -119,6 +116,12 @@ def score(
         print_json({"out": request.out, **found})
     else:
         print_lines(describe_lists(request.out, found), note=True)
+
+
+def chosen_items(categories: list[str] | None, where: str | None) -> dict[str, object]:
+    """Build the filter of a request."""
+    wanted: dict[str, object] = {"categories": categories, "where": where}
+    return {name: value for name, value in wanted.items() if value}
 
 
 def read_ids(named: str, column: str) -> tuple[list[str], str]:
