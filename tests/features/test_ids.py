@@ -1,15 +1,22 @@
-"""An id is an opaque text: whatever it looks like, it comes out of every file as it went in."""
+"""Ids are opaque texts, which come out of every file as they went in; users' ids have rows."""
+
+from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
+import torch
 
-from features.build import FeaturesConfig, build_features
+from features.build import FeaturesConfig, FeaturesReport, build_features
 from features.people import count_rows
-from features.schema import FilterConfig, SourceConfig
+from features.schema import FilterConfig, SourceConfig, UserIdRows
+from features.user_ids import UserActivity, assigned, read_owners, renewed
+from recsys.fitting.grown import without_rows
+from tests.features.test_build import build, events_of
 
 START = 1_700_000_000
 NUMBERS = [-(2**63), 2**63 - 1, 2**53, 2**53 + 1, -1, 0, 7, 4711]
@@ -90,3 +97,82 @@ def test_ids_that_a_float_would_round_are_refused_and_not_merged(tmp_path: Path)
     config = FeaturesConfig(events=SourceConfig(paths=(tmp_path / "events.parquet",)))
     with pytest.raises(ValueError, match=r"column user_id is Float64.*floats lose long ids"):
         build_features(config, tmp_path / "out")
+
+
+DAY = 86_400
+
+
+def activity(counts: list[int], days: list[int] | None = None) -> UserActivity:
+    """Users of rows 1, 2, ...; row 0 is nobody's."""
+    times = None if days is None else np.array([0, *days]) * DAY
+    return UserActivity(np.array([0, *counts]), times)
+
+
+def rows_of(settings: UserIdRows, users: UserActivity, previous: np.ndarray | None = None):  # type: ignore[no-untyped-def]
+    found = assigned(settings, users, previous)
+    assert found is not None
+    return found
+
+
+def test_the_most_active_have_rows_and_others_are_unknown() -> None:
+    found = rows_of(UserIdRows(rows=2, min_events=3), activity([3, 9, 2, 5]))
+    assert found.features["id"].tolist() == [0, 0, 1, 0, 2]
+    assert found.owners.tolist() == [0, 2, 4]
+    assert found.counts["without room"] == 1
+    assert found.cardinality == {"id": 3}
+
+
+def test_rows_stay_with_their_users_and_expired_ones_are_given_to_others() -> None:
+    settings = UserIdRows(rows=2, min_events=2, ttl_days=10)
+    first = rows_of(settings, activity([5, 4, 1], [1, 1, 1]))
+    assert first.owners.tolist() == [0, 1, 2]
+    # User 1 came back on day 20, user 2 did not, user 3 has enough events.
+    later = rows_of(settings, activity([6, 4, 7], [20, 1, 20]), first.owners)
+    assert later.owners.tolist() == [0, 1, 3]
+    assert later.features["id"].tolist() == [0, 1, 0, 2]
+    assert later.counts["evicted"] == 1
+    assert renewed(later.owners, first.owners).tolist() == [2]
+
+
+def built(folder: Path, days: int, **more: object) -> FeaturesReport:
+    users = ["often", "seldom", "later"]
+    first = {"often": 0, "seldom": 0, "later": 6}
+    rows = [
+        (user, f"i{number % 7}", 1_700_000_000 + DAY * day + number)
+        for user in users
+        for day in range(first[user], days if user != "seldom" else 2)
+        for number in range(3)
+    ]
+    settings = UserIdRows(rows=2, min_events=2, ttl_days=4)
+    _, report = build(folder, events_of(rows), name=f"out{days}", user_ids=settings, **more)
+    return report
+
+
+def test_builds_hand_rows_on_and_continued_weights_forget_the_evicted(tmp_path: Path) -> None:
+    built(tmp_path, 3)
+    before = read_owners(tmp_path / "out3")
+    assert before is not None
+    report = built(tmp_path, 12, previous=tmp_path / "out3")
+    now = read_owners(tmp_path / "out12")
+    assert now is not None
+    assert report.user_ids["evicted"] == 1
+    ids = ["", *pl.read_parquet(tmp_path / "out12/vocabularies/users.parquet")["id"].to_list()]
+    assert sorted(ids[owner] for owner in now[1:]) == ["later", "often"]
+    rows = renewed(now, before)
+    name = "query_tower.features.collection.embedding_bags.user_id.weight"
+    weights = without_rows({name: torch.ones(3, 4), "other": torch.ones(3, 4)}, "id", rows)
+    kept = [row for row in range(3) if row not in rows]
+    assert (weights[name][torch.from_numpy(rows)] == 0).all()
+    assert (weights[name][kept] == 1).all()
+    assert (weights["other"] == 1).all()
+
+
+def test_another_number_of_rows_and_expiry_without_times_are_refused() -> None:
+    before = rows_of(UserIdRows(rows=2), activity([9]))
+    with pytest.raises(ValueError, match="restore the setting, or train again"):
+        assigned(UserIdRows(rows=3), activity([9]), before.owners)
+    with pytest.raises(ValueError, match="ttl_days needs event_time"):
+        assigned(UserIdRows(rows=3, ttl_days=1), activity([9]))
+    for wrong in ({"rows": -1}, {"min_events": 0}, {"ttl_days": 0}):
+        with pytest.raises(ValueError, match=r"features\.user_ids"):
+            UserIdRows(**wrong)  # type: ignore[arg-type]

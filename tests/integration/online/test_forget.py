@@ -15,7 +15,7 @@ from serving.online.events import Event
 from serving.online.sqlite_store import SqliteStore
 from serving.recommend import Recommender
 from serving.schemas import Request
-from tests.features.test_forgotten import holds
+from tests.features.test_forget_list import holds
 from tests.integration.online.test_online_events import FAST
 from tests.recsys.testing.synthetic import World
 

@@ -1,12 +1,33 @@
-"""The switch of the kernels, and what it says of a device."""
+"""The switch of the kernels, and their tuned configurations."""
 
 from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
 
 import pytest
 import torch
 
-from recsys.kernels.choice import KERNELS, is_on, parsed_switch, runs, summary, uses, without
+from recsys.kernels import choice
+from recsys.kernels.choice import (
+    KERNELS,
+    Question,
+    asking,
+    config_for,
+    file_name,
+    is_on,
+    lookup,
+    parsed_switch,
+    runs,
+    shape_class,
+    summary,
+    trying,
+    uses,
+    without,
+)
 from recsys.kernels.hstu_attention.op import hstu_attention, reference_attention
+from tests.benchmarks.kernels.tune import Tuned, store
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -50,3 +71,98 @@ def test_a_kernel_that_is_off_gives_way_to_its_reference() -> None:
         expected = hstu_attention(q, k, v, offsets, 8)
     assert torch.equal(expected, reference_attention(q, k, v, offsets, 8))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+DEVICE = "NVIDIA Example 9000 (test)"
+DEFAULT = {"block_b": 8, "num_warps": 4}
+TUNED = {"block_b": 32, "num_warps": 2}
+SHAPES = shape_class(dim=64, length=20)
+
+
+def question(shapes: str = SHAPES, default: dict[str, int] = DEFAULT) -> Question:
+    return Question(
+        kernel="topk_search.group_maxima", shapes=shapes, dtype=torch.bfloat16, default=default
+    )
+
+
+def measured(shapes: str = SHAPES) -> Tuned:
+    return Tuned(question=question(shapes), config=TUNED, ms=0.5, default_ms=0.75)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RECSYS_KERNEL_CACHE", str(tmp_path / "kernels"))
+    choice.forget()
+    return tmp_path / "kernels"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: DEVICE)
+
+
+def ask(default: dict[str, int] = DEFAULT) -> dict[str, int]:
+    return config_for("topk_search.group_maxima", SHAPES, torch.bfloat16, default)
+
+
+def test_what_was_stored_is_what_a_launch_gets(gpu: None, folder: Path) -> None:
+    assert ask() == DEFAULT
+    path = store([measured()], DEVICE)
+    assert path == folder / "nvidia-example-9000-test.json"
+    assert ask() == TUNED
+    choice.forget()
+    assert ask({"another_number": 1}) == {"another_number": 1}, "of another kernel's numbers"
+    assert lookup(question("dim128-length32"), DEVICE) is None
+    assert lookup(question(), "NVIDIA Other") is None
+
+
+def test_entries_of_other_sources_do_not_count(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    store([measured()], DEVICE)
+    monkeypatch.setattr(choice, "source_digest", lambda kernel: "changed")
+    assert ask() == DEFAULT
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"format": 99, "entries": {}}',
+        '{"format": 1, "entries": {"a": {"source": "x", "config": {"block": "8"}}}}',
+        '{"format": 1, "entries": {"a": {"config": {"block": 8}}}}',
+        '{"format": 1, "entries": [1]}',
+        "\udc80",
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_once_and_replaced(
+    content: str, gpu: None, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.mkdir()
+    path = folder / file_name(DEVICE)
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with caplog.at_level(logging.WARNING):
+        assert ask() == DEFAULT
+        assert config_for("topk_search.x", SHAPES, torch.float32, DEFAULT) == DEFAULT
+    assert len(caplog.records) == 1
+    assert str(path) in caplog.text
+    assert "measured again or removed" in caplog.text
+    store([measured()], DEVICE)
+    assert ask() == TUNED
+
+
+def test_launches_can_be_asked_and_told() -> None:
+    with asking() as questions:
+        assert ask() == DEFAULT
+    assert questions == [question()]
+    with trying("topk_search.group_maxima", TUNED):
+        assert ask() == TUNED
+    assert ask() == DEFAULT
+
+
+def test_what_is_shipped_can_be_read() -> None:
+    for path in choice.SHIPPED.glob("*.json"):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        assert choice.checked_entries(document)
+        assert path.name == file_name(document["device"])

@@ -16,6 +16,7 @@ from recsys.kernels.embedding_bag.layout import (
 )
 from recsys.kernels.embedding_bag.op import FusedEmbeddingBags
 from tests.recsys.kernels.devices import DEVICE, INTERPRETING, ON_A_GPU, RUNS_KERNELS
+from tests.recsys.layers.embedding.test_row_updates import layer_of, random_batch, step
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
@@ -164,8 +165,8 @@ def test_agrees_with_float64(
         pytest.skip("another rule runs this case in the interpreter")
     for dtype in TYPES[turn % 3 : turn % 3 + 1] if INTERPRETING else TYPES:
         bags = hash_texts(layout, OptimizerConfig(rule=rule), dtype)
-        for step in range(2):
-            found, truth = run_both(bags, batch_of(layout, seed=step), weighted, step)
+        for seed in range(2):
+            found, truth = run_both(bags, batch_of(layout, seed=seed), weighted, seed)
             assert error(found[0], truth[0]) < 2e-6
             assert error(found[-3], truth[-3]) < TOLERANCE[dtype]
             assert error(found[-2], truth[-2]) < 1e-5
@@ -293,3 +294,19 @@ def test_says_what_is_wrong(change: dict[str, object], message: str) -> None:
         bags(**arguments)
     with pytest.raises(ValueError, match="features look up tables"):
         TableLayout((3,), (4,), (1,))
+
+
+@pytest.mark.interpreted(only=True)
+@pytest.mark.parametrize("rule", ["rowwise_adagrad", "adam"])
+def test_kernels_move_rows_and_name_their_state_as_torch_does(rule: str) -> None:
+    ours, theirs = layer_of("triton", rule, 0.5), layer_of("torch", rule, 0.5)
+    for number in range(2):
+        for bags in (ours, theirs):
+            step(bags, random_batch(number))
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-5, atol=1e-5)
+    state = ours.update_state()
+    for name, value in theirs.update_state().items():
+        if name.startswith("step/") and "adam" not in rule:
+            continue  # no rule but Adam depends on the steps
+        torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-5)

@@ -1,10 +1,14 @@
 """Optimizers, schedules and the guard of steps."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
+from torch.optim import AdamW
 
 from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
+from recsys.training.captured import BadSteps, StepGuard
 from recsys.training.optim import (
     ADAM_LENGTH,
     AdamWConfig,
@@ -15,6 +19,7 @@ from recsys.training.optim import (
     lr_at,
     orthogonalised,
 )
+from recsys.training.passes import TrainingConfig
 from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
@@ -127,3 +132,42 @@ def test_a_step_is_decay_and_the_momentum_turned_as_long_as_adams():
         before = before * (1 - 0.05 * 0.1) - 0.05 * ADAM_LENGTH * 2 * turn
         torch.testing.assert_close(net.blocks[0].weight, before, atol=rounding(5 * 4), rtol=0)
     assert turn.square().mean().sqrt().item() * 2 == pytest.approx(1, rel=0.3)
+
+
+def guard_of(*, waits: bool) -> StepGuard:
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    guard = StepGuard(AdamW([weight], fused=True), torch.device("cpu"))
+    guard.waits = waits  # as on a GPU, whose path runs on a CPU too
+    return guard
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_good_step_ends_a_streak_of_bad_ones(waits: bool) -> None:
+    guard = guard_of(waits=waits)
+    for loss in (math.nan, 1.0, math.inf, math.nan, 1.0, math.nan):
+        guard.step(torch.tensor(loss))
+    assert guard.read() == BadSteps(total=4, longest=2)
+    assert guard.in_a_row == 1
+
+
+def test_a_refit_takes_the_chosen_passes_along_the_schedule_of_before():
+    training = TrainingConfig(batch_size=10, max_epochs=10.0, warmup_share=0.1)
+    before = training.for_examples(100)
+    again = training.for_refit(50, (100, 150))
+    # Half of 100 steps were best; half as many examples more make each pass half as long again.
+    assert (before.num_steps, again.num_steps) == (100, 75)
+    assert (again.schedule.decay_steps, again.schedule.warmup_steps) == (150, 15)
+    rates = [lr_at(step, again.schedule, again.num_steps) for step in (15, 30, 60)]
+    same = [lr_at(step, before.schedule, before.num_steps) for step in (10, 20, 40)]
+    assert rates == same
+    shorter = training.for_refit(50, (100, 150), share=0.4)
+    assert (shorter.num_steps, shorter.schedule.decay_steps) == (30, 60)
+
+
+def test_a_continued_refit_takes_its_own_passes_at_a_lower_rate():
+    training = TrainingConfig(batch_size=10, max_epochs=10.0, refit_epochs=2.0, refit_rate=0.25)
+    config = training.for_continued_refit(150)
+    assert config.num_steps == 30
+    assert config.schedule.learning_rate == 0.25 * training.schedule.learning_rate
+    assert config.schedule.warmup_steps == 3
