@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -44,9 +44,6 @@ def find_made(workspace: Workspace, stage: str, what: str) -> Path:
 def train(
     run: Run,
     assignments: Assignments = None,
-    cold: Annotated[
-        bool, typer.Option("--cold", help="Do not start from the published quantiser.")
-    ] = False,
 ) -> None:
     """Fit the quantiser on the whole catalogue again and publish the new IDs.
 
@@ -75,7 +72,7 @@ def train(
                 "(content.text_columns), or set a content.encoder other than none"
             )
         store = open_id_store(config)
-        made = refit_ids(content, store, config.semantic_ids, seed=config.seed, cold=cold)
+        made = refit_ids(content, store, config.semantic_ids, seed=config.seed)
         store.publish(made.ids, made.quantizer, made.item_ids, made.origin)
     print_lines(
         f"version {made.ids.version[:SHORT]}: {made.how}, {made.num_with_id:,} items, levels "

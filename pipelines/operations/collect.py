@@ -217,7 +217,7 @@ class Collector:
                     self._remove("semantic IDs", path, "of no bundle that is kept")
 
     def _ids_needed(self, store: SemanticIdStore) -> Iterator[str]:
-        """List the versions in use with their ancestors: retired IDs are never reused."""
+        """List the versions in use with their ancestors, which appended IDs lead from."""
         used = store.versions.history()[-2:]
         yield from used
         for version in [*self.found.kept, *self.found.refused]:

@@ -98,8 +98,8 @@ def give_ids(
 ) -> NewIds:
     """Give IDs to items that the bundle does not have; items without content get none.
 
-    An item with an ID in the bundle's or the store's version keeps it. Codes of retired items, and
-    of items that only the store has, stay reserved.
+    An item with an ID in the bundle's or the store's version keeps it. Codes of items that only
+    the store has stay reserved.
 
     Args:
         own: The bundle's IDs.
@@ -114,14 +114,11 @@ def give_ids(
     else:
         id_rows = (can_have * (own.ids.num_item_rows - 1 + can_have.cumsum(0))).numpy()
     rows = torch.from_numpy(id_rows)
-    codes, reserved, elsewhere = own.ids.by_item_row(rows).codes, None, None
+    codes, reserved = own.ids.by_item_row(rows).codes, None
     if opened is not None:
         ids = opened.published.ids
         codes = torch.where(codes == NO_CODE, ids.by_item_row(rows).codes, codes)
         reserved = ids.codes[ids.item_rows]
-        if (retired := opened.store.reserved()).numel():
-            reserved = torch.cat([reserved, retired])
-        elsewhere = opened.store.versions.given_elsewhere()
     fresh = (codes[:, 0] == NO_CODE) & can_have
     if bool(fresh.any()):
         child = append(
@@ -130,7 +127,6 @@ def give_ids(
             vectors[fresh],
             item_rows=rows[fresh],
             reserved=reserved,
-            given=elsewhere,
         )
         codes[fresh] = child.codes[rows[fresh]]
     has_id = (codes[:, 0] != NO_CODE).numpy()

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from recsys.data.durable import locked, write_durably
 from recsys.semantic_ids.codes import FILE_NAME, SemanticIds
@@ -114,10 +113,6 @@ class SemanticIdStore:
             quantizer=ResidualKMeans.load(self.versions.quantizer_path(version)),
             origin=self.versions.origin(version),
         )
-
-    def reserved(self) -> Tensor:
-        """Collect IDs of retired items, which are never reused, [R, L] int32."""
-        return self.versions.retired_codes()
 
     def publish(
         self,

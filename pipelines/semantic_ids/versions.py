@@ -107,15 +107,8 @@ def append_new(
     missing = content.is_known() & ~_have_ids(previous.ids, rows)
     ids = previous.ids
     if bool(missing.any()):
-        reserved = store.reserved()
-        ids = append(
-            previous.ids,
-            previous.quantizer,
-            content.vectors[missing],
-            item_rows=rows[missing],
-            reserved=reserved if reserved.numel() else None,
-            given=store.versions.given_elsewhere(),
-        )
+        vectors = content.vectors[missing]
+        ids = append(previous.ids, previous.quantizer, vectors, item_rows=rows[missing])
     return NextVersion(
         ids=ids,
         quantizer=previous.quantizer,
@@ -133,14 +126,10 @@ def refit_ids(
     config: SemanticIdsConfig,
     *,
     seed: int = 0,
-    cold: bool = False,
 ) -> NextVersion:
     """Fit a quantiser on the catalogue and align its codes to the published ones.
 
     The fit starts from the published quantiser where encoder, method and levels are the same.
-
-    Args:
-        cold: Never start from the published quantiser.
     """
     wanted = content.is_known()
     item_ids, numbers = _numbered(content, store, wanted)
@@ -149,11 +138,11 @@ def refit_ids(
     table = _by_id_row(content.vectors, wanted, rows, len(item_ids) + 1)
     if config.source == BEHAVIOUR:
         behaviour = _by_id_row(require_behaviour(content), wanted, rows, len(item_ids) + 1)
-        ids_before = None if cold or previous is None else previous.ids
+        ids_before = None if previous is None else previous.ids
         ids, quantizer = fit_behaviour(behaviour, table, config, seed=seed, start=ids_before)
     else:
         sizes, start = config.level_sizes(int(wanted.sum())), None
-        if previous is not None and not cold and previous.quantizer.level_sizes == sizes:
+        if previous is not None and previous.quantizer.level_sizes == sizes:
             same = all(previous.origin.get(name) == origin[name] for name in ("encoder", "dim"))
             start = previous.quantizer if same else None
         residual = _residual_config(config, sizes, seed)

@@ -157,7 +157,7 @@ def is_newest(context: StageContext) -> bool:
     """Check whether the artefact's IDs are still published, or next to be.
 
     Items that were appended to them meanwhile (recsys release append) change none; IDs that were
-    fitted again elsewhere or rolled back do.
+    fitted again elsewhere do.
     """
     report = read_json(context.output / REPORT)
     store = open_id_store(context.config)

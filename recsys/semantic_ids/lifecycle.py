@@ -1,6 +1,6 @@
-"""Next versions of published semantic IDs: append items, retire items, align a refit.
+"""Next versions of published semantic IDs: append items, align a refit.
 
-``append`` and ``retire`` never move a published ID. A refit does; ``align`` renames its codes by
+``append`` never moves a published ID. A refit does; ``align`` renames its codes by
 optimal matching, level by level, so that models trained on the old IDs still fit.
 
 Axes: N item rows, M items, L levels, K codes of a level, D width.
@@ -25,16 +25,13 @@ def append(
     *,
     item_rows: Tensor | None = None,
     reserved: Tensor | None = None,
-    given: tuple[Tensor, Tensor] | None = None,
 ) -> SemanticIds:
     """Return IDs to new items; no other ID changes.
 
     Args:
         vectors: Content of the new items, [M, D].
         item_rows: Their rows, [M]; None means those after the last.
-        reserved: IDs of retired items, which are not given again, [R, L].
-        given: Item rows [G] and IDs [G, L] of versions that were rolled back; such an ID goes
-            to its own item or to none.
+        reserved: IDs that are not given, those of items elsewhere, [R, L].
     """
     if ids.num_levels != len(quantizer.level_sizes):
         raise ValueError(
@@ -48,42 +45,11 @@ def append(
         )
     rows = _new_rows(ids, len(vectors), item_rows)
     taken = ids.codes[ids.item_rows]
-    codes = torch.full((len(rows), ids.num_levels), NO_CODE, dtype=torch.int32)
-    if given is not None:
-        codes = _kept_codes(ids, rows, *given)
-        reserved = given[1] if reserved is None else torch.cat([reserved, given[1].to(reserved)])
     if reserved is not None:
         taken = torch.unique(torch.cat([taken, reserved.to(taken)]), dim=0)
-    fresh = codes[:, 0] == NO_CODE
-    vectors = vectors[fresh]
     encoded = quantizer.encode(vectors).to(taken.device)
     unique = resolve_collisions(quantizer, vectors, encoded, taken=taken)
-    codes[fresh] = unique.codes.to(codes)
-    return ids.updated(rows, codes)
-
-
-def _kept_codes(ids: SemanticIds, rows: Tensor, given_rows: Tensor, codes: Tensor) -> Tensor:
-    """Look up the IDs that rows [M] had before a rollback, [M, L]; NO_CODE for a row without."""
-    found = torch.full((len(rows), ids.num_levels), NO_CODE, dtype=torch.int32)
-    places = {row: place for place, row in enumerate(rows.tolist())}
-    free = ids.find_item_rows(codes) == 0
-    used: set[tuple[int, ...]] = set()
-    for row, code in zip(given_rows[free].tolist(), codes[free], strict=True):
-        place, key = places.pop(row, None), tuple(code.tolist())
-        if place is not None and key not in used:
-            found[place] = code
-            used.add(key)
-    return found
-
-
-def retire(ids: SemanticIds, item_rows: Tensor) -> SemanticIds:
-    """Remove the IDs of items; pass them to ``append`` as ``reserved`` so that none is reused."""
-    known = torch.isin(item_rows, ids.item_rows)
-    if not known.all():
-        raise ValueError(
-            f"item row {int(item_rows[~known][0])} has no semantic ID in version {ids.version}"
-        )
-    return ids.updated(item_rows, torch.full((len(item_rows), ids.num_levels), NO_CODE))
+    return ids.updated(rows, unique.codes)
 
 
 def _new_rows(ids: SemanticIds, count: int, item_rows: Tensor | None) -> Tensor:

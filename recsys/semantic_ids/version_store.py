@@ -1,7 +1,6 @@
 """Published versions of the semantic IDs in a directory, with one of them current.
 
-versions/<version>/   semantic_ids.*, quantizer/, origin.json (how they were made), and the delta
-                      from the parent if that is here
+versions/<version>/   semantic_ids.*, quantizer/, origin.json (how they were made)
 current               the current version's digest and those before it, newest last, as JSON
 
 A version is written next to its place, forced to disk and renamed: after a kill it is absent or
@@ -15,15 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from recsys.data.durable import new_directory, write_durably
-from recsys.semantic_ids.codes import FILE_NAME, SemanticIds
-from recsys.semantic_ids.delta import FILE_NAME as DELTA
-from recsys.semantic_ids.delta import VersionDelta, diff
+from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans
-from recsys.semantic_ids.tensor_file import read_description
 
 CURRENT = "current"
 VERSIONS = "versions"
@@ -74,18 +67,10 @@ class VersionStore:
                 quantizer.save(partial / QUANTIZER)
                 text = json.dumps(dict(origin or {}), indent=2, sort_keys=True) + "\n"
                 (partial / ORIGIN).write_text(text, encoding="utf-8")
-                if ids.parent is not None and self._place(ids.parent).exists():
-                    self._write_delta(partial, ids, self.load(ids.parent))
         history = self.history()
         if history[-1:] != [ids.version]:
             self._set_history([*history, ids.version])
         return final
-
-    @staticmethod
-    def _write_delta(directory: Path, ids: SemanticIds, parent: SemanticIds) -> None:
-        same_shape = parent.num_levels == ids.num_levels
-        if same_shape and parent.num_item_rows <= ids.num_item_rows:
-            diff(parent, ids).save(directory)
 
     def _set_history(self, history: list[str]) -> None:
         text = json.dumps({"history": history}, indent=2) + "\n"
@@ -121,74 +106,3 @@ class VersionStore:
                 f"semantic IDs {wanted} are not in {self.directory}, which has {self.versions()}"
             )
         return wanted
-
-    def rollback(self, version: str | None = None) -> str:
-        """Make an earlier version current: the one before, or the one named."""
-        history = self.history()
-        if version is None:
-            if len(history) < 2:
-                raise ValueError(f"{self.directory} has no version before the current one")
-            history = history[:-1]
-        else:
-            history = [*history, version]
-        self.load(history[-1])
-        self._set_history(history)
-        return history[-1]
-
-    def retired_codes(self, version: str | None = None) -> Tensor:
-        """Collect IDs that ancestors had and a version has not; they are never reused.
-
-        Counts ancestors of the same quantiser only; returns [R, L] int32.
-        """
-        newest = self.load(version)
-        found = [torch.empty(0, newest.num_levels, dtype=torch.int32)]
-        child, parent = newest.version, newest.parent
-        while parent is not None and self._place(parent).exists():
-            described = read_description(self._place(parent), FILE_NAME)
-            if described["quantizer_digest"] != newest.quantizer_digest:
-                break
-            codes = self._codes_left_behind(child, parent)
-            found.append(codes[newest.find_item_rows(codes) == 0])
-            child, parent = parent, described["parent"]
-        retired: Tensor = torch.unique(torch.cat(found), dim=0)
-        return retired
-
-    def given_elsewhere(self) -> tuple[Tensor, Tensor]:
-        """Collect the IDs of versions that do not lead to the current one, as after a rollback.
-
-        Counts versions of the same quantiser only. Leaves out IDs that the current version has.
-
-        Returns:
-            Item rows, [R] int64, and their IDs, [R, L] int32.
-        """
-        newest = self.load()
-        leading: set[str] = set()
-        version: str | None = newest.version
-        while version is not None and self._place(version).exists():
-            leading.add(version)
-            version = read_description(self._place(version), FILE_NAME)["parent"]
-        rows = [torch.empty(0, dtype=torch.int64)]
-        codes = [torch.empty(0, newest.num_levels, dtype=torch.int32)]
-        for other in set(self.versions()) - leading:
-            described = read_description(self._place(other), FILE_NAME)
-            made_alike = described["quantizer_digest"] == newest.quantizer_digest
-            if made_alike and tuple(described["level_sizes"]) == newest.level_sizes:
-                ids = self.load(other)
-                found = ids.item_rows[newest.find_item_rows(ids.codes[ids.item_rows]) == 0]
-                rows.append(found)
-                codes.append(ids.codes[found])
-        pairs: Tensor = torch.cat([torch.cat(rows)[:, None], torch.cat(codes).long()], dim=1)
-        pairs = torch.unique(pairs, dim=0)
-        return pairs[:, 0], pairs[:, 1:].int()
-
-    def _codes_left_behind(self, child: str, parent: str) -> Tensor:
-        """Read the codes that a parent's items lost, or all of them without a delta."""
-        if not (self._place(child) / f"{DELTA}.json").exists():
-            ids = self.load(parent)
-            return ids.codes[ids.item_rows]
-        # A version is the whole catalogue, its delta one day's items; most days lose none.
-        delta = VersionDelta.load(self._place(child))
-        lost = torch.cat([delta.retired, delta.moved])
-        if len(lost) == 0:
-            return torch.empty(0, len(delta.level_sizes), dtype=torch.int32)
-        return self.load(parent).codes[lost]

@@ -127,21 +127,6 @@ def test_store_that_is_ahead_reserves_its_ids_and_gives_known_items_theirs(
     assert published.ids.codes[43].tolist() == new.codes[0].tolist()
 
 
-def test_retired_ids_are_not_inherited(bundles: Path, store: SemanticIdStore) -> None:
-    bundle, own = current(bundles)
-    content = vectors(3, bundles=bundles)
-    ahead = lifecycle.append(own.ids, load_bundle_quantizer(own), torch.from_numpy(content))
-    store.publish(ahead, load_bundle_quantizer(own), [*ITEM_IDS, "x"], ORIGIN)
-    store.publish(
-        lifecycle.retire(ahead, torch.tensor([41])),
-        load_bundle_quantizer(own),
-        store.item_ids,
-        ORIGIN,
-    )
-    new = published_ids(bundle, bundles, ["z"], content)
-    assert new.codes[0].tolist() != ahead.codes[41].tolist()
-
-
 def test_a_killed_append_gives_the_same_ids_again(bundles: Path, store: SemanticIdStore) -> None:
     """Killed after the store, before the delta."""
     bundle = load_bundle(bundles / "current")

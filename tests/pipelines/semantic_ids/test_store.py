@@ -73,10 +73,6 @@ def test_current_version_leads_from_what_it_appends_to_alone(
     assert not store.leads_from(appended.version)
     assert not store.leads_from(first.version)
 
-    assert store.versions.rollback() == appended.version
-    assert store.leads_from(first.version)
-    assert not store.leads_from(refit.version)
-
 
 @pytest.mark.parametrize(
     ("text", "message"),

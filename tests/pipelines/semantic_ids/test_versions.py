@@ -87,25 +87,6 @@ def test_an_item_that_leaves_and_comes_back_has_its_id_and_nobody_inherits_it(
     }
 
 
-def test_after_a_rollback_ids_go_to_their_own_items_or_to_none(store: SemanticIdStore) -> None:
-    content = look_up_content(names(0, 40))
-    published(content, store)
-    later = look_up_content(names(0, 60))
-    second = published(later, store)
-    before = texts(second, later)
-    store.versions.rollback()
-    # Other items whose content is that of the items rolled back, which would have the same IDs.
-    twins = look_up_content([*names(0, 40), *names(100, 120)])
-    twins.vectors[41:] = later.vectors[41:]
-    third = published(twins, store)
-    assert third.how == "appended"
-    others = {name: text for name, text in texts(third, twins).items() if name in names(100, 120)}
-    assert len(set(others.values())) == 20
-    assert not set(others.values()) & set(before.values())
-    back = look_up_content([*names(0, 60), *names(100, 120)])
-    assert texts(published(back, store), back) == before | others
-
-
 def test_another_encoder_is_aligned_to_the_published_codes(store: SemanticIdStore) -> None:
     content = look_up_content(names(0, 80))
     first = published(content, store)
@@ -120,14 +101,11 @@ def test_another_encoder_is_aligned_to_the_published_codes(store: SemanticIdStor
     assert len(set(texts(made, other).values())) == 80
 
 
-def test_warm_refit_keeps_more_than_a_cold_one_of_another_seed(store: SemanticIdStore) -> None:
+def test_a_refit_with_another_seed_keeps_most_ids(store: SemanticIdStore) -> None:
     content = look_up_content(names(0, 150))
     published(content, store)
     warm = refit_ids(content, store, CONFIG, seed=9)
-    cold = refit_ids(content, store, CONFIG, seed=9, cold=True)
     assert warm.kept is not None
-    assert cold.kept is not None
-    assert warm.kept.full > cold.kept.full
     assert warm.kept.full > 0.8
 
 

@@ -12,32 +12,12 @@ from torch import Tensor
 
 from recsys.semantic_ids.codes import NO_CODE, SemanticIds
 from recsys.semantic_ids.collisions import assign_semantic_ids
-from recsys.semantic_ids.delta import VersionDelta
 from recsys.semantic_ids.kmeans import KMeansConfig
-from recsys.semantic_ids.lifecycle import align, append, retire
+from recsys.semantic_ids.lifecycle import align, append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from recsys.semantic_ids.version_store import VersionStore
 
 pytestmark = pytest.mark.numerics
-
-
-def apply(parent: SemanticIds, delta: VersionDelta) -> SemanticIds:
-    """Rebuild the version that a delta leads to."""
-    assert parent.version == delta.parent
-    codes = torch.full(
-        (delta.num_item_rows, len(delta.level_sizes)), NO_CODE, dtype=parent.codes.dtype
-    )
-    codes[: parent.num_item_rows] = parent.codes
-    codes[delta.retired] = NO_CODE
-    codes[torch.cat([delta.added, delta.moved])] = delta.codes
-    child = SemanticIds(
-        codes=codes,
-        level_sizes=delta.level_sizes,
-        quantizer_digest=delta.quantizer_digest,
-        parent=delta.declared_parent,
-    )
-    assert child.version == delta.version
-    return child
 
 
 SIZES = (8, 8, 8)
@@ -79,72 +59,9 @@ def test_append_never_moves_an_id(cuts: list[int]) -> None:
         ids = grown
 
 
-def test_nobody_inherits_a_retired_id(tmp_path: Path) -> None:
-    store = VersionStore(tmp_path)
-    ids = published(100)
-    store.publish(ids, quantizer())
-    fewer = retire(ids, torch.arange(1, 51))
-    store.publish(fewer, quantizer())
-    assert fewer.text(1) == ""
-    reserved = store.retired_codes()
-    assert len(reserved) == 50
-    twins = vectors()[1:51]
-    heirs = append(fewer, quantizer(), twins)
-    assert (ids.find_item_rows(heirs.codes[101:]) > 0).any()
-    strangers = append(fewer, quantizer(), twins, reserved=reserved)
-    assert not (ids.find_item_rows(strangers.codes[101:]) > 0).any()
-    with pytest.raises(ValueError, match="item row 3 has no semantic ID"):
-        retire(fewer, torch.tensor([60, 3]))
-
-
-def test_retired_ids_are_remembered_through_later_versions(tmp_path: Path) -> None:
-    store = VersionStore(tmp_path)
-    first = published(40)
-    second = retire(first, torch.tensor([3, 9]))
-    third = append(second, quantizer(), vectors()[41:61], reserved=first.codes[[3, 9]])
-    fourth = retire(third, torch.tensor([50]))
-    for ids in (first, second, third, fourth):
-        store.publish(ids, quantizer())
-    lost = torch.cat([first.codes[[3, 9]], third.codes[[50]]]).tolist()
-    assert store.retired_codes().tolist() == sorted(lost)
-    assert store.retired_codes(third.version).tolist() == sorted(lost[:2])
-    assert store.retired_codes(first.version).shape == (0, first.num_levels)
-    for path in (tmp_path / "versions" / second.version).glob("semantic_ids_delta.*"):
-        path.unlink()
-    assert store.retired_codes().tolist() == sorted(lost)
-
-
-def test_an_append_after_a_rollback_gives_no_id_of_the_later_version(
-    tmp_path: Path,
-) -> None:
-    store = VersionStore(tmp_path)
-    first = published(60)
-    second = append(first, quantizer(), vectors()[61:81])
-    for ids in (first, second):
-        store.publish(ids, quantizer())
-    assert len(store.given_elsewhere()[0]) == 0
-    store.rollback()
-    given = store.given_elsewhere()
-    assert sorted(given[0].tolist()) == list(range(61, 81))
-    others = torch.arange(81, 101)
-    careless = append(first, quantizer(), vectors()[61:81], item_rows=others)
-    assert (second.find_item_rows(careless.codes[81:]) > 0).any()
-    third = append(first, quantizer(), vectors()[61:81], item_rows=others, given=given)
-    assert not (second.find_item_rows(third.codes[81:]) > 0).any()
-    # An item of the later version keeps its ID, whatever its content and beside whatever else.
-    mixed = append(
-        first,
-        quantizer(),
-        vectors()[[90, 61, 62, 63]],
-        item_rows=torch.tensor([80, 90, 91, 92]),
-        given=given,
-    )
-    assert mixed.text(80) == second.text(80)
-    assert not (second.find_item_rows(mixed.codes[90:]) > 0).any()
-
-
 def test_append_fills_rows_that_have_no_id_and_refuses_published_ones() -> None:
-    ids = retire(published(20), torch.tensor([4, 7]))
+    whole, lacking = published(20), torch.tensor([4, 7])
+    ids = whole.updated(lacking, torch.full((2, whole.num_levels), NO_CODE))
     content = vectors()[[7, 4]]
     grown = append(ids, quantizer(), content, item_rows=torch.tensor([7, 4]))
     assert grown.num_item_rows == 21
@@ -173,7 +90,7 @@ def test_align_counts_only_items_in_both_and_reports_what_it_improves() -> None:
         align(assign_semantic_ids(other, vectors()[:40]), other, old)
 
 
-def test_store_publishes_rolls_back_and_keeps_every_version(tmp_path: Path) -> None:
+def test_store_publishes_and_keeps_every_version(tmp_path: Path) -> None:
     store = VersionStore(tmp_path)
     with pytest.raises(ValueError, match="no current semantic IDs"):
         store.load()
@@ -182,17 +99,11 @@ def test_store_publishes_rolls_back_and_keeps_every_version(tmp_path: Path) -> N
     store.publish(first, quantizer())
     store.publish(second, quantizer())
     assert store.load().version == second.version
-    assert apply(first, VersionDelta.load(store.path_of())).version == second.version
     assert ResidualKMeans.load(store.quantizer_path()).digest == quantizer().digest
     assert store.versions() == sorted([first.version, second.version])
-    assert store.rollback() == first.version
-    assert store.load().text(7) == second.text(7)
-    assert store.load(second.version).version == second.version
-    with pytest.raises(ValueError, match="no version before"):
-        store.rollback()
-    assert store.rollback(second.version) == second.version
+    assert store.load(first.version).text(7) == second.text(7)
     with pytest.raises(ValueError, match="semantic IDs nonsense are not in"):
-        store.rollback("nonsense")
+        store.load("nonsense")
     assert store.history() == [first.version, second.version]
 
 
@@ -216,7 +127,7 @@ def test_store_refuses_damage_and_a_kill_leaves_the_old_version(
     for path in store.path_of(second.version).glob("semantic_ids.*"):
         (place / path.name).write_bytes(path.read_bytes())
     with pytest.raises(ValueError, match=f"{second.version}, expected {first.version}"):
-        store.rollback()
+        store.load(first.version)
     assert store.load().version == second.version
     (tmp_path / "current").write_text("[")
     with pytest.raises(ValueError, match="damaged"):
