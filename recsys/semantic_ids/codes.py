@@ -81,11 +81,11 @@ class SemanticIds:
                 f"padding and each item row x {len(self.level_sizes)} levels"
             )
         self._check_range()
-        keys = self._sorted_keys[0]
+        keys, order = id_keys(self.codes[self.item_rows], self.level_sizes).sort(stable=True)
         repeated = keys[1:] == keys[:-1]
         if repeated.any():
             at = int(repeated.int().argmax())
-            rows = self._sorted_keys[1][at : at + 2].tolist()
+            rows = self.item_rows[order[at : at + 2]].tolist()
             raise ValueError(
                 f"item rows {rows[0]} and {rows[1]} share the semantic ID {self.text(rows[0])} "
                 f"({int(repeated.sum())} such pairs); resolve_collisions makes IDs unique"
@@ -165,28 +165,6 @@ class SemanticIds:
             "parent": self.parent,
         }
         return digest_of(description, {"codes": self.codes})
-
-    @cached_property
-    def _sorted_keys(self) -> tuple[Tensor, Tensor]:
-        keys, order = id_keys(self.codes[self.item_rows], self.level_sizes).sort(stable=True)
-        return keys, self.item_rows[order]
-
-    def find_item_rows(self, codes: Tensor) -> Tensor:
-        """Find the item rows of codes [B, L]: [B] int64, 0 where no item has them."""
-        if codes.ndim != 2 or codes.shape[1] != self.num_levels:
-            raise ValueError(
-                f"codes of shape {tuple(codes.shape)} must be [B, {self.num_levels}], "
-                f"one column per level of version {self.version[:12]}"
-            )
-        keys, rows = self._sorted_keys
-        if len(keys) == 0:
-            return torch.zeros(len(codes), dtype=torch.int64, device=codes.device)
-        sizes = torch.tensor(self.level_sizes, device=codes.device)
-        in_range = ((codes >= 0) & (codes < sizes)).all(1)
-        wanted = id_keys(codes.clamp(min=0), self.level_sizes).to(keys.device)
-        at = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
-        found = torch.where(keys[at] == wanted, rows[at], 0).to(codes.device)
-        return torch.where(in_range, found, 0)
 
     def updated(self, rows: Tensor, codes: Tensor) -> SemanticIds:
         """Return the next version: ``rows`` [R] have ``codes`` [R, L]; new rows are appended."""

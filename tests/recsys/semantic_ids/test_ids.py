@@ -34,15 +34,6 @@ def all_ids(num_items: int = 20, seed: int = 0) -> SemanticIds:
     return SemanticIds.of_items(codes, level_sizes=SIZES, quantizer_digest="q")
 
 
-def test_codes_and_item_rows_are_inverse() -> None:
-    ids = all_ids()
-    rows = torch.arange(1, 21)
-    assert torch.equal(ids.find_item_rows(ids.codes[rows]), rows)
-    assert torch.equal(ids.item_rows, rows)
-    assert ids.num_levels == 3
-    assert ids.num_item_rows == 21
-
-
 def test_two_items_with_one_id_are_refused_by_row() -> None:
     codes = torch.tensor([[1, 2, 3], [0, 0, 0], [1, 2, 3]])
     with pytest.raises(ValueError, match="rows 1 and 3 share the semantic ID 1-2-3"):
