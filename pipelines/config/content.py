@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from pipelines.config.bounds import check_bounds
 from recsys.content.config import EmbeddingEndpointConfig, EndpointConfig, EnrichmentConfig
 
 MIN_ITEMS_PER_CODE = 8
@@ -73,10 +74,7 @@ class ContentConfig:
             )
         if self.encoder == "endpoint" and self.endpoint is None:
             raise ValueError('encoder = "endpoint" needs a table [content.endpoint]')
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
-        if not 0 < self.column_weight < math.inf:
-            raise ValueError(f"column_weight must be > 0 and finite, got {self.column_weight}")
+        check_bounds(self, max_tokens=">= 1", column_weight="> 0")
         if len(set(self.columns)) < len(self.columns):
             raise ValueError(f"columns names one twice: {self.columns}")
 
@@ -103,8 +101,7 @@ class EnrichItemsConfig(EnrichmentConfig):
                 f'samples = {self.samples} needs model = "endpoint": a local model answers alike '
                 "each time; leave samples out"
             )
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
+        check_bounds(self, batch_size=">= 1")
 
 
 BEHAVIOUR: Literal["sequence"] = "sequence"
@@ -131,12 +128,7 @@ class SemanticIdsConfig:
     """Columns of the content embeddings that are read, from the first on; None reads all."""
 
     def __post_init__(self) -> None:
-        if self.num_levels < 1:
-            raise ValueError(f"num_levels must be >= 1, got {self.num_levels}")
-        for name, least in (("codes_per_level", 2), ("content_columns", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be >= {least} or left out, got {value}")
+        check_bounds(self, num_levels=">= 1", codes_per_level=">= 2", content_columns=">= 1")
 
     def balances(self) -> bool:
         """Return True if residual k-means is balanced."""

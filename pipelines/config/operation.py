@@ -6,8 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 from urllib.parse import urlsplit
+
+from pipelines.config.bounds import check_bounds
 
 DEFAULT_BUDGET = "15m"
 SECONDS = (3600.0, 60.0, 1.0)
@@ -61,13 +63,7 @@ class RayConfig:
     command runs. Their other settings are those of ``torchrun``."""
 
     def __post_init__(self) -> None:
-        if self.ranks < 1:
-            raise ValueError(f"ranks must be >= 1, got {self.ranks}")
-        if self.tasks_at_once < 0 or self.retries < 0:
-            raise ValueError(
-                f"tasks_at_once and retries must be >= 0, got {self.tasks_at_once} and "
-                f"{self.retries}"
-            )
+        check_bounds(self, ranks=">= 1", tasks_at_once=">= 0", retries=">= 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +100,7 @@ class TrackingConfig:
                     f"tracking.{name} holds a password, which would be written into every run's "
                     f"configuration; take it out and set {instead}"
                 )
-        for name in ("sync_seconds", "request_seconds"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"tracking.{name} must be > 0, got {getattr(self, name)}")
+        check_bounds(self, "tracking.", sync_seconds="> 0", request_seconds="> 0")
 
 
 UpdatePolicy = Literal["incremental", "full", "never"]
@@ -133,16 +127,7 @@ class UpdatesConfig:
     """Users held out if that many have new events, at most half of them."""
 
     def __post_init__(self) -> None:
-        if self.policy not in get_args(UpdatePolicy):
-            raise ValueError(
-                f"updates.policy must be one of {get_args(UpdatePolicy)}, got {self.policy!r}"
-            )
-        if self.full_every_days is not None and self.full_every_days < 1:
-            raise ValueError(
-                f"updates.full_every_days must be >= 1 or left out, got {self.full_every_days}"
-            )
-        if not 0 < self.held_out_share < 1:
-            raise ValueError(f"updates.held_out_share must be in (0, 1), got {self.held_out_share}")
+        check_bounds(self, "updates.", full_every_days=">= 1", held_out_share="(0, 1)")
 
 
 PAST_DAYS = 120
@@ -171,10 +156,5 @@ class MonitoringConfig:
     data.online_events."""
 
     def __post_init__(self) -> None:
-        for name, least in (("reference_days", 7), ("min_events", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
-        if not 0 < self.false_alarms_a_month <= 10:
-            raise ValueError(
-                f"false_alarms_a_month must be in (0, 10], got {self.false_alarms_a_month}"
-            )
+        check_bounds(self, reference_days=">= 7", min_events=">= 1")
+        check_bounds(self, false_alarms_a_month="(0, 10]")

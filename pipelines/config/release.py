@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pipelines.config.bounds import check_bounds
 from recsys.evaluation.config import PairedConfig
 from recsys.evaluation.ranking import check_metric_name
 
@@ -53,13 +54,11 @@ class GateConfig:
     """Share of the events that the champion knows too whose times changed."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            unbounded = name.endswith(("_ms", "_ratio", "_gain"))
-            if name.startswith(("min_", "max_")) and not 0 <= value <= (1e9 if unbounded else 1):
-                allowed = ">= 0" if unbounded else "in [0, 1]"
-                raise ValueError(f"gate.{name} must be {allowed}, got {value}")
-            if name in ("num_queries", "list_length") and value < 1:
-                raise ValueError(f"gate.{name} must be >= 1, got {value}")
+        check_bounds(self, "gate.", num_queries=">= 1", list_length=">= 1")
+        for name in vars(self):
+            if name.startswith(("min_", "max_")):
+                unbounded = name.endswith(("_ms", "_ratio", "_gain"))
+                check_bounds(self, "gate.", **{name: ">= 0" if unbounded else "[0, 1]"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,18 +107,10 @@ class ReleaseConfig:
     """Bounds of the checks on the written bundle."""
 
     def __post_init__(self) -> None:
-        shares = ("max_drop_from_champion", "max_loss", "max_slice_loss", "min_index_recall")
-        for name in shares:
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        check_bounds(self, max_drop_from_champion="[0, 1]", max_loss="[0, 1]")
+        check_bounds(self, max_slice_loss="[0, 1]", min_index_recall="[0, 1]", max_queried=">= 0")
         check_metric_name(self.deciding_metric)
         check_metric_name(self.metric)
-        if self.when_undecided not in ("release", "keep"):
-            raise ValueError(
-                f"when_undecided must be 'release' or 'keep', got {self.when_undecided!r}"
-            )
-        if self.max_queried < 0:
-            raise ValueError(f"max_queried must be >= 0, got {self.max_queried}")
         if not 2 <= self.min_compared <= self.max_compared:
             raise ValueError(
                 "min_compared must be at least 2 and at most max_compared, got "

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pipelines.config.bounds import check_bounds
 from recsys.evaluation.ranking import check_metric_name
 from recsys.layers.lora.linear import LoraConfig
 from recsys.models.generative.config import TeachingConfig
@@ -87,13 +87,8 @@ class RankerTrainingConfig(RankerFitConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("max_held_back", "max_queries", "min_found"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if not 0 < self.share_held_back < 1:
-            raise ValueError(f"share_held_back must be in (0, 1), got {self.share_held_back}")
-        if not 0 < self.refit_share <= 1:
-            raise ValueError(f"refit_share must be in (0, 1], got {self.refit_share}")
+        check_bounds(self, max_held_back=">= 1", max_queries=">= 1", min_found=">= 1")
+        check_bounds(self, share_held_back="(0, 1)", refit_share="(0, 1]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,13 +132,8 @@ class AdapterConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_metric_name(self.metric)
-        for name in ("min_gain", "max_drop"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
-        if not 0 <= self.centred <= 1:
-            raise ValueError(f"centred must be in [0, 1], got {self.centred}")
-        if self.min_slice_users < 2:
-            raise ValueError(f"min_slice_users must be >= 2, got {self.min_slice_users}")
+        check_bounds(self, min_gain=">= 0", max_drop=">= 0", centred="[0, 1]")
+        check_bounds(self, min_slice_users=">= 2")
         self.lora(("*",))
 
     def lora(self, default_targets: tuple[str, ...]) -> LoraConfig:
@@ -176,8 +166,7 @@ class TorchrunConfig(ShardingConfig):
         super().__post_init__()
         if self.processes < 0:
             raise ValueError(f"processes must be >= 1, or 0 for one a GPU, got {self.processes}")
-        if self.machines < 1:
-            raise ValueError(f"machines must be >= 1, got {self.machines}")
+        check_bounds(self, machines=">= 1")
         port = (self.address or "").rpartition(":")[2]
         if self.machines > 1 and not (port.isdecimal() and 0 < int(port) < MAX_PORT):
             raise ValueError(

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
-from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, Exported, exporting
-from serving.online.events import Event
+from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, exporting
 from serving.online.store import OnlineStore, RequestRecord
 
 EVENTS_PER_PART = 200_000
@@ -29,40 +29,20 @@ SETTLED_MS = 60_000
 """Served lists of the last minute wait for the next export: several servers write them a little
 later than they were served, not in the order of their ids."""
 TIME = pl.Datetime("ms", "UTC")
-EVENTS = pl.Schema(
-    {
-        "user_id": pl.String(),
-        "item_id": pl.String(),
-        "event_time": TIME,
-        "event_type": pl.String(),
-        "value": pl.Float64(),
-        "domain": pl.String(),
-        "session_id": pl.String(),
-        "request_id": pl.String(),
-        "slot": pl.Int64(),
-        "event_id": pl.String(),
-        RECEIVED_TIME: TIME,
-    }
-)
-SERVED = pl.Schema(
-    {
-        "request_id": pl.String(),
-        RECEIVED_TIME: TIME,
-        "user_id": pl.String(),
-        "surface": pl.String(),
-        "bundle": pl.String(),
-        "experiment": pl.String(),
-        "arm": pl.String(),
-        "fallback": pl.String(),
-        "degraded": pl.String(),
-        "item_id": pl.String(),
-        "slot": pl.Int64(),
-        "score": pl.Float64(),
-        "source": pl.String(),
-        "propensity": pl.Float64(),
-        "request": pl.String(),
-    }
-)
+TEXT, NUMBER, PLACE = pl.String(), pl.Float64(), pl.Int64()
+EVENTS = pl.Schema({
+    "user_id": TEXT, "item_id": TEXT, "event_time": TIME, "event_type": TEXT, "value": NUMBER,
+    "domain": TEXT, "session_id": TEXT, "request_id": TEXT, "slot": PLACE, "event_id": TEXT,
+    RECEIVED_TIME: TIME,
+})  # fmt: skip
+SERVED = pl.Schema({
+    "request_id": TEXT, RECEIVED_TIME: TIME, "user_id": TEXT, "surface": TEXT, "bundle": TEXT,
+    "experiment": TEXT, "arm": TEXT, "fallback": TEXT, "degraded": TEXT, "item_id": TEXT,
+    "slot": PLACE, "score": NUMBER, "source": TEXT, "propensity": NUMBER, "request": TEXT,
+})  # fmt: skip
+STORED = {"event_time": "time_ms", RECEIVED_TIME: "received_ms"}
+"""Names of an event's fields in the store, if they differ."""
+event_row = attrgetter(*(STORED.get(name, name) for name in EVENTS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,68 +56,62 @@ class ExportReport:
     rows: int
     parts: int
 
-    @classmethod
-    def of(cls, exported: Exported, new: int, removed: int) -> ExportReport:
-        return cls(new=new, removed=removed, rows=exported.rows, parts=len(exported.parts))
+
+class Batch(NamedTuple):
+    """What was read from a store at a time."""
+
+    first: str
+    last: str
+    """Keys of the first and the last one."""
+    size: int
+    rows: pl.DataFrame
 
 
 def export_events(store: OnlineStore, out: Path) -> ExportReport:
     """Write the events that arrived since the last export, and take out who was forgotten."""
-    with exporting(out) as exported:
-        # Read before the events: who is forgotten later is taken out by the next export.
-        removed, new = exported.forget(out, store.forgotten()), 0
-        while events := store.events_after(int(exported.last or 0), EVENTS_PER_PART):
-            rows = [event_row(event) for _, event in events]
-            frame = pl.DataFrame(rows, schema=EVENTS, orient="row")
-            first, last = str(events[0][0]), str(events[-1][0])
-            exported.add_days(out, frame, first, last)
-            exported.last = last
-            exported.write(out)
-            new += len(events)
-        exported.write(out)
-        return ExportReport.of(exported, new, removed)
+
+    def read(last: str) -> Batch | None:
+        found = store.events_after(int(last or 0), EVENTS_PER_PART)
+        if not found:
+            return None
+        rows = pl.DataFrame([event_row(event) for _, event in found], EVENTS, orient="row")
+        rows = rows.with_columns(pl.col("slot") - 1)
+        return Batch(str(found[0][0]), str(found[-1][0]), len(found), rows)
+
+    return _export(store, out, read)
 
 
 def export_requests(store: OnlineStore, out: Path, now_ms: int | None = None) -> ExportReport:
     """Write the lists that were served since the last export, likewise."""
-    now_ms = int(1_000 * time.time()) if now_ms is None else now_ms
-    folder = out / REQUESTS
-    with exporting(folder) as exported:
-        removed, new = exported.forget(folder, store.forgotten()), 0
-        while records := store.requests_between(
-            served_ms(exported.last), now_ms - SETTLED_MS, LISTS_PER_PART, exported.last
-        ):
-            rows = [row for record in records for row in list_rows(record)]
-            frame = pl.DataFrame(rows, schema=SERVED, orient="row")
-            first, last = records[0].request_id, records[-1].request_id
-            exported.add_days(folder, frame, first, last)
-            exported.last = last
-            exported.write(folder)
-            new += len(records)
-        exported.write(folder)
-        return ExportReport.of(exported, new, removed)
+    until_ms = (int(1_000 * time.time()) if now_ms is None else now_ms) - SETTLED_MS
+
+    def read(last: str) -> Batch | None:
+        found = store.requests_between(served_ms(last), until_ms, LISTS_PER_PART, last)
+        if not found:
+            return None
+        rows = [row for record in found for row in list_rows(record)]
+        frame = pl.DataFrame(rows, SERVED, orient="row")
+        return Batch(found[0].request_id, found[-1].request_id, len(found), frame)
+
+    return _export(store, out / REQUESTS, read)
+
+
+def _export(store: OnlineStore, out: Path, read: Callable[[str], Batch | None]) -> ExportReport:
+    with exporting(out) as exported:
+        # Read before the rows: who is forgotten later is taken out by the next export.
+        removed, new = exported.forget(out, store.forgotten()), 0
+        while batch := read(exported.last):
+            exported.add_days(out, batch.rows, batch.first, batch.last)
+            exported.last = batch.last
+            exported.write(out)
+            new += batch.size
+        exported.write(out)
+        return ExportReport(new=new, removed=removed, rows=exported.rows, parts=len(exported.parts))
 
 
 def served_ms(request_id: str) -> int:
     """Unix milliseconds at which a list was served, by its id; 0 for none."""
     return int(request_id[:12], 16) if request_id else 0
-
-
-def event_row(event: Event) -> tuple[Any, ...]:
-    """Return an event as a row of `EVENTS`."""
-    return (
-        event.user_id,
-        event.item_id,
-        event.time_ms,
-        event.event_type,
-        event.value,
-        event.domain,
-        event.session_id,
-        event.request_id,
-        None if event.slot is None else event.slot - 1,
-        event.event_id,
-        event.received_ms,
-    )
 
 
 def list_rows(record: RequestRecord) -> Iterator[tuple[Any, ...]]:

@@ -148,7 +148,6 @@ def test_champion_that_learned_from_more_events_is_no_reason_to_refuse() -> None
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"when_undecided": "perhaps"}, "'release' or 'keep'"),
         ({"max_loss": 1.5}, r"max_loss must be in \[0, 1\]"),
         ({"min_compared": 1}, "min_compared"),
         ({"deciding_metric": "auc"}, "metric must be one of"),
