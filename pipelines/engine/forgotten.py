@@ -15,16 +15,17 @@ from pathlib import Path
 from features.forget_list import ForgetList, UserKeys
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
+from pipelines.engine.daily_state import DailyState
 from recsys.data.durable import locked, write_durably
 
-LIST, FORMAT = "forgotten.json", 2
+FORMAT = 2
 READ = (1, FORMAT)
 """Hashes of format 1 have no key, which each entry shows."""
 
 
 def list_path(config: RunConfig) -> Path:
     """Return the path of a run's list, which exists once a user was forgotten."""
-    return config.data.forgotten or config.workspace / LIST
+    return config.data.forgotten or DailyState(config.workspace).forgotten
 
 
 def forgotten_users(config: RunConfig) -> ForgetList:

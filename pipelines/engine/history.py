@@ -13,16 +13,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.engine.artifacts import to_json
 from pipelines.engine.console import find_exit_code, format_error, log
-from recsys.data.durable import append_line, locked, write_durably
+from recsys.data.durable import append_line, locked
 
 HISTORY = "history.jsonl"
 RUNNING = "running"
@@ -158,25 +157,12 @@ def _note_killed(workspace: Path) -> None:
             path.unlink()
 
 
-PARITY = Path("parity") / "parity.json"
-MONITOR = Path("monitoring") / "monitor.json"
-
-
-def write_result(workspace: Path, name: Path, document: Mapping[str, Any]) -> Path:
-    """Replace the newest result of a command."""
-    path = workspace / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(path, to_json(document))
-    return path
-
-
-def read_result(workspace: Path | None, name: Path) -> dict[str, Any]:
+def read_result(path: Path | None) -> dict[str, Any]:
     """Read the newest result of a command; empty without one.
 
     Raises:
         ValueError: Names the file that cannot be read.
     """
-    path = None if workspace is None else workspace / name
     if path is None or not path.is_file():
         return {}
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -13,82 +13,90 @@ import polars as pl
 from features.scan import naming
 from features.schema import CLEAN
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import MANIFEST
-from pipelines.engine.workspace import UPDATE
+from pipelines.engine.daily_state import DailyState
 from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, list_parts, scan_parts
-from pipelines.partitions.manifest import PartitionsManifest, partition_folder
-from pipelines.presets.resolve import ONLINE_EVENTS
+from pipelines.partitions.manifest import PartitionsManifest
 
-FEATURES = "build_features"
+CLICKS = ("click", "like", "cart", "purchase")
+KEYS = {"item": "item_id", "event_type": "event_type"}
+"""Column that each table of counts is of."""
+
+
+class EventCounts(NamedTuple):
+    """Counts of one day."""
+
+    events: int = 0
+    users: int = 0
+    tables: Mapping[str, pl.DataFrame] = {
+        name: pl.DataFrame(schema={"key": pl.String(), "count": pl.Float64()}) for name in KEYS
+    }
+    """Key and count, by table."""
+
+
+def count_events(events: pl.DataFrame) -> EventCounts:
+    """Count a day's events, by item and by type."""
+    missing = [pl.lit(None, pl.String).alias(name) for name in KEYS.values()]
+    rows = events.with_columns(one for one in missing if one.meta.output_name() not in events)
+    tables = {
+        name: rows.group_by(pl.col(column).cast(pl.String).fill_null("unknown").alias("key")).agg(
+            pl.len().cast(pl.Float64).alias("count")
+        )
+        for name, column in KEYS.items()
+    }
+    return EventCounts(events.height, events["user_id"].n_unique(), tables)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EventDays:
     """Days with events, each read when it is needed."""
 
+    workspace: Path
     digests: Mapping[date, str]
     """In order; a corrected day has another digest."""
-    read: Callable[[date], pl.DataFrame]
-    """user_id, item_id, event_time, event_type and what else is known."""
+    revisions: Mapping[date, int]
 
-
-def read_table(path: Path) -> pl.DataFrame:
-    """Read a file."""
-    with naming(path):
-        return pl.read_parquet(path, hive_partitioning=False)
-
-
-def event_days(workspace: Path) -> EventDays:
-    """Find the days of ingested partitions."""
-    manifest = PartitionsManifest.read(workspace)
-    partitions = {} if manifest is None else manifest.partitions
-    if not partitions:
-        raise ValueError(
-            f"{workspace} has no days to watch: set data.partitions to a folder with a file of "
-            "events for each day, and run recsys ingest"
+    @classmethod
+    def find(cls, workspace: Path) -> EventDays:
+        """Find the days of ingested partitions."""
+        manifest = PartitionsManifest.read(workspace)
+        partitions = {} if manifest is None else manifest.partitions
+        if not partitions:
+            raise ValueError(
+                f"{workspace} has no days to watch: set data.partitions to a folder with a file "
+                "of events for each day, and run recsys ingest"
+            )
+        days = {date.fromisoformat(key): one for key, one in sorted(partitions.items())}
+        return cls(
+            workspace=workspace,
+            digests={day: one.digest for day, one in days.items()},
+            revisions={day: one.revision for day, one in days.items()},
         )
 
-    def read(day: date) -> pl.DataFrame:
-        folder = partition_folder(workspace, str(day), partitions[str(day)].revision)
-        parts = [read_table(path) for path in sorted(folder.glob(CLEAN))]
-        if not parts:
-            return pl.DataFrame(schema={"user_id": pl.String(), "item_id": pl.String()})
-        return pl.concat(parts, how="diagonal_relaxed")
-
-    digests = {date.fromisoformat(key): one.digest for key, one in sorted(partitions.items())}
-    return EventDays(digests=digests, read=read)
-
-
-def known_tables(workspace: Path) -> tuple[pl.DataFrame | None, pl.DataFrame | None]:
-    """Read what the newest run or update knows of items and users; None without any."""
-    folders = [workspace / FEATURES, workspace / UPDATE / FEATURES]
-    made = [folder for folder in folders if (folder / MANIFEST).exists()]
-    if not made:
-        return None, None
-    newest = max(made, key=lambda folder: (folder / MANIFEST).stat().st_mtime)
-    paths = [newest / f"{name}.parquet" for name in ("items", "users")]
-    items, users = (read_table(path) if path.exists() else None for path in paths)
-    return items, users
-
-
-CLICKS = ("click", "like", "cart", "purchase")
+    def read(self, day: date) -> pl.DataFrame:
+        """Read who did what on a day."""
+        folder = DailyState(self.workspace).partition(str(day), self.revisions[day])
+        found = [pl.DataFrame(schema={"user_id": pl.String(), "item_id": pl.String()})]
+        for path in sorted(folder.glob(CLEAN)):
+            with naming(path):
+                rows = pl.read_parquet(path, hive_partitioning=False)
+            found.append(rows.select(pl.col("^(user_id|item_id|event_type)$").cast(pl.String)))
+        return pl.concat(found, how="diagonal")
 
 
 class ServedDay(NamedTuple):
-    """One day (UTC)."""
+    """Lists of one day (UTC)."""
 
     num_lists: int
     num_clicked: int
     """Lists with at least one click, whenever that came."""
     num_fallback: int | None
-    """None where the export does not say."""
-    num_degraded: int | None
+    """None if the export does not say."""
 
 
 def export_folder(config: RunConfig) -> Path | None:
-    """Find the folder of exported lists and events; None where nothing is exported."""
+    """Find the folder of exported lists and events; None if nothing is exported."""
     given = config.monitoring.served
-    places = [given, config.workspace / ONLINE_EVENTS]
+    places = [given, DailyState(config.workspace).online_events]
     if config.data.online_events is not None and ":" not in config.data.online_events:
         places.append(Path(config.data.online_events))
     for place in places:
@@ -103,13 +111,11 @@ def export_folder(config: RunConfig) -> Path | None:
 
 
 def served_days(folder: Path | None) -> Mapping[date, ServedDay]:
-    """Read an export of ``recsys data export``; nothing where there is none."""
+    """Read an export of ``recsys data export``; nothing without one."""
     if folder is None or not (folder / REQUESTS).is_dir():
         return {}
     lists = _read(list_parts(folder / REQUESTS))
-    if lists is None:
-        return {}
-    return days_of_lists(lists, _read(list_parts(folder)))
+    return {} if lists is None else days_of_lists(lists, _read(list_parts(folder)))
 
 
 def days_of_lists(served: pl.DataFrame, events: pl.DataFrame | None) -> dict[date, ServedDay]:
@@ -117,17 +123,15 @@ def days_of_lists(served: pl.DataFrame, events: pl.DataFrame | None) -> dict[dat
     clicked = pl.Series("request_id", [], pl.String)
     if events is not None and events.height:
         clicked = events.filter(pl.col("event_type").is_in(CLICKS))["request_id"].drop_nulls()
-    known = [name for name in ("fallback", "degraded") if name in served.columns]
+    known = [name for name in ("fallback",) if name in served.columns]
     lists = served.unique("request_id").select(
         pl.col(RECEIVED_TIME).dt.date().alias("day"),
         pl.col("request_id").is_in(clicked.unique().implode()).alias("clicked"),
-        *(pl.col(name).is_not_null().alias(name) for name in known),
+        *(pl.col(name).is_not_null() for name in known),
     )
     counted = lists.group_by("day").agg(pl.len().alias("lists"), pl.col("clicked", *known).sum())
     return {
-        row["day"]: ServedDay(
-            row["lists"], row["clicked"], row.get("fallback"), row.get("degraded")
-        )
+        row["day"]: ServedDay(row["lists"], row["clicked"], row.get("fallback"))
         for row in counted.sort("day").to_dicts()
     }
 
@@ -135,7 +139,7 @@ def days_of_lists(served: pl.DataFrame, events: pl.DataFrame | None) -> dict[dat
 def _read(paths: list[Path]) -> pl.DataFrame | None:
     if not paths:
         return None
-    wanted = ("request_id", RECEIVED_TIME, "event_type", "fallback", "degraded")
+    wanted = ("request_id", RECEIVED_TIME, "event_type", "fallback")
     rows = scan_parts(paths)
     known = rows.collect_schema().names()
     return rows.select([name for name in wanted if name in known]).collect()

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from pipelines.config.operation import MIN_PAST
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import MANIFEST
+from pipelines.engine.daily_state import SCHEMA
 from pipelines.engine.workspace import bundles_dir
 from pipelines.monitoring.judged import SignalDay, SignalRecord
-from pipelines.monitoring.signals import Signal, find_signal
+from pipelines.monitoring.signals import SIGNALS, Signal
 from serving.bundle.manifest import CURRENT
 
 MIN_DAYS = 14
@@ -78,25 +79,22 @@ def judge_age(name: str, title: str, newest: str, age: float, limit: float | Non
     return Freshness(name, title, newest, round(age, 3), rounded, alarm, words)
 
 
-FORMAT = 1
 RECENT_DAYS = 30
 
 
 def describe_day(
-    record: SignalRecord,
-    inputs: Sequence[Freshness],
-    as_of: datetime,
+    record: SignalRecord, inputs: Sequence[Freshness], as_of: datetime
 ) -> dict[str, Any]:
     """Describe the latest day."""
     day = record.date_of(len(record.days) - 1)
     latest = record.days[-1]
     recent = dict.fromkeys([*latest, *(name for one in record.days[-RECENT_DAYS:] for name in one)])
-    signals = [describe_signal(find_signal(name), latest.get(name), day) for name in recent]
+    signals = [describe_signal(SIGNALS[name], latest.get(name), day) for name in recent]
     raised = [one for one in signals if one["alarm"]]
     late = [one for one in inputs if one.alarm]
     retrain, reason = decide_retrain(raised)
     return {
-        "format": FORMAT,
+        "format": SCHEMA,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "as_of": as_of.isoformat(timespec="seconds"),
         "day": str(day),
@@ -196,6 +194,6 @@ def recent_alarms(record: SignalRecord) -> list[dict[str, Any]]:
     found = []
     for place in reversed(range(len(record.days))[-RECENT_DAYS:]):
         if names := [name for name, one in record.days[place].items() if one.streak]:
-            titles = [find_signal(name).title for name in names]
+            titles = [SIGNALS[name].title for name in names]
             found.append({"day": str(record.date_of(place)), "signals": names, "titles": titles})
     return found

@@ -1,7 +1,4 @@
-"""Each signal's days so far: values, bands learned from the days before, alarms.
-
-<workspace>/monitoring/days.parquet     a row a day and signal
-"""
+"""Each signal's days so far: values, bands learned from the days before, alarms."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ import polars as pl
 
 from features.scan import naming
 from pipelines.config.operation import MIN_PAST, PAST_DAYS, MonitoringConfig
-from pipelines.monitoring.signals import Measurement, find_signal
+from pipelines.monitoring.signals import SIGNALS, Measurement
 from recsys.data.durable import replace_file
 from recsys.evaluation.drift import Past, usual_band
 
@@ -57,7 +54,7 @@ class SignalRecord:
 
     @classmethod
     def load(cls, path: Path) -> SignalRecord:
-        """Read it; empty where there is none."""
+        """Read it, without signals of earlier versions; empty if there is none."""
         if not path.exists():
             return cls()
         try:
@@ -67,6 +64,7 @@ class SignalRecord:
             raise ValueError(
                 f"{error}; or delete {path.parent}: the next recsys monitor measures all days again"
             ) from error
+        rows = rows.filter(pl.col("signal").is_in(list(SIGNALS)))
         if rows.is_empty():
             return cls()
         first, last = rows["date"].min(), rows["date"].max()
@@ -103,7 +101,7 @@ class SignalRecord:
         weekday = self.date_of(place).weekday()
         found = {}
         for name, one in measured.items():
-            signal = find_signal(name)
+            signal = SIGNALS[name]
             band = usual_band(pasts[name], weekday, one.noise, signal.tail, chance)
             is_ready = band.num_past >= MIN_PAST
             is_alarm = is_ready and not band.low <= one.score <= band.high

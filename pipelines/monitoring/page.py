@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
 
-from pipelines.monitoring.signals import find_signal
+from pipelines.monitoring.signals import SIGNALS
 from pipelines.pages.charts import figure, line_chart, numbers, texts
-from pipelines.pages.document import Block, Cell, Chart, Page, Section, Table, Words
+from pipelines.pages.document import Cell, Chart, Page, Section, Table, Words
 
 SHOWN_DAYS = 180
 BAND_ROOM = 0.6
 """Reach of a drawn band beyond the values, in their range."""
-GROUPS = {
-    "volume": "Volume",
-    "events": "Events and users",
-    "items": "Items",
-    "features": "Features",
-    "online": "Served lists",
-}
 PERCENT, NUMBER = ".0%", ",~f"
 INPUT = ("newest", "age_days", "limit_days", "words")
 SIGNAL = ("value", "low", "high", "words")
@@ -37,35 +30,18 @@ METHOD = (
 
 
 def monitoring_page(document: Mapping[str, Any], rows: pl.DataFrame) -> Page:
-    """Build the page.
+    """Build the page: tables of the latest day, and a chart for each signal, alarms first.
 
     Args:
         document: What ``monitor.json`` holds.
         rows: What ``days.parquet`` holds.
     """
     first, *words = document["words"]
-    return Page(
-        title=f"Monitoring: {document['day']}",
-        lead=first,
-        blocks=[
-            *([Words(lines=words, tone="bad" if document["alarm"] else "good")] if words else []),
-            *monitoring_blocks(document, rows),
-            Section(key="method", title="Method", blocks=[Words(lines=[METHOD])]),
-        ],
-    )
-
-
-def monitoring_blocks(document: Mapping[str, Any], rows: pl.DataFrame | None) -> list[Block]:
-    """Build the tables of the latest day, and a chart for each signal.
-
-    Args:
-        rows: None if the days are not there, so that nothing can be drawn.
-    """
+    signals = sorted(document["signals"], key=lambda one: STATES.index(one["state"]))
     inputs = Table(
         key="freshness",
         title="Freshness of inputs",
-        note="An input older than its limit raises an alarm. The limit is learned from the past or "
-        "set in the configuration.",
+        note="The limit is learned from the past or set in the configuration.",
         columns=[
             *texts("input", "state", "newest"),
             *numbers("age in days", "limit in days"),
@@ -76,42 +52,34 @@ def monitoring_blocks(document: Mapping[str, Any], rows: pl.DataFrame | None) ->
             for one in document["freshness"]
         ],
     )
-    signals = Table(
+    latest = Table(
         key="signals",
         title=f"Signals of {document['day']}",
-        note="Each is compared with the band learned from the days before it; alarms first.",
+        note="Each is compared with the band learned from the days before it.",
         columns=[
-            *texts("signal", "group", "state"),
+            *texts("signal", "state"),
             *numbers("value", "usual from", "usual to", format="metric"),
             *texts("what it says"),
         ],
         rows=[
-            (
-                *(one["title"], GROUPS.get(one["group"], one["group"])),
-                "ALARM" if one["alarm"] else one["state"],
-                *map(one.get, SIGNAL),
-            )
-            for one in sorted(document["signals"], key=lambda one: STATES.index(one["state"]))
+            (one["title"], "ALARM" if one["alarm"] else one["state"], *map(one.get, SIGNAL))
+            for one in signals
         ],
     )
     recent = [f"{one['day']}: {', '.join(one['titles'])}" for one in document["recent_alarms"]]
-    return [
-        inputs,
-        signals,
-        *([Words(lines=["Alarms of the last 30 days:", *recent])] if recent else []),
-        *(_charts(document, rows) if rows is not None else []),
-    ]
-
-
-def _charts(document: Mapping[str, Any], rows: pl.DataFrame) -> Iterator[Section]:
-    """Draw the signals by group, those with an alarm first."""
-    for group, title in GROUPS.items():
-        own = [one for one in document["signals"] if one["group"] == group]
-        own.sort(key=lambda one: not one["alarm"])
-        days = {one["name"]: rows.filter(pl.col("signal") == one["name"]) for one in own}
-        blocks = [signal_chart(one, days[one["name"]]) for one in own]
-        if blocks:
-            yield Section(key=f"signals-{group}", title=title, blocks=blocks)
+    charts = [signal_chart(one, rows.filter(pl.col("signal") == one["name"])) for one in signals]
+    return Page(
+        title=f"Monitoring: {document['day']}",
+        lead=first,
+        blocks=[
+            *([Words(lines=words, tone="bad" if document["alarm"] else "good")] if words else []),
+            inputs,
+            latest,
+            *([Words(lines=["Alarms of the last 30 days:", *recent])] if recent else []),
+            Section(key="days", title="Signals by day", blocks=charts),
+            Section(key="method", title="Method", blocks=[Words(lines=[METHOD])]),
+        ],
+    )
 
 
 def signal_chart(signal: Mapping[str, Any], rows: pl.DataFrame) -> Chart:
@@ -127,10 +95,10 @@ def signal_chart(signal: Mapping[str, Any], rows: pl.DataFrame) -> Chart:
             low = day["low"] if math.isfinite(day["low"]) else 0.0
             low, high = (min(max(end, least - room), most + room) for end in (low, day["high"]))
         table.append((str(day["date"]), day["value"], low, high, day["streak"] > 0))
-    is_share = find_signal(signal["name"]).kind == "share"
+    is_share = SIGNALS[signal["name"]].kind == "share"
     return figure(
         line_chart,
-        signal["name"].replace(".", "-"),
+        signal["name"],
         signal["title"],
         signal["words"],
         [*texts("day"), *numbers(signal["title"], "usual from", "usual to"), *texts("alarm")],

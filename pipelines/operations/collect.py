@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipelines.engine.artifacts import Manifest
+from pipelines.engine.daily_state import DailyState
 from pipelines.engine.errors import WorkspaceBusyError
-from pipelines.engine.workspace import RELEASED, UPDATE, Workspace, publishing
+from pipelines.engine.workspace import Workspace, publishing
 from pipelines.operations.state import parents, served_until
 from pipelines.publishing.promotion import champions
 from pipelines.publishing.released import Released
@@ -157,7 +158,7 @@ class Collector:
 
     def _workspace_parts(self) -> None:
         """Remove what only the holder of the workspace may; leave it where somebody works there."""
-        for place in (self.workspace, self.workspace / UPDATE):
+        for place in (self.workspace, DailyState(self.workspace).update):
             if not place.is_dir():
                 continue
             try:
@@ -241,11 +242,12 @@ class Collector:
 
     def _released(self) -> None:
         """Remove what removed bundles were made from."""
-        kept = [Released.read(self.workspace / RELEASED / name) for name in self.found.kept]
+        released = DailyState(self.workspace).released
+        kept = [Released.read(released / name) for name in self.found.kept]
         # A kept bundle's next increment may continue from it.
         needed = {one.full_version for one in kept if one is not None}
         gone = {one.name.removeprefix(BUNDLE) for one in self.found.removed if one.kind == "bundle"}
-        for path in sorted((self.workspace / RELEASED).glob("[!.]*")):
+        for path in sorted(released.glob("[!.]*")):
             is_here = bundle_directory(self.bundles, path.name).exists()
             is_old = written_at(path, ".") < self.keep.since
             if path.name not in needed and (path.name in gone or (not is_here and is_old)):

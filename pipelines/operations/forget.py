@@ -18,14 +18,13 @@ from features.forget_list import ForgetList, UserKeys
 from features.people import count_rows
 from features.schema import USER_ID, SourceConfig
 from pipelines.config.run import RunConfig
+from pipelines.engine.daily_state import DailyState
 from pipelines.engine.forgotten import add_to_list, list_path, read_list
-from pipelines.engine.workspace import RELEASED, bundles_dir
+from pipelines.engine.workspace import bundles_dir
 from pipelines.inputs.exported import EXPORTED, RECORDS, REQUESTS, exporting
 from pipelines.inputs.opened_store import find_store, forget_in_store
 from pipelines.partitions.forget import forget_in_partitions
-from pipelines.partitions.manifest import FOLDER as PARTITIONS
 from pipelines.partitions.source import PartitionSource
-from pipelines.presets.resolve import ONLINE_EVENTS
 from recsys.data.string_table import StringTable
 
 FEATURES = "build_features"
@@ -98,7 +97,7 @@ def forget_users(
 
 def _exports(config: RunConfig) -> Iterator[Path]:
     """List folders of recsys data export that belong to a run."""
-    places = [config.workspace / ONLINE_EVENTS, config.monitoring.served]
+    places = [DailyState(config.workspace).online_events, config.monitoring.served]
     online = config.data.online_events
     if online is not None and online != find_store(config):
         places.append(Path(online))
@@ -122,7 +121,7 @@ def _raw_files(config: RunConfig, report: ForgetReport) -> Iterator[tuple[Path, 
         report.held.append(HeldRows(path=f"data set {data.dataset}", note=PUBLIC))
         return
     for path in data.event_paths():
-        if config.workspace / PARTITIONS not in path.parents:
+        if DailyState(config.workspace).partitions not in path.parents:
             yield path, data.source((path,), data.columns)
     if data.users is not None:
         yield data.users, data.source((data.users,), data.user_columns)
@@ -133,7 +132,7 @@ def _artefacts(config: RunConfig, user_ids: Sequence[str]) -> Iterator[HeldRows]
     workspace = config.workspace
     if _in_vocabulary(workspace / FEATURES, user_ids):
         yield HeldRows(path=str(workspace), note=NEXT_RUN)
-    for folder in sorted((workspace / RELEASED).glob("*")):
+    for folder in sorted(DailyState(workspace).released.glob("*")):
         if _in_vocabulary(folder / FEATURES, user_ids):
             yield HeldRows(path=str(folder), note=COLLECTED)
     for bundle in sorted(bundles_dir(config).glob("bundle-*")):

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.engine.artifacts import MANIFEST
-from pipelines.engine.history import MONITOR, RUNNING, CommandRun, read_history, read_result
+from pipelines.engine.daily_state import DailyState
+from pipelines.engine.history import RUNNING, CommandRun, read_history, read_result
 from pipelines.engine.memory import GIB
 from pipelines.operations.collect import ADAPTER, folder_size, linked, written_at
 from pipelines.operations.state import bundles_of
@@ -150,11 +151,11 @@ def look_at_partitions(found: Status, workspace: Path, now: datetime) -> None:
 def look_at_monitor(found: Status, workspace: Path) -> None:
     """Look at what the monitor found last."""
     names = ("time", "day", "alarm", "alarms", "retrain", "reason")
+    path = DailyState(workspace).monitor
     try:
-        document = read_result(workspace, MONITOR)
+        document = read_result(path)
         found.monitor = {name: document[name] for name in names if document}
     except (ValueError, KeyError) as error:
-        path = workspace / MONITOR
         found.problems.append(f"{path} cannot be read ({error}); run recsys monitor")
         return
     if document and document["alarm"]:

@@ -18,9 +18,11 @@ from typing import Any, NamedTuple, cast
 import orjson
 import torch
 
-from pipelines.engine.history import PARITY, write_result
+from pipelines.engine.artifacts import to_json
+from pipelines.engine.daily_state import DailyState
 from pipelines.parity.compare import NamedDifference, compare_records
 from pipelines.parity.log import Document, Log, PastStore
+from recsys.data.durable import write_durably
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import read_manifest
 from serving.configuration.file import ServingConfiguration, read_configuration
@@ -84,7 +86,10 @@ class ParityReport:
 
     def write(self, workspace: Path) -> Path:
         """Write it into the workspace."""
-        return write_result(workspace, PARITY, asdict(self))
+        path = DailyState(workspace).parity
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, to_json(asdict(self)))
+        return path
 
 
 class RecommenderKey(NamedTuple):

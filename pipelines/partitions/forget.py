@@ -20,15 +20,9 @@ from features.forget_list import ForgetList
 from features.people import NEVER, ForgottenUsers
 from features.schema import CLEAN, EVENT_TIME, QUARANTINE, USER_ID
 from pipelines.engine.artifacts import digest_of_json
+from pipelines.engine.daily_state import DailyState
 from pipelines.engine.errors import WorkspaceBusyError
-from pipelines.partitions.manifest import (
-    FOLDER,
-    LOCK,
-    MANIFEST,
-    Partition,
-    PartitionsManifest,
-    partition_folder,
-)
+from pipelines.partitions.manifest import Partition, PartitionsManifest
 from recsys.data.durable import PARTIAL, fsync, fsync_tree, locked
 
 
@@ -42,15 +36,16 @@ def leave_out_forgotten(
     if not until:
         return manifest, 0
     users, digest, removed = ForgottenUsers(until), digest_of_json(dict(until.moments)), 0
+    state = DailyState(workspace)
     theirs = columns.get(USER_ID) or USER_ID
     for key, partition in manifest.partitions.items():
         if partition.left_out == digest:
             continue
-        rewritten, gone = _rewritten(workspace, key, partition, users, theirs)
+        rewritten, gone = _rewritten(state, key, partition, users, theirs)
         manifest = manifest.with_partition(key, replace(rewritten, left_out=digest))
         if gone:
             manifest.write(workspace)
-            shutil.rmtree(partition_folder(workspace, key, partition.revision), ignore_errors=True)
+            shutil.rmtree(state.partition(key, partition.revision), ignore_errors=True)
             removed += gone
     manifest.write(workspace)
     return manifest, removed
@@ -58,30 +53,30 @@ def leave_out_forgotten(
 
 def forget_in_partitions(workspace: Path, until: ForgetList, columns: Mapping[str, str]) -> int:
     """Take forgotten users out of a workspace's partitions; returns how many rows went."""
-    folder = workspace / FOLDER
-    if not (folder / MANIFEST).exists():
+    state = DailyState(workspace)
+    if not state.partitions_manifest.exists():
         return 0
-    with locked(folder / LOCK, wait=False) as held:
+    with locked(state.partitions_lock, wait=False) as held:
         manifest = PartitionsManifest.read(workspace)
         if not held or manifest is None:
             raise WorkspaceBusyError(
-                f"another process reads partitions into {folder.absolute()}; wait for it"
+                f"another process reads partitions into {state.partitions.absolute()}; wait for it"
             )
         return leave_out_forgotten(workspace, manifest, until, columns)[1]
 
 
 def _rewritten(
-    workspace: Path, key: str, partition: Partition, users: ForgottenUsers, theirs: str
+    state: DailyState, key: str, partition: Partition, users: ForgottenUsers, theirs: str
 ) -> tuple[Partition, int]:
     """Write a revision without the rows of forgotten users, where there are any."""
-    folder = partition_folder(workspace, key, partition.revision)
+    folder = state.partition(key, partition.revision)
     marked = {path: _marked(path, users) for path in sorted(folder.glob(CLEAN))}
     aside = {path: _marked_aside(path, users, theirs) for path in _quarantined(folder)}
     gone = sum(int(np.count_nonzero(one)) for one in marked.values())
     gone_aside = sum(int(np.count_nonzero(one)) for one in aside.values())
     if not gone + gone_aside:
         return partition, 0
-    final = partition_folder(workspace, key, partition.revision + 1)
+    final = state.partition(key, partition.revision + 1)
     partial = final.with_name(PARTIAL + final.name)
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(folder, partial)

@@ -17,18 +17,11 @@ from pathlib import Path
 
 from features.partition import PartitionReport
 from pipelines.config.run import RunConfig
+from pipelines.engine.daily_state import DailyState
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.forgotten import forgotten_users
 from pipelines.partitions.forget import leave_out_forgotten
-from pipelines.partitions.manifest import (
-    DAYS,
-    FOLDER,
-    LOCK,
-    Partition,
-    PartitionsManifest,
-    SetAside,
-    partition_folder,
-)
+from pipelines.partitions.manifest import Partition, PartitionsManifest, SetAside
 from pipelines.partitions.reading import PartitionReader, ReadingFailedError, ReadRequest
 from pipelines.partitions.source import PartitionSource, SourceFile, parse_begin, parse_end
 from recsys.data.durable import PARTIAL, fsync, fsync_tree, locked
@@ -127,28 +120,24 @@ def is_later(key: str, until: str | None) -> bool:
 @contextmanager
 def locked_manifest(config: RunConfig, source: PartitionSource) -> Iterator[PartitionsManifest]:
     """Hold the partitions' folder, remove what no longer counts, and read the manifest."""
-    workspace = config.workspace
-    folder = workspace / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / LOCK, wait=False) as held:
+    state = DailyState(config.workspace)
+    state.partitions.mkdir(parents=True, exist_ok=True)
+    with locked(state.partitions_lock, wait=False) as held:
         if not held:
             raise WorkspaceBusyError(
-                f"another process reads partitions into {folder.absolute()}; wait for it"
+                f"another process reads partitions into {state.partitions.absolute()}; wait for it"
             )
         days = config.data.watermark_days
-        manifest = PartitionsManifest.read(workspace)
+        manifest = PartitionsManifest.read(config.workspace)
         # The source may have moved; its partitions stay.
         manifest = replace(
             manifest or PartitionsManifest(source="", watermark_days=0),
             source=source.place,
             watermark_days=days,
         )
-        counted = {
-            partition_folder(workspace, key, one.revision)
-            for key, one in manifest.partitions.items()
-        }
+        counted = {state.partition(key, one.revision) for key, one in manifest.partitions.items()}
         # Left by a killed call, or an earlier version.
-        for path in (folder / DAYS).glob("*"):
+        for path in state.days.glob("*"):
             if path not in counted:
                 shutil.rmtree(path)
         yield manifest
@@ -228,7 +217,7 @@ class Ingest:
             return
         before = self.manifest.partitions.get(key)
         revision = before.revision + 1 if before else 1
-        final = partition_folder(self.config.workspace, key, revision)
+        final = DailyState(self.config.workspace).partition(key, revision)
         partial = final.with_name(PARTIAL + final.name)
         self.reader.start()
         try:

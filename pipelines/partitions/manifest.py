@@ -1,9 +1,7 @@
-"""Which partitions a workspace holds, with their digests: the state of ingestion.
+"""Manifest of the partitions that a workspace holds, with their digests.
 
-<workspace>/partitions/
-  partitions.json                         what counts; replaced last
-  days/2026-11-22~1/events-00000.parquet  clean rows of a partition's first version
-  days/2026-11-22~1/quarantine/           rows that cannot be used, with their reasons
+days/2026-11-22~1/events-00000.parquet  clean rows of a partition's first version
+days/2026-11-22~1/quarantine/           rows that cannot be used, with their reasons
 """
 
 from __future__ import annotations
@@ -16,14 +14,9 @@ from typing import Any
 
 from features.schema import CLEAN
 from pipelines.engine.artifacts import digest_of_json, to_json
+from pipelines.engine.daily_state import SCHEMA, DailyState
 from pipelines.partitions.source import SourceFile, keys_between, parse_begin, parse_end
 from recsys.data.durable import write_durably
-
-FOLDER = "partitions"
-LOCK = ".lock"
-MANIFEST = "partitions.json"
-DAYS = "days"
-FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +71,13 @@ class PartitionsManifest:
     @classmethod
     def read(cls, workspace: Path) -> PartitionsManifest | None:
         """Read a workspace's manifest; None where no partition was read."""
-        path = workspace / FOLDER / MANIFEST
+        path = DailyState(workspace).partitions_manifest
         if not path.exists():
             return None
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            if found["format"] != FORMAT:
-                raise ValueError(f"format {found['format']}, this version reads {FORMAT}")
+            if found["format"] != SCHEMA:
+                raise ValueError(f"format {found['format']}, this version reads {SCHEMA}")
             if hours := [key for key in found["partitions"] if "T" in key]:
                 raise ValueError(f"{hours[0]} is of an hour, this version reads days")
             return cls(
@@ -106,14 +99,14 @@ class PartitionsManifest:
     def write(self, workspace: Path) -> None:
         """Write the manifest, durably."""
         document = {
-            "format": FORMAT,
+            "format": SCHEMA,
             "source": self.source,
             "watermark_days": self.watermark_days,
             "partitions": {key: asdict(one) for key, one in sorted(self.partitions.items())},
             "set_aside": {key: asdict(one) for key, one in sorted(self.set_aside.items())},
             "missing": self.missing,
         }
-        write_durably(workspace / FOLDER / MANIFEST, to_json(document))
+        write_durably(DailyState(workspace).partitions_manifest, to_json(document))
 
     def with_partition(self, key: str, partition: Partition) -> PartitionsManifest:
         """Return a manifest with a version of a partition."""
@@ -151,21 +144,17 @@ class PartitionsManifest:
     def files(self, workspace: Path) -> list[Path]:
         """List the clean files of all partitions, in the order of their keys."""
         paths: list[Path] = []
+        state = DailyState(workspace)
         for key, partition in sorted(self.partitions.items()):
-            folder = partition_folder(workspace, key, partition.revision)
+            folder = state.partition(key, partition.revision)
             found = sorted(folder.glob(CLEAN))
             if partition.rows and not found:
                 raise ValueError(
-                    f"{folder} is missing; delete {workspace / FOLDER}: the next recsys ingest "
-                    "reads all partitions from their source"
+                    f"{folder} is missing; delete {state.partitions}: the next recsys "
+                    "ingest reads all partitions from their source"
                 )
             paths += found
         return paths
-
-
-def partition_folder(workspace: Path, key: str, revision: int) -> Path:
-    """Return the folder of a version of a partition."""
-    return workspace / FOLDER / DAYS / f"{key}~{revision}"
 
 
 def _with_files(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,9 +25,10 @@ from pipelines.config.upgrade import refuse_old_keys, upgraded
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
 from pipelines.engine.artifacts import plain
+from pipelines.engine.daily_state import DailyState
 from pipelines.engine.workspace import check_writable
 from pipelines.inputs.opened_store import export_store, with_forgotten
-from pipelines.partitions.manifest import FOLDER, PartitionsManifest
+from pipelines.partitions.manifest import PartitionsManifest
 from pipelines.presets import PRESETS
 from serving.online.opening import SQLITE, is_store
 
@@ -38,8 +39,6 @@ PLAN = "plan.json"
 """In a workspace: what an automatic run does, and why."""
 FILES = ("events", "partitions", "online_events", "items", "users", "forgotten")
 FILE_KEYS = tuple(f"data.{name}" for name in FILES)
-ONLINE_EVENTS = "online_events"
-"""In a workspace: the events of a store."""
 IMAGES = "content.images."
 MODEL_KEYS = ("content.encoder", "enrichment.model", f"{IMAGES}folder", f"{IMAGES}encoder")
 """Keys that may be paths of models; those of images always are."""
@@ -211,7 +210,7 @@ def with_dataset(config: RunConfig) -> RunConfig:
 
 def with_partitions(config: RunConfig) -> RunConfig:
     """Point the events at the clean files of the partitions that were ingested."""
-    data, own = config.data, config.workspace / FOLDER
+    data, own = config.data, DailyState(config.workspace).partitions
     others = [path for path in data.event_paths() if own not in path.parents]
     if others or data.dataset is not None:
         raise ValueError(
@@ -232,6 +231,6 @@ def with_online_events(config: RunConfig) -> RunConfig:
     url = config.data.online_events
     if url is None or not is_store(url):
         return config
-    folder = config.workspace / ONLINE_EVENTS
+    folder = DailyState(config.workspace).online_events
     export_store(url, folder)
     return replace(config, data=replace(config.data, online_events=str(folder)))

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from features.forget_list import APPLIED
 from pipelines.config.release import ReleaseConfig
 from pipelines.engine.artifacts import MANIFEST, Manifest, to_json
+from pipelines.engine.daily_state import DailyState
 from pipelines.engine.workspace import RELEASED, UPDATE, Workspace
 from pipelines.inputs.tensors import released_order
 from pipelines.partitions.manifest import PartitionsManifest
@@ -99,12 +100,12 @@ class Released:
 
 def shop_workspace(workspace: Path) -> Path:
     """Return the workspace that an increment's workspace belongs to, or itself."""
-    return workspace.parent if workspace.name == UPDATE else workspace
+    return DailyState.find(workspace).workspace
 
 
 def released_folder(workspace: Path, version: str) -> Path:
     """Return the folder of a released version, delta or not."""
-    return shop_workspace(workspace) / RELEASED / version.partition("+")[0]
+    return DailyState.find(workspace).released / version.partition("+")[0]
 
 
 def keep_released(

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import Manifest, begin, commit
+from pipelines.engine.daily_state import DailyState
 from pipelines.engine.runner import StageOutcome, StageRecorder, run_stages
-from pipelines.engine.workspace import RELEASED, UPDATE, Workspace, bundles_dir
+from pipelines.engine.workspace import RELEASED, Workspace, bundles_dir
 from pipelines.publishing.released import Released, link_tree
 from pipelines.update.stages import CARRIED, update_stages
 
@@ -29,7 +30,7 @@ def update_config(config: RunConfig) -> RunConfig:
     """
     return replace(
         config,
-        workspace=config.workspace / UPDATE,
+        workspace=DailyState(config.workspace).update,
         splits=replace(config.splits, kind="leave_one_out", tie_orders=("given",)),
         evaluation=replace(config.evaluation, num_resamples=0),
         release=replace(

@@ -12,7 +12,8 @@ from pipelines.config.removed import REMOVED_KEYS
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import without_keys
 from pipelines.engine.artifacts import Manifest, digest_of_json
-from pipelines.engine.history import MONITOR, read_result
+from pipelines.engine.daily_state import DailyState
+from pipelines.engine.history import read_result
 from pipelines.engine.workspace import RELEASED, bundles_dir
 from pipelines.publishing.promotion import served_version
 from pipelines.publishing.released import Released, read_settings, released_folder
@@ -93,7 +94,7 @@ def why_full(config: RunConfig, base: Released) -> str | None:
     if days is not None and age >= timedelta(days=days):
         return f"the last full run is {age.days} days old, updates.full_every_days = {days}"
     try:
-        found = read_result(config.workspace, MONITOR)
+        found = read_result(DailyState(config.workspace).monitor)
     except ValueError:
         return None
     # A full run knows the days before its own.

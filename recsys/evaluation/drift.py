@@ -59,18 +59,6 @@ def mix_distance(counts: Numbers, reference: Numbers) -> float:
     return float(np.sqrt(max(0.0, (divergence(p) + divergence(q)) / 2)))
 
 
-def effective_number(counts: Numbers) -> float:
-    """How many equally frequent categories give two draws the same category as often (Simpson).
-
-    Does not depend on the number of draws. NaN for fewer than two of them; at most their number.
-    """
-    total = counts.sum()
-    if total < 2:
-        return float("nan")
-    repeated = (counts * (counts - 1)).sum() / (total * (total - 1))
-    return float(total) if repeated <= 0 else float(min(total, 1 / repeated))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Past:
     """History of a signal before a day, all [T], one entry a calendar day."""

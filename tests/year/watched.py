@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from pipelines.config.operation import MonitoringConfig
-from pipelines.monitoring.days import days_of_lists
+from pipelines.monitoring.days import EventCounts, count_events, days_of_lists
 from pipelines.monitoring.judged import SignalRecord
 from pipelines.monitoring.signals import measure
-from pipelines.monitoring.sketch import Sketch, build_sketch, build_tables
 from tests.year.world import Drift, World, WorldConfig, WorldDay
 
 
@@ -22,19 +21,17 @@ class Watched:
 
     config: MonitoringConfig = field(default_factory=MonitoringConfig)
     record: SignalRecord = field(default_factory=SignalRecord)
-    edges: dict[str, list[float]] = field(default_factory=dict)
-    reference: deque[Sketch] = field(default_factory=deque)
+    reference: deque[EventCounts] = field(default_factory=deque)
 
     def see(self, day: WorldDay) -> list[str]:
         """Judge a day; name the signals that raise an alarm."""
         self.record.first = self.record.first or day.date
-        tables, self.edges = build_tables(day.items, day.users, self.edges)
-        sketch = build_sketch(day.events, tables)
+        counts = count_events(day.events)
         served = days_of_lists(day.served, day.clicks)[day.date]
-        found = measure(sketch, list(self.reference), served, self.config)
+        found = measure(counts, list(self.reference), served, self.config)
         self.record.judge(len(self.record.days), found, self.config)
         if day.events.height:
-            self.reference.append(sketch)
+            self.reference.append(counts)
             if len(self.reference) > self.config.reference_days:
                 self.reference.popleft()
         return [name for name, one in self.record.days[-1].items() if one.streak]
@@ -45,7 +42,6 @@ class Watched:
         beside = Watched(
             config=self.config,
             record=SignalRecord(first=self.record.first, days=deepcopy(self.record.days[-130:])),
-            edges=self.edges,
             reference=deque(self.reference),
         )
         beside.record.first = self.record.date_of(place - len(beside.record.days))

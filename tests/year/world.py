@@ -25,10 +25,7 @@ Rows = NDArray[np.int64]
 KINDS = (
     "event_mix",
     "category",
-    "value",
     "popularity",
-    "users",
-    "features",
     "ctr",
     "stops",
 )
@@ -133,7 +130,6 @@ class World:
         self._prices = np.round(np.exp(rng.normal(3.0, 0.5, most_items)), 2)
         self._groups = rng.integers(0, groups, most_users)
         self._activity = np.exp(rng.normal(0, 0.7, most_users))
-        self._far_group = groups - 1
         self._ages = np.clip(rng.normal(25 + 4 * self._groups, 6), 14, 90).astype(np.int64)
         self._countries = rng.choice(["DE", "FR", "PL"], most_users, p=[0.6, 0.25, 0.15])
         self._items = self._item_table()
@@ -197,7 +193,7 @@ class World:
         tilt = tilt + weekend * self._weekend
         if is_holiday:
             tilt = tilt + rng.normal(0, 0.15, len(tilt))
-        users = self._active(num_users, volume, self.size("users", day), rng)
+        users = self._active(num_users, volume, rng)
         items = self._chosen(users, num_items, tilt, trend[:num_items], day, rng)
         events = self._events(today, users, items, weekend, day, rng)
         served, clicks = self._served(today, num_users, num_items, volume / 2, day, rng)
@@ -212,14 +208,9 @@ class World:
             clicks=clicks,
         )
 
-    def _active(self, count: int, volume: float, size: float, rng: np.random.Generator) -> Rows:
+    def _active(self, count: int, volume: float, rng: np.random.Generator) -> Rows:
         """Draw the user of each event, those of a user in a row, [E]."""
-        weights = self._activity[:count].copy()
-        if size:
-            in_group = self._groups[:count] == self._far_group
-            weights *= np.where(in_group, size / weights[in_group].sum(), 0) + np.where(
-                in_group, 0, (1 - size) / weights[~in_group].sum()
-            )
+        weights = self._activity[:count]
         num_active = min(count, max(1, rng.poisson(volume / 4)))
         keys = rng.exponential(size=count) / np.maximum(weights, 1e-12)
         active = np.argpartition(keys, num_active - 1)[:num_active]
@@ -269,14 +260,12 @@ class World:
         starts = np.concatenate([[True], np.diff(users) != 0])
         session = np.cumsum(starts) - 1
         hours = rng.choice(24, session[-1] + 1, p=HOURS / HOURS.sum()) + rng.random(session[-1] + 1)
-        shifted = rng.random(len(hours)) < self.size("features", day)
-        hours = np.where(shifted, (hours + 8) % 24, hours)
+        rng.random(len(hours))
         gaps = rng.exponential(120.0, len(users))
         elapsed = np.cumsum(gaps) - np.cumsum(gaps)[np.flatnonzero(starts)][session]
         seconds = np.minimum(hours[session] * 3_600 + elapsed, 86_399)
         midnight = datetime.combine(today, datetime.min.time(), UTC)
-        prices = self._prices[items] * (1 + self.size("value", day))
-        values = np.round(prices * np.exp(rng.normal(0, 0.1, len(items))), 2)
+        values = np.round(self._prices[items] * np.exp(rng.normal(0, 0.1, len(items))), 2)
         frame = pl.DataFrame(
             {
                 "user_id": self._users["user_id"].gather(users),

@@ -13,7 +13,7 @@ from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.service.request_log import Logged, add_up, named, quantiles, request_log
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.engine.history import MONITOR
+from pipelines.engine.daily_state import DailyState
 from pipelines.pages.charts import counts, figure, line_chart, numbers, shares, texts
 from pipelines.pages.document import (
     Block,
@@ -69,7 +69,7 @@ def build(context: Context, query: Query) -> Page:
         blocks = [Words(lines=[line], tone="note")]
     shop = next((one for one in context.stores.workspaces() if one.path == workspace), None)
     links = []
-    page = (workspace / MONITOR).with_suffix(".html")
+    page = DailyState(workspace).monitor_page
     if shop is not None and page.is_file():
         file = f"{shop.key}/{page.relative_to(workspace)}"
         links.append(Link(label="Drift and freshness", file=file))

@@ -16,7 +16,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from pipelines.candidates.blends import BLEND_FAST, RANKED
-from pipelines.engine.history import MONITOR, read_result
+from pipelines.engine.daily_state import DailyState
+from pipelines.engine.history import read_result
 from pipelines.publishing.gate.lists import good_lists
 from pipelines.publishing.gate.subject import Check, Subject, at_least, at_most
 from recsys.data.string_table import StringTable
@@ -31,7 +32,8 @@ MAX_AGE_SECONDS = 2 * 86_400
 
 def input_arrived(subject: Subject) -> Iterator[Verdict]:
     """Refuse while the monitor says that much of the input is missing; models can learn drift."""
-    document = read_result(subject.workspace, MONITOR)
+    workspace = subject.workspace
+    document = read_result(None if workspace is None else DailyState(workspace).monitor)
     if not document or not is_recent(document, subject.now):
         return
     signals = [one for one in document.get("signals") or [] if isinstance(one, dict)]

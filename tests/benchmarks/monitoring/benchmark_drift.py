@@ -17,11 +17,8 @@ from tests.year.world import KINDS, Drift, World, WorldConfig
 
 OWN_SIGNALS = {
     "event_mix": {"event_types"},
-    "category": {"categories"},
-    "value": {"values", "mean_value"},
-    "popularity": {"popularity", "effective_items"},
-    "users": {"user.age"},
-    "features": {"hour"},
+    "category": {"popularity"},
+    "popularity": {"popularity"},
     "ctr": {"click_rate"},
     "stops": {"events"},
 }

@@ -15,7 +15,8 @@ from click.testing import Result
 from safetensors.torch import load_file, save_file
 
 from features.forget_list import ForgetList, UserKeys
-from pipelines.engine.forgotten import LIST, add_to_list
+from pipelines.engine.daily_state import DailyState
+from pipelines.engine.forgotten import add_to_list
 from pipelines.engine.history import read_history
 from pipelines.partitions.ingest import ingest
 from pipelines.presets.resolve import resolve, with_dataset
@@ -203,7 +204,9 @@ def forget_two(shop: Shop, recsys: Recsys) -> list[str]:
     assert "partitions of the workspace" in result.output
     assert f"still held: 1 rows: {shop.folder / 'events/2026-01-02.csv'}" in result.output
     moment = int(1_000 * (FIRST + timedelta(days=5)).timestamp())
-    add_to_list(shop.workspace / LIST, ForgetList.of([other], moment, UserKeys((b"k" * 16,))))
+    add_to_list(
+        DailyState(shop.workspace).forgotten, ForgetList.of([other], moment, UserKeys((b"k" * 16,)))
+    )
     # Since then the other one has come back.
     return [*people[:4], "(forgotten 5)", *people[5:9], "(forgotten 10)", *people[10:], other]
 

@@ -9,10 +9,11 @@ import polars as pl
 import pytest
 
 from pipelines.config.run import DataConfig, RunConfig
+from pipelines.engine.daily_state import DailyState
 from pipelines.engine.errors import WorkspaceBusyError
-from pipelines.monitoring.days import event_days
+from pipelines.monitoring.days import EventDays
 from pipelines.monitoring.document import decide_retrain, judge_inputs
-from pipelines.monitoring.monitor import FOLDER, LOCK, monitor
+from pipelines.monitoring.monitor import LOCK, monitor
 from pipelines.partitions.ingest import ingest
 from recsys.data.durable import locked
 from tests.year.world import World, WorldConfig
@@ -34,18 +35,16 @@ def shop(tmp_path: Path) -> RunConfig:
 
 
 def test_days_come_from_partitions_and_corrections_change_their_digest(shop: RunConfig) -> None:
-    before = event_days(shop.workspace)
+    before = EventDays.find(shop.workspace)
     assert len(before.digests) == 20
     day = list(before.digests)[4]
     rows = before.read(day)
-    assert {"user_id", "item_id", "event_time", "event_type", "value", "domain"} <= set(
-        rows.columns
-    )
-    assert rows["event_time"].dt.date().unique().to_list() == [day]
+    assert rows.columns == ["user_id", "item_id", "event_type"]
+    assert rows.height == pl.read_parquet(f"{shop.data.partitions}/{day}.parquet").height
     path = Path(str(shop.data.partitions)) / f"{day}.parquet"
     pl.read_parquet(path).head(30).write_parquet(path)
     ingest(shop, lambda line: None)
-    after = event_days(shop.workspace)
+    after = EventDays.find(shop.workspace)
     assert after.read(day).height == 30
     changed = [one for one in before.digests if before.digests[one] != after.digests[one]]
     assert changed == [day]
@@ -68,32 +67,30 @@ def test_an_input_is_late_by_what_its_past_gaps_teach(tmp_path: Path) -> None:
 
 
 def test_a_second_monitor_of_a_workspace_is_refused_while_the_first_runs(shop: RunConfig) -> None:
-    (shop.workspace / FOLDER).mkdir()
-    with locked(shop.workspace / FOLDER / LOCK), pytest.raises(WorkspaceBusyError, match="another"):
+    folder = DailyState(shop.workspace).monitoring
+    folder.mkdir()
+    with locked(folder / LOCK), pytest.raises(WorkspaceBusyError, match="another"):
         monitor(shop, NOON)
 
 
-def test_damaged_files_are_made_anew_or_refused_by_name(shop: RunConfig) -> None:
-    last = list(event_days(shop.workspace).digests)[-1]
-    as_of = datetime(last.year, last.month, last.day, tzinfo=UTC)
-    folder = shop.workspace / FOLDER
-    before = monitor(shop, as_of).document["signals"]
-    for path in (folder / "days").glob("*.parquet"):
-        path.write_bytes(path.read_bytes()[:50])
-    after = monitor(shop, as_of + DAY).document
-    assert after["measured_days"] == 1
-    assert {one["name"] for one in before} <= {one["name"] for one in after["signals"]}
-    (folder / "days.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match=r"days\.parquet.* measures all days again"):
-        monitor(shop, as_of + DAY)
+def test_damaged_files_are_refused_by_name(shop: RunConfig) -> None:
+    last = list(EventDays.find(shop.workspace).digests)[-1]
+    state = DailyState(shop.workspace)
+    monitor(shop, datetime(last.year, last.month, last.day, tzinfo=UTC))
+    for path, damaged in ((state.signals, b"PAR1"), (state.watched, b'{"days": ')):
+        before = path.read_bytes()
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{path.name}.* measures all days again"):
+            monitor(shop, NOON)
+        path.write_bytes(before)
     (clean,) = (shop.workspace / "partitions" / "days").glob(f"{last}~1/*.parquet")
     clean.write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=str(last)):
-        event_days(shop.workspace).read(last)
+        EventDays.find(shop.workspace).read(last)
 
 
 def test_a_retrain_helps_against_drift_alone() -> None:
-    drifted = {"title": "mix of categories", "drift": True, "since": "2026-11-20"}
-    assert decide_retrain([drifted]) == (True, "since 2026-11-20 mix of categories")
+    drifted = {"title": "mix of items", "drift": True, "since": "2026-11-20"}
+    assert decide_retrain([drifted]) == (True, "since 2026-11-20 mix of items")
     assert decide_retrain([{**drifted, "drift": False}])[0] is False
     assert decide_retrain([]) == (False, "no drift")

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 from pipelines.cli.main import app
 from pipelines.config.operation import MonitoringConfig
 from pipelines.config.run import DataConfig, RunConfig
+from pipelines.engine.daily_state import DailyState
 from pipelines.engine.history import read_history
 from pipelines.inputs.opened_store import export_store
 from pipelines.monitoring.days import export_folder
-from pipelines.monitoring.monitor import State, monitor, parse_moment
-from pipelines.partitions.manifest import Partition, PartitionsManifest, partition_folder
-from pipelines.presets.resolve import ONLINE_EVENTS
+from pipelines.monitoring.monitor import monitor, parse_moment
+from pipelines.partitions.manifest import Partition, PartitionsManifest
 from serving.online.events import Event
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import RequestRecord
@@ -42,23 +42,19 @@ def write_day(workspace: Path, day: date, events: pl.DataFrame) -> None:
         rows=events.height,
         arrived="",
     )
-    folder = partition_folder(workspace, f"{day}", partition.revision)
+    folder = DailyState(workspace).partition(f"{day}", partition.revision)
     folder.mkdir(parents=True)
     events.write_parquet(folder / "events-00000.parquet")
     manifest.with_partition(f"{day}", partition).write(workspace)
 
 
 def workspace_of(folder: Path, drift: Drift | None = None, num_days: int = WORLD.days) -> RunConfig:
-    """Prepare a workspace with the world's days, and the items and users of a run."""
-    features = folder / "build_features"
-    features.mkdir(parents=True)
-    (features / "manifest.json").write_text("{}")
+    """Prepare a workspace with the world's days."""
+    folder.mkdir(parents=True, exist_ok=True)
     world = World(replace(WORLD, days=num_days), [] if drift is None else [drift])
     for day in world.days():
         if day.events.height:
             write_day(folder, day.date, day.events)
-    day.items.write_parquet(features / "items.parquet")
-    day.users.write_parquet(features / "users.parquet")
     return RunConfig(workspace=folder)
 
 
@@ -80,12 +76,11 @@ def test_a_quiet_day_raises_no_alarm_and_a_second_call_changes_nothing(quiet):
     assert document["day"] == str(FIRST + timedelta(days=WORLD.days - 1))
     assert document["words"][0].startswith(f"{document['day']}: quiet")
     names = {one["name"] for one in document["signals"]}
-    assert {"events", "event_types", "values", "categories", "popularity"} <= names
-    assert {"hour", "item.price", "user.age", "user.country"} <= names
+    assert names == {"events", "users", "event_types", "popularity", "new_items"}
     shown = blocks_in(config.workspace / "monitoring" / "monitor.html")
     drawn = {one["key"] for one in shown if one["kind"] == "chart"}
-    assert drawn == {name.replace(".", "-") for name in names}
-    values = {row[0]: row[3] for one in shown if one["key"] == "signals" for row in one["rows"]}
+    assert drawn == names
+    values = {row[0]: row[2] for one in shown if one["key"] == "signals" for row in one["rows"]}
     assert values == {one["title"]: one["value"] for one in document["signals"]}
 
     path = config.workspace / "monitoring" / "days.parquet"
@@ -110,12 +105,12 @@ def test_days_watched_one_by_one_are_judged_as_in_one_go(quiet, tmp_path):
 
 def test_drift_is_found_on_its_first_day_and_asks_for_a_retrain(tmp_path):
     last = WORLD.days - 1
-    config = workspace_of(tmp_path / "shop", Drift(kind="category", day=last, size=0.5))
+    config = workspace_of(tmp_path / "shop", Drift(kind="popularity", day=last, size=0.5))
     document = monitor(config, as_of(WORLD.days)).document
-    assert "categories" in document["alarms"]
+    assert "popularity" in document["alarms"]
     assert document["retrain"]
     assert document["reason"].startswith(f"since {FIRST + timedelta(days=last)} ")
-    assert "mix of categories" in document["reason"]
+    assert "popularity of items" in document["reason"]
 
 
 def test_too_little_past_is_said_instead_of_an_alarm(tmp_path):
@@ -186,12 +181,10 @@ def test_the_command_exits_with_5_on_an_alarm_and_is_in_the_history(tmp_path):
 
 def test_bad_inputs_are_refused_with_what_to_do(tmp_path):
     config = RunConfig(workspace=tmp_path, monitoring=MonitoringConfig(served=tmp_path))
-    (tmp_path / "state.json").write_text('{"sources": ')
     refused = {
         "and run recsys ingest": lambda: monitor(config),
         "must be a day or time": lambda: parse_moment("soon"),
         "monitoring.served": lambda: export_folder(config),
-        "measures all days again": lambda: State.load(tmp_path / "state.json"),
         "reference_days must be >= 7, got 3": lambda: MonitoringConfig(reference_days=3),
         "false_alarms_a_month": lambda: MonitoringConfig(false_alarms_a_month=0),
     }
@@ -242,7 +235,7 @@ def test_served_lists_are_watched_as_a_store_exports_them(tmp_path):
             ]
         )
     store.close()
-    export_store(f"sqlite:{tmp_path / 'online'}", config.workspace / ONLINE_EVENTS)
+    export_store(f"sqlite:{tmp_path / 'online'}", DailyState(config.workspace).online_events)
     document = monitor(config, as_of(8)).document
     values = {one["name"]: one["value"] for one in document["signals"]}
     last = found[-1]

@@ -15,11 +15,12 @@ from features.build import build_features
 from features.forget_list import ForgetList, UserKeys
 from features.schema import FeaturesConfig, FilterConfig, SourceConfig
 from pipelines.config.run import DataConfig, RunConfig
+from pipelines.engine.daily_state import DailyState
 from pipelines.engine.errors import WorkspaceBusyError
-from pipelines.engine.forgotten import LIST, add_to_list
+from pipelines.engine.forgotten import add_to_list
 from pipelines.partitions import ingest as module
 from pipelines.partitions.ingest import IngestReport, ingest
-from pipelines.partitions.manifest import DAYS, FOLDER, PartitionsManifest
+from pipelines.partitions.manifest import PartitionsManifest
 from pipelines.partitions.source import read_key
 from pipelines.presets.resolve import with_dataset
 from recsys.data.durable import locked
@@ -87,7 +88,7 @@ def test_days_are_read_once_and_new_ones_later(config: RunConfig, tmp_path: Path
     assert (third.new, third.gone) == (["2026-01-04"], ["2026-01-01"])
     assert rows_of(config).height == 80
     assert rows_of(config).schema["event_time"] == pl.Datetime("us", "UTC")
-    with locked(config.workspace / FOLDER / ".lock"), pytest.raises(WorkspaceBusyError):
+    with locked(DailyState(config.workspace).partitions_lock), pytest.raises(WorkspaceBusyError):
         ingest(config)
 
 
@@ -101,9 +102,9 @@ def test_a_corrected_day_replaces_its_events(config: RunConfig, tmp_path: Path) 
     assert manifest_of(config).partitions["2026-01-02"].revision == 2
     assert rows_of(config).height == 20 + 33 + 20
     # The version before goes when the next call sweeps, with what a killed call left.
-    (config.workspace / FOLDER / DAYS / ".partial-2026-01-02~1").mkdir()
+    (DailyState(config.workspace).days / ".partial-2026-01-02~1").mkdir()
     ingest(config)
-    kept = {path.name for path in (config.workspace / FOLDER / DAYS).iterdir()}
+    kept = {path.name for path in (DailyState(config.workspace).days).iterdir()}
     assert kept == {"2026-01-01~1", "2026-01-02~2", "2026-01-03~1"}
 
 
@@ -227,7 +228,7 @@ def test_rows_that_cannot_be_used_are_kept_with_their_reasons(
         "event_time is after its partition": 1,
         "user_id holds a NUL character": 1,
     }
-    parts = (config.workspace / FOLDER / DAYS / "2026-01-01~1" / "quarantine").glob("*.parquet")
+    parts = (DailyState(config.workspace).days / "2026-01-01~1" / "quarantine").glob("*.parquet")
     assert sum(pl.read_parquet(part).height for part in parts) == 4
 
 
@@ -319,7 +320,7 @@ def test_places_and_manifests_that_cannot_be_read_are_explained(
     for place, words in places.items():
         with pytest.raises(ValueError, match=words):
             ingest(replace(config, data=DataConfig(partitions=place)))
-    manifest = config.workspace / FOLDER / "partitions.json"
+    manifest = DailyState(config.workspace).partitions_manifest
     text = manifest.read_text()
     for damaged in (text[:-40], text.replace('"2026-01-01": {', '"2026-01-01T05": {')):
         manifest.write_text(damaged)
@@ -357,7 +358,7 @@ def test_forgotten_users_are_taken_out_of_partitions_that_were_read(config: RunC
 
     def users(key: str) -> list[str]:
         revision = manifest_of(config).partitions[key].revision
-        folder = config.workspace / FOLDER / DAYS / f"{key}~{revision}"
+        folder = DailyState(config.workspace).partition(key, revision)
         tables = [pl.read_parquet(path)["user_id"] for path in folder.glob("events-*.parquet")]
         return pl.concat(tables).to_list()
 
@@ -366,12 +367,15 @@ def test_forgotten_users_are_taken_out_of_partitions_that_were_read(config: RunC
     assert sum(theirs.values()) > 0
     # Forgotten in the night after the second day.
     moment = 1_000 * (FIRST + 2 * SECONDS)
-    add_to_list(config.workspace / LIST, ForgetList.of(["u3"], moment, UserKeys((b"k" * 16,))))
+    add_to_list(
+        DailyState(config.workspace).forgotten,
+        ForgetList.of(["u3"], moment, UserKeys((b"k" * 16,))),
+    )
     report = ingest(config)
     assert report.forgotten == theirs[keys[0]] + theirs[keys[1]] + 1
     assert report.changed
     assert [users(key).count("u3") for key in keys] == [0, 0, theirs[keys[2]]]
-    assert not list((config.workspace / FOLDER / DAYS).glob("2026-01-02~*/quarantine/*.parquet"))
+    assert not list((DailyState(config.workspace).days).glob("2026-01-02~*/quarantine/*.parquet"))
     after = manifest_of(config).partitions
     assert [after[key].rows for key in keys] == [
         before.partitions[key].rows - (theirs[key] if key != keys[2] else 0) for key in keys

@@ -8,7 +8,6 @@ import pytest
 from recsys.evaluation.drift import (
     ACCEPTED_DAYS,
     Past,
-    effective_number,
     expected_score,
     mix_distance,
     tail_bound,
@@ -63,14 +62,6 @@ def test_equal_mixes_have_no_distance_and_disjoint_ones_the_greatest():
     assert mix_distance(np.array([2.0, 6.0]), np.array([1.0, 3.0])) == 0
     assert mix_distance(np.array([5.0, 0.0]), np.array([0.0, 7.0])) == pytest.approx(1.0)
     assert np.isnan(mix_distance(np.zeros(2), np.ones(2)))
-
-
-def test_effective_number_counts_equal_categories_whatever_the_number_of_draws():
-    rng = np.random.default_rng(0)
-    found = [effective_number(rng.multinomial(n, np.full(20, 0.05)) * 1.0) for n in (500, 50_000)]
-    assert found == pytest.approx([20, 20], rel=0.05)
-    assert effective_number(np.array([9.0])) == 1
-    assert np.isnan(effective_number(np.array([1.0])))
 
 
 def test_less_than_a_week_expects_nothing():
