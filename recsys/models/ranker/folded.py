@@ -157,8 +157,6 @@ class FoldedRanker:
             _block_diagonal([one.weight[0] for one in last]).T,
             torch.cat([one.bias for one in last]),
         )
-        # The layers and not their attributes: a copy of the model has attributes of its own.
-        self._watched = [one for part in model.folded() for one in part.modules()]
         self._space = _Space()
         self.query_fields: dict[tuple[int, ...], Tensor] = {}
         """Encoded features of queries by their rows, [1, W - ...]; kept by who encodes them."""
@@ -186,10 +184,6 @@ class FoldedRanker:
             self._scales: Floats = correction.scales.numpy()[:, None].copy()
             weights, biases = [*weights, correction.weight], [*biases, correction.bias]
         self._dense = _Linear.of(torch.cat(weights), torch.cat(biases)) if weights else None
-
-    def is_bare(self) -> bool:
-        """Check that no adapter corrects a layer, by a hook or a replaced forward."""
-        return not any(one._forward_hooks or "forward" in vars(one) for one in self._watched)
 
     def read(self, reader: QueryReader) -> FoldedReader:
         history = reader.history

@@ -267,10 +267,7 @@ class Ranker(CatalogueModel):
     def folded_reader_of_one(
         self, history: Tensor, features: Mapping[str, int]
     ) -> QueryReader | FoldedReader:
-        """Encode one query for the folded weights, where there are any: less work, equal scores.
-
-        Not for a model whose adapter is chosen between this and the scores.
-        """
+        """Encode one query for the folded weights, where there are any: less work, equal scores."""
         laid_out = self._laid_out()
         if laid_out is None:
             return self.reader_of_one(history, features)
@@ -330,14 +327,13 @@ class Ranker(CatalogueModel):
         return torch.cat(tiles)[:count]
 
     def _laid_out(self) -> FoldedRanker | None:
-        """Return the folded weights; None where they are not what the layers compute."""
+        """Return the folded weights; None in training and where they cannot be folded."""
         inputs = self.all_item_inputs()
         if self.training:
             return None
         if self._folded is None or self._folded[0] is not inputs:
             self._folded = (inputs, folded(self.layers(), inputs, self.all_item_routing()))
-        laid_out = self._folded[1]
-        return laid_out if laid_out is not None and laid_out.is_bare() else None
+        return self._folded[1]
 
     def _tile_logits(
         self, reader: QueryReader | FoldedReader

@@ -92,17 +92,6 @@ def test_one_query_has_the_bits_of_a_batch(events):
         assert torch.equal(found, model.score(batch))
 
 
-def test_a_hook_on_a_layer_is_heard():
-    model, batch = ranker(), asked()
-    before = model.logits(batch)
-    handle = model.cross.layers[1].register_forward_hook(lambda _, __, output: output * 1.5)
-    with torch.no_grad():
-        torch.testing.assert_close(model.logits(batch), model(batch).logits, rtol=0, atol=1e-5)
-    assert not torch.allclose(model.logits(batch), before)
-    handle.remove()
-    assert torch.equal(model.logits(batch), before)
-
-
 def test_loaded_weights_are_folded_anew():
     model, other, batch = ranker(), ranker(), asked()
     model.logits(batch)
