@@ -28,7 +28,7 @@ KINDS = st.sampled_from([SplitConfig(), SplitConfig(kind="global_time")])
 
 
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(rows=st.lists(EVENT, min_size=1, max_size=20), splits=KINDS)
 def test_no_user_is_trained_on_what_came_after_a_held_out_event(

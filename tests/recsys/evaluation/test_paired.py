@@ -1,11 +1,9 @@
-import math
-
 import numpy as np
 import pytest
 
 from recsys.evaluation.bootstrap import time_blocks
 from recsys.evaluation.config import PairedConfig
-from recsys.evaluation.paired import detectable, paired, slice_losses
+from recsys.evaluation.paired import paired, slice_losses
 
 
 def pair(num_users: int, gain: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -25,17 +23,6 @@ def test_known_difference_is_found_with_its_interval() -> None:
     assert found.standard_error == pytest.approx(0.001, rel=0.03)
     assert found.high - found.low == pytest.approx(2 * 2.24 * 0.001, rel=0.06)
     assert found.relative == pytest.approx(found.difference / found.champion)
-
-
-def test_detectable_difference_is_found_with_the_power_it_states() -> None:
-    config = PairedConfig()
-    # (2.2414 + 0.8416) standard errors.
-    assert detectable(1.0, config) == pytest.approx(3.083, abs=0.001)
-    error = 0.1 / math.sqrt(1_000)
-    pairs = [paired(*pair(1_000, detectable(error, config), seed)) for seed in range(80)]
-    share = np.mean([one.decision == "better" for one in pairs])
-    # 80% up to four standard deviations.
-    assert 0.62 <= share <= 0.98
 
 
 def test_queries_of_one_user_count_as_one_user() -> None:

@@ -11,7 +11,6 @@ from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.training.code_distillation import (
-    LEFT_OUT,
     CodeTeacher,
     scores_after_events,
     with_dropped_events,
@@ -108,28 +107,6 @@ def test_a_teacher_of_shorter_sequences_is_refused() -> None:
     short = CodeTeacher(sequence_model(max_length=5), draw_codes(), SIZES, TeachingConfig(share=1))
     with pytest.raises(ValueError, match="reads 5 events and a sequence of the batch has more"):
         short(batch, positions)
-
-
-@pytest.mark.parametrize("num_members", [1, 2])
-def test_scores_after_the_last_event_are_those_of_serving(num_members: int) -> None:
-    torch.manual_seed(0)
-    config = SequenceConfig(
-        embedding_dim=16, hidden_dim=32, max_length=6, num_members=num_members, backend="torch"
-    )
-    counts = torch.ones(30, dtype=torch.int64)
-    sizes, catalogue = FeatureSizes(num_item_rows=30), ItemCatalogue.empty(30)
-    model = SequenceModel(config, sizes, catalogue, counts).eval()
-    batch = JaggedBatch({"history": Jagged.from_lists([[3, 7, 9], [], [5, 5, 1, 2]])})
-    after, served = scores_after_events(model, batch), model.score(batch)
-    assert after.shape == (7, 30)
-    for place, query, seen in ((2, 0, [0, 3, 7, 9]), (6, 2, [0, 5, 1, 2])):
-        free = torch.ones(30, dtype=torch.bool)
-        free[seen] = False
-        expected = served[query, free] / model.config.temperature
-        torch.testing.assert_close(after[place, free], expected, rtol=0, atol=1e-5)
-        assert bool((after[place, ~free] == LEFT_OUT).all())
-    # An item seen later is not left out before.
-    assert after[0, 7] > LEFT_OUT
 
 
 def test_dropped_events_are_lost_to_all_features_alike() -> None:

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged
+from recsys.training import expert_balance
+from recsys.training.expert_balance import served_items
 from recsys.training.ranker_fit import listwise_loss
 from recsys.training.ranking_examples import (
     LIKE,
@@ -93,3 +95,17 @@ def test_each_task_is_ordered_by_who_had_its_feedback() -> None:
     # Only the second query's event was liked.
     liked = np.log(2)
     assert float(listwise_loss(logits, drawn)) == pytest.approx((following + liked) / 2, abs=CLOSE)
+
+
+def test_a_large_catalogue_is_stood_for_by_items_drawn_as_often_as_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = torch.cat([torch.ones(3000), torch.arange(2, 3002), torch.zeros(50)]).long()[None]
+    items, counts = served_items(rows)
+    assert items.tolist() == list(range(1, 3002))
+    assert counts.tolist() == [3000] + [1] * 3000
+    monkeypatch.setattr(expert_balance, "MAX_ITEMS", 1000)
+    items, counts = served_items(rows)
+    assert int(counts.sum()) == 1000
+    assert abs(int(counts[0]) - 500) < 60
+    assert len(items) < 600

@@ -125,15 +125,3 @@ def test_is_the_minimum_that_slow_descent_finds(non_negative):
                 weights.clamp_(min=0)
     torch.testing.assert_close(fitted.weights.double(), weights.detach(), atol=2e-3, rtol=0)
     assert (float(fitted.weights[1]) == 0) is non_negative
-
-
-def test_perfectly_predicted_choices_keep_weights_finite():
-    features = torch.zeros(30, 4, 1)
-    features[:, 0] = 1000
-    chosen = torch.zeros(30, 4)
-    chosen[:, 0] = 1
-    fitted = fit_weights(
-        Choices(features, torch.zeros(30, 4), chosen), torch.zeros(1), torch.eye(1)
-    )
-    assert 0 < float(fitted.weights) < 1
-    assert fitted.loss < 1e-3
