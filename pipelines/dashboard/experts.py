@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.sides import one_run, run_control, stage_folders, suggest_runs
@@ -97,7 +96,13 @@ def _adapters(places: Sequence[Path], problems: list[str]) -> list[Block]:
             if refused := outcome.get("refused"):
                 state = f"refused, so the base answers the domain. {refused}"
             lines.append(f"{outcome['domain']}: {state}")
-            rows += _changes(outcome)
+            passed = {one["name"]: one["passed"] for one in outcome.get("verdicts", [])}
+            failed = " ".join(name for name, is_good in passed.items() if not is_good)
+            for one in outcome.get("changes", []):
+                ends = (float(one[name]) for name in ("difference", "low", "high"))
+                verdict = "refused" if one["name"] in failed else "allowed"
+                users = str(one["name"]).replace("_", " ")
+                rows.append((outcome["domain"], users, one["num_users"], *ends, verdict))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         problems.append(f"adapters.json cannot be read: {type(error).__name__}: {error}")
     table = Table(
@@ -114,25 +119,6 @@ def _adapters(places: Sequence[Path], problems: list[str]) -> list[Block]:
         rows=rows,
     )
     return [Words(lines=lines), *([table] if rows else [])]
-
-
-def _changes(outcome: Mapping[str, Any]) -> list[Sequence[Cell]]:
-    """List the domain and the slices of an adapter, each with the gate's verdict."""
-    refused = {
-        str(one["name"]).partition(" of ")[2]
-        for one in outcome.get("verdicts", [])
-        if not one["passed"]
-    }
-    return [
-        (
-            str(outcome["domain"]),
-            str(one["name"]).replace("_", " "),
-            one["num_users"],
-            *(float(one[name]) for name in ("difference", "low", "high")),
-            "refused" if one["name"] in refused else "allowed",
-        )
-        for one in outcome.get("changes", [])
-    ]
 
 
 ENTRY = PageEntry(

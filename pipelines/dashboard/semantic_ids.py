@@ -38,7 +38,6 @@ MEANING = (
     "A semantic ID is a short sequence of codes, coarse to fine: items with the same prefix are "
     "similar. A generative model recommends only items that have one."
 )
-ENOUGH_USED = 0.95
 
 
 def read_report(context: Context, run: Run) -> Mapping[str, Any] | None:
@@ -74,6 +73,12 @@ def build(context: Context, query: Query) -> Page:
             f"the report of {run.name}'s semantic IDs cannot be read ({type(error).__name__}: "
             f"{error}); run its stage {STAGE} again"
         ) from error
+    notices = []
+    if without := report["num_without_content"]:
+        notices.append(
+            f"Items without content and therefore without an ID: {without:,}; the generative model "
+            "cannot recommend them."
+        )
     parent = str(report["parent"] or "none")[:SHORT]
     lines = [
         MEANING,
@@ -92,7 +97,7 @@ def build(context: Context, query: Query) -> Page:
         lead=_lead(report, quality),
         blocks=[Words(lines=lines), _levels(run, quality, drift)],
         controls=controls,
-        notices=_notices(report, quality),
+        notices=notices,
     )
 
 
@@ -101,23 +106,6 @@ def _lead(report: Mapping[str, Any], quality: QualityReport) -> str:
     who = "All" if num == all_items else f"{num:,} of"
     unique = "" if quality.collisions_after else ", all unique"
     return f"{who} {all_items:,} items have an ID of {len(quality.published)} codes{unique}."
-
-
-def _notices(report: Mapping[str, Any], quality: QualityReport) -> list[str]:
-    found = []
-    if without := report["num_without_content"]:
-        found.append(
-            f"Items without content and therefore without an ID: {without:,}; the generative model "
-            "cannot recommend them."
-        )
-    found += [
-        f"Level {place} uses {percent(one.utilisation)} of its codes."
-        for place, one in enumerate(quality.levels, 1)
-        if one.utilisation < ENOUGH_USED
-    ]
-    if quality.collisions_after:
-        found.append(f"{quality.collisions_after:,} items share their ID with another item.")
-    return found
 
 
 def _levels(run: Run, quality: QualityReport, drift: KeptShares | None) -> Table:

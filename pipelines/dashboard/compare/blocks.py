@@ -28,10 +28,6 @@ def warnings(pairs: Pairs, names: Sequence[str]) -> list[str]:
                 f"{name} was measured on other data than {names[0]}: only the queries that "
                 "both have are compared, and one may have learned from more events."
             )
-        elif run.key != first.key and run.config_digest == first.config_digest is not None:
-            found.append(
-                f"{name} has the settings and data of {names[0]}: they differ by chance or code."
-            )
     for answered, name in zip(pairs.num_answered, names, strict=True):
         if len(pairs) < answered:
             few = ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import NormalDist
-from typing import NamedTuple
 
 import numpy as np
 
@@ -47,20 +46,8 @@ MIN_USERS = 20
 EXPORTED_GROUPS = ("item_popularity", "category", "domain")
 
 
-class Difference(NamedTuple):
-    """A side against the first, by a metric or in a slice."""
-
-    label: str
-    side: str
-    found: Paired
-
-    @property
-    def p_value(self) -> float:
-        """Two-sided p-value of no difference."""
-        error = self.found.standard_error
-        if error == 0:
-            return float(self.found.difference == 0)
-        return 2 * NormalDist().cdf(-abs(self.found.difference) / error)
+Difference = tuple[str, str, Paired]
+"""Label of a test, name of the side, and the side against the first."""
 
 
 def build(context: Context, query: Query) -> Page:
@@ -115,7 +102,7 @@ def _differences(
 def _metrics_blocks(pairs: Pairs, names: Sequence[str], chosen: str) -> list[Block]:
     """Compare by a family of metrics."""
     tests = [
-        Difference(metric_label(metric), name, found)
+        (metric_label(metric), name, found)
         for metric in dict.fromkeys((chosen, *FAMILY))
         for name, found in _differences(pairs, names, metric)
     ]
@@ -126,7 +113,7 @@ def _metrics_blocks(pairs: Pairs, names: Sequence[str], chosen: str) -> list[Blo
 def _slices_section(pairs: Pairs, names: Sequence[str], group: str, metric: str) -> Section:
     """Compare by slice of a group."""
     tests = [
-        Difference(slice_, name, found)
+        (slice_, name, found)
         for slice_, inside in pairs.slices.get(group).items()
         if inside.any()
         for name, found in _differences(pairs, names, metric, inside)
@@ -140,6 +127,13 @@ def _slices_section(pairs: Pairs, names: Sequence[str], group: str, metric: str)
     )
 
 
+def _p_value(found: Paired) -> float:
+    """Compute the two-sided p-value of no difference."""
+    if found.standard_error == 0:
+        return float(found.difference == 0)
+    return 2 * NormalDist().cdf(-abs(found.difference) / found.standard_error)
+
+
 def _tests_blocks(
     pairs: Pairs,
     names: Sequence[str],
@@ -151,16 +145,17 @@ def _tests_blocks(
     """Draw and list tests of one kind, corrected together."""
     rows: list[list[Cell]] = []
     drawn: list[Row] = []
-    for one, p_value in zip(tests, holm(np.array([one.p_value for one in tests])), strict=True):
-        found, verdict = one.found, "no difference shown"
+    p_values = holm(np.array([_p_value(found) for *_, found in tests]))
+    for (label, name, found), p_value in zip(tests, p_values, strict=True):
+        verdict = "no difference shown"
         if p_value <= LEVEL:
             verdict = "better" if found.difference > 0 else "worse"
         p_words = "below 0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
         means = (found.champion, found.challenger, found.difference)
         ends = f"{found.low:+.4f} to {found.high:+.4f}"
-        rows.append([one.label, one.side, found.num_users, *means, ends, p_words, verdict])
+        rows.append([label, name, found.num_users, *means, ends, p_words, verdict])
         if found.champion > 0 and found.num_users >= MIN_USERS:
-            drawn.append(difference_row(one.label, one.side, found))
+            drawn.append(difference_row(label, name, found))
     chart = differences_chart(
         f"{title}: differences from {names[0]}",
         "Each dot is a difference as a share of the first side's mean, each line its 95% "

@@ -84,8 +84,7 @@ class Pairs:
     @cached_property
     def slices(self) -> Slices:
         """Ways to cut the queries."""
-        targets = self.by_user("item_row")
-        return cut_slices(self.queries, targets, self.lengths, self.features, self.order)
+        return cut_slices(self.queries, self.by_user("item_row"), self.features, self.order)
 
 
 def join_pairs(context: Context, sides: Sequence[Side]) -> Pairs:

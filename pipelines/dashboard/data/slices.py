@@ -38,14 +38,9 @@ MOST = 20
 RECENCY = {"within a day": 86_400, "within a week": 7 * 86_400, "within a month": 30 * 86_400}
 CROSS = " x "
 CROSSED = (
-    ("user_activity", "item_popularity"),
-    ("category", "user_activity"),
-    ("category", "item_popularity"),
-    ("domain", "user_activity"),
-    ("domain", "item_popularity"),
+    *((one, "user_activity") for one in ("category", "domain", "recency", "period")),
+    *((one, "item_popularity") for one in ("user_activity", "category", "domain")),
     ("domain", "category"),
-    ("recency", "user_activity"),
-    ("period", "user_activity"),
     ("period", "category"),
 )
 """Pairs of groups that are searched as well."""
@@ -98,7 +93,6 @@ class _Cut(NamedTuple):
     queries: pl.DataFrame
     targets: Jagged
     """Held-out item rows by user."""
-    lengths: torch.Tensor
     features: Path
     sequences: Sequences
 
@@ -113,7 +107,6 @@ class _Cut(NamedTuple):
 def cut_slices(
     queries: pl.DataFrame,
     targets: Jagged,
-    lengths: torch.Tensor,
     features: Path | None,
     order: str,
 ) -> Slices:
@@ -122,7 +115,7 @@ def cut_slices(
         return Slices({})
     found: dict[str, dict[str, Mask]] = {}
     problems = []
-    cut = _Cut(queries, targets, lengths, features, Sequences.load(features / "sequences" / order))
+    cut = _Cut(queries, targets, features, Sequences.load(features / "sequences" / order))
     for label, make in WAYS.items():
         try:
             for part in make(cut):
@@ -185,7 +178,9 @@ def _period(cut: _Cut) -> Iterator[Slice]:
         return
     times = cut.queries["time"].to_numpy()
     blocks = time_blocks(times, NUM_PERIODS)
-    for block in [] if blocks is None else range(int(blocks.max()) + 1):
+    if blocks is None:
+        return
+    for block in range(int(blocks.max()) + 1):
         inside = blocks == block
         ends = [times[inside].min(), times[inside].max()] if inside.any() else []
         days = dict.fromkeys(f"{datetime.fromtimestamp(int(end), UTC):%F}" for end in ends)

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.dashboard.releases.releases import ENTRY, build
+from pipelines.dashboard.releases import ENTRY, build
 from pipelines.engine.history import read_history
 from pipelines.engine.workspace import publishing
 from pipelines.pages.document import Action, Page, Section, Table
@@ -186,7 +186,7 @@ def test_a_corrupt_bundle_is_refused(shop: Path):
 
 
 def test_of_two_at_once_one_wins_and_the_other_is_told(shop: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pipelines.dashboard.releases.actions.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("pipelines.dashboard.releases.PATIENCE_SECONDS", 0.05)
     context = context_of(shop.parent)
     first = actions_of(page_of(shop, version="v3"))["promote"]
     ENTRY.actions["promote"](context, sent(first))

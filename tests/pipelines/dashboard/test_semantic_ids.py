@@ -61,11 +61,7 @@ def test_collisions_and_drift_of_each_level_are_those_of_the_report(shop: Path) 
     assert "2 items were encoded to the codes of an earlier one, at most 2 to the" in words(page)
     assert "aligned to those of version 01234567" in words(page)
     assert "6 items with an ID in both versions 50.0% kept it whole" in words(page)
-    assert [line[:30] for line in page.notices] == [
-        "Items without content and ther",
-        "Level 1 uses 75.0% of its code",
-        "1 items share their ID with an",
-    ]
+    assert page.notices[0].startswith("Items without content and therefore without an ID: 1;")
 
 
 def test_a_report_of_another_version_or_none_is_refused_with_the_remedy(shop: Path) -> None:
