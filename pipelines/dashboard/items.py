@@ -45,8 +45,6 @@ MISSING = (
     "No run here keeps lists by user. Run one whole: recsys run shop.toml; then start the "
     "dashboard with --root at its folder."
 )
-DRAWN = 4
-"""Models that are drawn next to the chosen one."""
 BUCKETS = ("none", "1", "2-4", "5-9", "10-19", "20-49", "50-99", "100 or more")
 BOUNDS = (1, 2, 5, 10, 20, 50, 100)
 """Least training events of each bucket but the first."""
@@ -61,12 +59,12 @@ class ItemsView(NamedTuple):
     model: str
     k: int
 
-    def exposure(self, context: Context, model: str) -> pl.DataFrame:
-        """Count a model's lists by item; kept until they change."""
+    def exposure(self, context: Context) -> pl.DataFrame:
+        """Count the model's lists by item; kept until they change."""
         assert self.found.features is not None
         items, table = read_items(context, self.found.features), self.found.table
-        key = ("exposure", self.run.key, model, self.k)
-        make = partial(count_exposure, items, table, model, self.k)
+        key = ("exposure", self.run.key, self.model, self.k)
+        make = partial(count_exposure, items, table, self.model, self.k)
         return context.tables.get(key, self.found.files, make)
 
 
@@ -124,11 +122,7 @@ def read_shown(context: Context, query: Query) -> ItemsView:
 def build(context: Context, query: Query) -> Page:
     """Build the page."""
     shown = read_shown(context, query)
-    # Lists that are served come before those of their members.
-    others = [one for one in reversed(shown.found.models) if one != shown.model]
-    drawn = [shown.model, *others][: DRAWN + 1]
-    exposures = {model_label(one): shown.exposure(context, one) for one in drawn}
-    label, own = next(iter(exposures.items()))
+    own, label = shown.exposure(context), model_label(shown.model)
     places = np.sort(own["shown"].to_numpy()[1:])[::-1]
     top = places[: max(1, round(len(places) / 100))].sum() / max(1, places.sum())
     models = {one: model_label(one) for one in shown.found.models}
@@ -136,7 +130,7 @@ def build(context: Context, query: Query) -> Page:
         title=f"Items: {label}",
         lead=f"The first {shown.k} of {label} show {(places > 0).mean():.0%} of {len(places):,} "
         f"items; 1% of the items take {top:.0%} of the places.",
-        blocks=[_exposure_chart(own, exposures, shown.run), _items_table(shown.run)],
+        blocks=[_exposure_chart(own, label, shown.run), _items_table(shown.run)],
         controls=[
             *run_control(context, shown.run, clears=("model",)),
             select("model", "Model", shown.model, models),
@@ -152,14 +146,14 @@ def _by_bucket(exposure: pl.DataFrame, counted: pl.Expr) -> list[int]:
     return [int(found.get(place, 0)) for place in range(len(BUCKETS))]
 
 
-def _exposure_chart(own: pl.DataFrame, drawn: dict[str, pl.DataFrame], run: Run) -> Chart:
-    """Stack the buckets of events: catalogue, training, held-out events, and each model's lists."""
+def _exposure_chart(own: pl.DataFrame, label: str, run: Run) -> Chart:
+    """Stack the buckets of events: catalogue, training, held-out events, and the model's lists."""
     parts = {
         "items of the catalogue": _by_bucket(own, pl.col("bucket") >= 0),
         "training events": _by_bucket(own, pl.col("events")),
         "held-out events": _by_bucket(own, pl.col("wanted")),
         "held-out events that are found": _by_bucket(own, pl.col("hits")),
-        **{label: _by_bucket(one, pl.col("shown")) for label, one in drawn.items()},
+        f"lists of {label}": _by_bucket(own, pl.col("shown")),
     }
     names = [f"{name} events" for name in BUCKETS]
     return figure(
@@ -171,8 +165,8 @@ def _exposure_chart(own: pl.DataFrame, drawn: dict[str, pl.DataFrame], run: Run)
         "table has how many of the held-out events are found.",
         [*texts("of", "training events"), *counts("number"), *shares("share")],
         [
-            (label, name, number, number / max(1, sum(found)))
-            for label, found in parts.items()
+            (part, name, number, number / max(1, sum(found)))
+            for part, found in parts.items()
             for name, number in zip(names, found, strict=True)
         ],
         "label series - share",
@@ -204,7 +198,7 @@ def _items_table(run: Run) -> Table:
 def window_of_items(context: Context, query: Query, window: Window) -> Rows:
     """Return a window of the table of items."""
     shown = read_shown(context, query)
-    known = shown.exposure(context, shown.model).filter(pl.col("item_id") != "")
+    known = shown.exposure(context).filter(pl.col("item_id") != "")
     kept = known.filter(title_matches(window.search)) if window.search else known
     found: list[list[Cell | LinkedCell]] = []
     for one in cut_window(kept, window, COLUMNS, "ratio").iter_rows(named=True):

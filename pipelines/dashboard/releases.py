@@ -5,7 +5,7 @@ The actions are the functions of the command line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -180,9 +180,6 @@ def build(context: Context, query: Query) -> Page:
     blocks: list[Block] = []
     if on:
         blocks.append(_decision_section(on, folder))
-    elif version is not None:
-        lines = [f"There is no decision on {version}: it was released before decisions were."]
-        blocks.append(Words(lines=lines, tone="note"))
     if not context.exported:
         offered = version if version in there else None
         blocks.append(actions_section(folder, offered, log.served, with_key=bool(context.key)))
@@ -290,15 +287,13 @@ def _decision_section(on: Sequence[Written], folder: Folder) -> Section:
     judged = [one for one in on if one.state != ALTERED and _verdicts(one.decision)]
     if judged and not altered:
         # For a promotion by hand, what the gate found when it released the version.
-        blocks += _gate(judged[0].decision, folder, is_earlier=judged[0] is not decided)
+        blocks.append(_gate(judged[0].decision, folder))
     title = f"Decision on {decision.challenger}: {decision.outcome}"
     return Section(key="decision", title=title, blocks=blocks)
 
 
-def _gate(decision: Decision, folder: Folder, *, is_earlier: bool) -> Iterator[Block]:
+def _gate(decision: Decision, folder: Folder) -> Table:
     """Show what the gate measured, failed checks first."""
-    if is_earlier:
-        yield Words(lines=[f"The gate judged it at {decision.time}: {decision.outcome}."])
     rows: list[list[Cell]] = []
     for one in _verdicts(decision):
         value, bound = (
@@ -310,10 +305,11 @@ def _gate(decision: Decision, folder: Folder, *, is_earlier: bool) -> Iterator[B
             found, next_step = found_in(value, bound), advice_for(name)
         reason = str(one.get("reason", ""))
         rows.append([name, format_result(one), value, bound, found, reason, next_step])
-    yield Table(
+    return Table(
         key="verdicts",
         title="All checks",
-        note="What the gate measured, what it allows, and why; failed checks first.",
+        note=f"What the gate measured at {decision.time}, what it allows, and why; failed checks "
+        "first.",
         columns=[
             *texts("check", "result"),
             *numbers("value", "bound", format="metric"),

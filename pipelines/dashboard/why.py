@@ -131,11 +131,8 @@ def build(context: Context, query: Query) -> Page:
         except NotFoundError as error:
             notices.append(str(error))
     if shown.pairs.features is not None:
-        users: list[Block] = [_queries_table(shown, shown.labels.get(outcome, "All queries"))]
-        if item := query.text("item"):
-            back = Link(label="All users", page="why", parameters=shown.parameters)
-            users.insert(0, Words(lines=[f"Only users who wanted the item {item}."], links=[back]))
-        blocks.append(Section(key="queries-section", title="Users", blocks=users))
+        item, title = query.text("item"), shown.labels.get(outcome, "All queries")
+        blocks.append(_queries_table(shown, f"Users who wanted item {item}" if item else title))
     return Page(
         title=f"Why: {first} or {second}",
         lead=f"Of {len(shown.pairs):,} held-out items, {one} are in the first {shown.k} of {first} "

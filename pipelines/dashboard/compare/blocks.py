@@ -13,9 +13,6 @@ from pipelines.pages.document import Cell, Chart, Column, Table
 from pipelines.pages.wording import metric_label, metric_meaning
 from recsys.evaluation.paired import Paired
 
-FEW = 0.5
-"""Share of a side's queries below which those in common may not represent all."""
-
 
 def warnings(pairs: Pairs, names: Sequence[str]) -> list[str]:
     """List what makes sides less comparable, and the queries that are left out."""
@@ -30,12 +27,9 @@ def warnings(pairs: Pairs, names: Sequence[str]) -> list[str]:
             )
     for answered, name in zip(pairs.num_answered, names, strict=True):
         if len(pairs) < answered:
-            few = ""
-            if len(pairs) < FEW * answered:
-                few = " That is few: they may not represent the others."
             found.append(
                 f"{len(pairs):,} of the {answered:,} queries of {name} are compared; the others "
-                f"have another user, held-out item or number of events before it.{few}"
+                "have another user, held-out item or number of events before it."
             )
     return found
 

@@ -29,7 +29,7 @@ from pipelines.dashboard.data.sides import (
     suggest_runs,
 )
 from pipelines.dashboard.data.slices import group_label
-from pipelines.dashboard.query import NotFoundError, Query, QueryError
+from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.pages.charts import Row, colors_of, counts, figure, line_chart, numbers, texts
 from pipelines.pages.document import Block, Cell, Chart, Link, Page, Section, Table, Words, select
 from pipelines.pages.wording import METRICS, metric_label, metric_meaning
@@ -43,7 +43,6 @@ RULE = PairedConfig(confidence=0.95)
 LEVEL = 0.05
 MIN_USERS = 20
 """Slices with fewer users are listed without an interval in the chart."""
-EXPORTED_GROUPS = ("item_popularity", "category", "domain")
 
 
 Difference = tuple[str, str, Paired]
@@ -211,18 +210,12 @@ def _k_chart(pairs: Pairs, names: Sequence[str], metric: str) -> Chart:
 
 
 def exports(context: Context, query: Query) -> list[Query]:
-    """Export the models of a run, and its pair by a few groups of slices and metrics."""
+    """Export the models of a run, and its pair."""
     try:
-        pair = [context.stores.run(key) for key in query.several("runs", at_most=2)]
-        if len(pair) < 2:
-            pair = [*default_pair(context, query.text("run"))]
-        sides = [side(run) for run in pair]
-        groups = join_pairs(context, sides).slices.single
-    except (NotFoundError, QueryError):
+        pair = default_pair(context, query.text("run"))
+    except NotFoundError:
         return [query]
-    variants: list[dict[str, str]] = [{}, {"metric": "recall"}, {"metric": "mrr"}]
-    variants += [{"group": group} for group in EXPORTED_GROUPS if group in groups]
-    return [query, *(Query.of(**pair_parameters(*sides), **one) for one in variants)]
+    return [query, Query.of(**pair_parameters(*map(side, pair)))]
 
 
 ENTRY = PageEntry(

@@ -21,7 +21,6 @@ NUM_SEARCHED = 200
 """Newest runs among which one that has what a page needs is looked for."""
 OFFERED = 20
 CHALLENGER = "kept as challenger"
-MODELS = tuple(f"model{place}" for place in range(1, MOST + 1))
 NO_PAIR = (
     "There are no two measured runs to compare yet. Run a second one on the same data with other "
     "settings into a folder of its own: recsys run shop.toml --set seed=1 --set workspace=runs/b; "
@@ -33,8 +32,7 @@ NO_PAIR = (
 def choose_sides(context: Context, query: Query, *, at_most: int = MOST) -> list[Side]:
     """Read the sides of a page; a pair is chosen if the page names none.
 
-    Two or more ``runs`` are compared by what they serve, or by ``model1``, ``model2``, ...; one run
-    by two of its models, ``first`` and ``second``.
+    Several ``runs`` are compared by what they serve, one by its models ``first`` and ``second``.
     """
     keys = query.several("runs", at_most=at_most)
     if len(keys) >= 2:
@@ -49,7 +47,7 @@ def choose_sides(context: Context, query: Query, *, at_most: int = MOST) -> list
             runs = default_pair(context)
         except NotFoundError:
             return _models_of_one(context)
-    return [side(run, query.text(model) or None) for run, model in zip(runs, MODELS, strict=False)]
+    return [side(run) for run in runs]
 
 
 def default_pair(context: Context, run: str = "") -> tuple[Run, Run]:
@@ -113,8 +111,7 @@ def pair_parameters(first: Side, second: Side) -> Parameters:
     """Return the parameters of a page about two sides."""
     if first.run.key == second.run.key:
         return {"run": first.run.key, "first": first.model, "second": second.model}
-    models = {"model1": first.model, "model2": second.model}
-    return {"runs": (first.run.key, second.run.key), **models}
+    return {"runs": (first.run.key, second.run.key)}
 
 
 def side_name(one: Side, sides: Sequence[Side]) -> str:
@@ -165,15 +162,13 @@ def controls(context: Context, sides: Sequence[Side], *, at_most: int = MOST) ->
             options=run_options(context, *(one.run for one in sides)),
             suggest="runs",
             at_most=at_most,
-            clears=("run", "first", "second", *MODELS),
+            clears=("run", "first", "second"),
         )
     ]
-    names = ("first", "second") if len(keys) == 1 else MODELS
-    for one, name, letter in zip(sides, names, "ABCDE", strict=False):
-        models = answers(one.run).models
-        if len(models) > 1:
-            options = {model: model_label(model) for model in models}
-            found.append(select(name, f"Model of {letter}", one.model, options))
+    if len(keys) == 1:
+        options = {model: model_label(model) for model in answers(sides[0].run).models}
+        for one, name, label in zip(sides, ("first", "second"), "AB", strict=False):
+            found.append(select(name, f"Model {label}", one.model, options))
     return found
 
 

@@ -82,12 +82,6 @@ def test_slices_of_the_chosen_kind_are_shown(context: Context, group: str) -> No
     assert "slices" in charts(page)
 
 
-def test_models_of_one_run_are_compared(context: Context) -> None:
-    page = ENTRY.build(context, Query.of(run=key(context, "plain"), first="blend", second="ease"))
-    assert table(page, "metrics").columns[3].label == "blend"
-    assert {row[8] for row in table(page, "metrics").rows} == {"no difference shown"}
-
-
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

@@ -72,6 +72,4 @@ def test_a_file_holds_the_pair_of_its_run(context: Context) -> None:
     ]
     assert len(to_compare) == 1
     assert dict(to_compare[0]) in addresses
-    pages = [ENTRY.build(exported, query) for query in queries]
-    assert len({(page.title, len(charts(page))) for page in pages}) >= 2
-    assert len(pages) >= 5
+    assert len({ENTRY.build(exported, query).title for query in queries}) == 2
