@@ -10,23 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipelines.dashboard.query import Query
+from pipelines.dashboard.workspaces.files import file_stamp
 from pipelines.dashboard.workspaces.stores import Stores
 from pipelines.pages.document import Option, Page, Rows, Window
 
 T = TypeVar("T")
-Stamp = tuple[tuple[str, int, int], ...]
-
-
-def file_stamp(paths: Iterable[Path]) -> Stamp:
-    """Return name, time of change and size of each file; 0 if it is gone."""
-    found = []
-    for path in paths:
-        try:
-            stat = path.stat()
-            found.append((str(path), stat.st_mtime_ns, stat.st_size))
-        except OSError:
-            found.append((str(path), 0, 0))
-    return tuple(found)
 
 
 class Cache:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -69,6 +68,10 @@ TONES: dict[str, Tone] = {
     "first": "bad",
     "no evidence": "note",
 }
+RULE = (
+    "By the rule of the release gate with the margins of [release] of B (docs/release.md), on the "
+    "queries whose answers both stored."
+)
 TOO_FEW = (
     "Measure both on the same events: recsys run with the settings of A on the data of B, into a "
     "folder of its own (--set workspace=...). Settings that are to serve for long are compared by "
@@ -94,9 +97,8 @@ def build(context: Context, query: Query) -> Page:
     recorded = recorded_answer(sides[0].run, sides[1].run)
     blocks: list[Block] = [
         *reason_blocks(judged),
-        words_section("sides", "What A and B are", map(about, "AB", sides)),
         Tiles(tiles=tiles(judged, pairs)),
-        Words(lines=["Next:"], links=links(sides)),
+        Words(lines=[*map(about, "AB", sides), RULE], links=links(sides)),
     ]
     if judged.overall:
         blocks.append(slices_section(judged, sides))
@@ -113,7 +115,6 @@ def build(context: Context, query: Query) -> Page:
                 blocks=[measures_table(measures, names, sides)],
             ),
             settings_section(sides[0].run, sides[1].run),
-            words_section("rule", "How this is decided", [rule(judged)]),
         ],
         controls=controls(context, sides, at_most=2),
         notices=[*warnings(pairs, names), *pairs.slices.problems],
@@ -130,20 +131,7 @@ def sentence(judged: PairJudgement, names: Sequence[str]) -> str:
         return f"{release}: {', '.join([*dict.fromkeys(shown)][:3])}."
     if not judged.overall:
         return f"No evidence: too few common queries to choose between {a} and {b}."
-    by, config = judged.compared.by, judged.config
-    if by is not None and by.not_worse:
-        metric = metric_label(config.deciding_metric)
-        kept = f"a loss of more than {config.max_loss:.0%} in {metric} with B is excluded"
-    else:
-        metrics = " and ".join(
-            f"{one.relative_detectable:.1%} in {metric_label(metric)}"
-            for metric, one in judged.overall.items()
-            if math.isfinite(one.relative_detectable)
-        )
-        kept = (
-            f"the smallest differences that these users reliably show are {metrics or 'not known'}"
-        )
-    return f"No evidence that {a} or {b} is better: {format_default(config)}; {kept}."
+    return f"No evidence that {a} or {b} is better: {format_default(judged.config)}."
 
 
 def about(letter: str, side: Side) -> str:
@@ -276,19 +264,6 @@ def slices_section(judged: PairJudgement, sides: Sequence[Side]) -> Section:
         drawn=drawn,
     )
     return Section(key="slices-section", title="For whom", blocks=[chart])
-
-
-def rule(judged: PairJudgement) -> str:
-    """Write the rule in words."""
-    config = judged.config
-    return (
-        f"{metric_label(config.deciding_metric)} of each user decides: B is better or worse if the "
-        f"interval excludes 0 at {config.confidence:.0%}. Tolerated are losses within "
-        f"{config.max_loss:.0%} over all queries and {config.max_slice_loss:.0%} in a slice of at "
-        f"least {MIN_SLICE_USERS} users ([release] of B; docs/release.md). The gate recorded its "
-        "answer on queries that neither bundle's models had seen; this page has those whose "
-        "answers both stored."
-    )
 
 
 ENTRY = PageEntry(

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import dropwhile
 from operator import itemgetter
-from pathlib import Path
+from typing import NamedTuple
 
 from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.data.search import KINDS
 from pipelines.dashboard.data.sides import run_control, suggest_runs
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.runs.runs import link_to, nothing_there, tags_text, time_text
-from pipelines.dashboard.workspaces.files import (
-    UnreadableError,
-    names_in,
-    number,
-    read_or_empty,
-)
+from pipelines.dashboard.runs.runs import nothing_there, tags_text, time_text
+from pipelines.dashboard.workspaces.files import names_in, number, read_or_empty
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.artifacts import MANIFEST, RUN
 from pipelines.engine.formats import duration, size
@@ -35,7 +32,7 @@ from pipelines.pages.document import (
     Words,
 )
 from pipelines.pages.report import headline_tiles, measured_sections
-from pipelines.pages.report_data import TRAININGS, ReportData, read_measured
+from pipelines.pages.report_data import TRAININGS, read_measured
 from pipelines.pages.summary import answer
 from pipelines.pages.wording import (
     METRICS,
@@ -48,24 +45,32 @@ from pipelines.pages.wording import (
 
 OTHER_PAGES = (
     ("summary", "Which bundle to release"),
+    ("releases", "Releases"),
     ("why", "Why a model wins"),
     ("items", "Items"),
     ("semantic-ids", "Semantic IDs"),
     ("experts", "Experts and adapters"),
 )
 SHOWN_FILES = (
-    ("report/report.html", "the report"),
-    ("config.toml", "the configuration"),
-    ("evaluate/metrics.json", "all metrics"),
-    ("evaluate/analysis.json", "intervals, slices and tests"),
-    ("release/release.json", "what was released"),
-    ("refused.json", "why the last bundle was refused"),
-    ("ledger.jsonl", "looks at the test split"),
-    ("history.jsonl", "commands that ran here"),
-    ("manifest.json", "the manifest"),
+    "report/report.html",
+    "config.toml",
+    "evaluate/metrics.json",
+    "evaluate/analysis.json",
+    "release/release.json",
+    "refused.json",
+    "ledger.jsonl",
+    "history.jsonl",
+    "manifest.json",
 )
-MAX_LISTED = 50
 TONES: dict[str, Tone] = {"complete": "good", "unfinished": "note", "unreadable": "bad"}
+
+
+class Measured(NamedTuple):
+    """What the report says of a run."""
+
+    answer: str
+    tiles: Sequence[Tile]
+    sections: Sequence[Section]
 
 
 def build(context: Context, query: Query) -> Page:
@@ -78,71 +83,50 @@ def build(context: Context, query: Query) -> Page:
             return nothing_there(context)
         complete = (one for one in runs if one.status == "complete" and one.kind == "workspace")
         run = next(complete, runs[0])
-    notices = list(run.problems)
-    sections: list[Section] = []
-    kind = {"workspace": "Run", "bundle": "Bundle"}[run.kind]
     data = f" on {run.dataset}" if run.dataset else ""
     ended = (time_text(run) or "no time")[:16].replace("T", " ")
-    lead = f"{kind}{data}, {run.status}, {ended} UTC"
+    lead = f"{KINDS[run.kind].capitalize()}{data}, {run.status}, {ended} UTC"
     served = f"; it serves: {model_label(run.served)}" if run.served else ""
-    page_lead, tiles = f"{lead}{served}.", _measured_tiles(run)
+    plain = plain_table(run)
+    sections = [Section(key="results", title="Results", blocks=[plain])] if plain.rows else []
+    found, notices = Measured(f"{lead}{served}.", (), sections), list(run.problems)
     try:
-        reported = read_reported(context, run)
-        if reported is not None:
-            page_lead = f"{answer(reported)} {lead}."
-            tiles = list(headline_tiles(reported).tiles)
-            # Drawing again what stays the same would take most of the page's time.
-            sections = context.cache.get(
-                ("sections of a run", run.key),
-                evaluated_files(run),
-                lambda: measured_sections(reported, [run.origin]),
-            )
-    except LookupError as error:
-        notices.append(f"its figures lack {error}; metrics are shown without intervals")
-    except UnreadableError as error:
-        notices.append(f"{error}; metrics are shown without intervals")
-    if not sections and (tables := plain_table(run)):
-        sections = [Section(key="results", title="Results", blocks=tables)]
+        if run.kind == "workspace" and (run.path / "evaluate" / ANALYSIS).exists():
+            measured = measure(context, run)
+            found = measured._replace(answer=f"{measured.answer} {lead}.")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"[:200]
+        notices.append(f"its analysis cannot be read ({why}); metrics are shown without intervals")
     return Page(
         title=run.name,
-        lead=page_lead,
+        lead=found.answer,
         blocks=[
-            Tiles(tiles=[*tiles, *_tiles(run)]),
+            Tiles(tiles=[*found.tiles, *_tiles(run)]),
             _words(context, run),
-            *sections,
-            *_record(context, run),
+            *found.sections,
+            *_record(run),
         ],
         controls=run_control(context, run),
         notices=notices,
     )
 
 
-def evaluated_files(run: Run) -> list[Path]:
-    """List the files that the figures of a run are drawn from."""
-    names = ["evaluate/analysis.json", "evaluate/metrics.json", "fit_blend/manifest.json"]
-    names += [f"{stage}/manifest.json" for stage in TRAININGS]
-    return [run.path / name for name in names]
+def measure(context: Context, run: Run) -> Measured:
+    """Draw the report's answer, tiles and sections; kept, since drawing takes most of the time."""
+    stages = {name: run.path / name for name in ("evaluate", "fit_blend", *TRAININGS)}
+    files = [run.path / "evaluate" / name for name in (ANALYSIS, "metrics.json")]
+    files += [stage / MANIFEST for stage in stages.values()]
+
+    def draw() -> Measured:
+        data = read_measured(stages, run.name)
+        tiles, sections = headline_tiles(data).tiles, measured_sections(data, [run.origin])
+        return Measured(answer(data), tiles, sections)
+
+    return context.cache.get(("report of a run", run.key), files, draw)
 
 
-def read_reported(context: Context, run: Run) -> ReportData | None:
-    """Read what the report's figures are drawn from; None if nothing was analysed."""
-    path = run.path
-    if run.kind != "workspace" or not (path / "evaluate" / ANALYSIS).exists():
-        return None
-    stages = {name: path / name for name in ("evaluate", "fit_blend", *TRAININGS)}
-    try:
-        return context.cache.get(
-            ("reported", str(path)), evaluated_files(run), lambda: read_measured(stages, run.name)
-        )
-    except UnreadableError:
-        raise
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        why = f"{type(error).__name__}: {error}"[:200]
-        raise UnreadableError(f"its analysis cannot be read ({why})") from error
-
-
-def plain_table(run: Run) -> list[Block]:
-    """Show metrics on test without intervals, such as those of bundles; none if there is none."""
+def plain_table(run: Run) -> Table:
+    """Show metrics on test without intervals, such as those of bundles."""
     models: dict[str, dict[str, float]] = {}
     for name, value in run.metrics.items():
         split, model, metric = name.split("/", 2)
@@ -153,7 +137,7 @@ def plain_table(run: Run) -> list[Block]:
     columns = texts("Model")
     for name in metrics:
         columns += numbers(metric_label(name), format="metric", note=metric_meaning(name))
-    table = Table(
+    return Table(
         key="metrics-test",
         title="Metrics on test",
         note="Without intervals: page Compare has them if there are per-user results.",
@@ -161,21 +145,6 @@ def plain_table(run: Run) -> list[Block]:
         rows=[[model_label(one), *map(models[one].get, metrics)] for one in models],
         origins=[run.origin],
     )
-    return [table] if models else []
-
-
-def _measured_tiles(run: Run) -> list[Tile]:
-    prefix = f"test/{run.served}/"
-    served = [name.removeprefix(prefix) for name in run.metrics if name.startswith(prefix)]
-    note = f"of the served list: {model_label(run.served or '')}"
-    return [
-        Tile(
-            label=f"{metric_label(name)} on test",
-            value=f"{run.metrics[prefix + name]:.4f}",
-            note=note,
-        )
-        for name in by_fame(served)[:2]
-    ]
 
 
 def _tiles(run: Run) -> list[Tile]:
@@ -213,16 +182,13 @@ def _words(context: Context, run: Run) -> Words:
 
 def _one_before(runs: Sequence[Run], run: Run) -> Run | None:
     """Find the complete run of the same kind and data that ended before this one."""
-    there = False
-    for other in runs:
-        same = other.kind == run.kind and other.dataset == run.dataset
-        if there and same and other.status == "complete":
-            return other
-        there = there or other.key == run.key
-    return None
+    later = dropwhile(lambda one: one.key != run.key, runs)
+    alike = (one for one in later if (one.kind, one.dataset) == (run.kind, run.dataset))
+    complete = (one for one in alike if one.status == "complete" and one.key != run.key)
+    return next(complete, None)
 
 
-def _record(context: Context, run: Run) -> list[Section]:
+def _record(run: Run) -> list[Section]:
     settings: Block = Words(lines=["Its settings are not on record here."])
     if run.config:
         settings = Table(
@@ -235,29 +201,16 @@ def _record(context: Context, run: Run) -> list[Section]:
             origins=[run.origin],
         )
     return [
-        *_released(context, run),
-        Section(key="costs", title="Cost", blocks=[_costs(context, run)]),
+        Section(key="costs", title="Cost", blocks=[_costs(run)]),
         Section(key="made-from", title="What it was made from", blocks=[settings]),
         Section(key="files", title="Files", blocks=[_files(run)]),
     ]
 
 
-def _released(context: Context, run: Run) -> list[Section]:
-    if run.kind != "workspace" or not run.bundles:
-        return []
-    there = [one for one in context.stores.bundles() if one.made_by == run.key][:MAX_LISTED]
-    lines = [f"{one.name}: {time_text(one) or 'no time'}, {tags_text(one)}" for one in there]
-    if not there:
-        lines = [f"Released, and no longer there: {', '.join(run.bundles)}."]
-    words = Words(lines=lines, links=[link_to(one) for one in there])
-    return [Section(key="bundles", title="Bundles that it released", blocks=[words])]
-
-
-def _costs(context: Context, run: Run) -> Block:
+def _costs(run: Run) -> Block:
     """Tabulate time and memory of each stage, from its ``run.json``."""
-    folder = run.path if run.kind == "workspace" else context.stores.kept_stages(run)
     rows = []
-    for stage in [] if folder is None else [folder / name for name in names_in(folder)]:
+    for stage in [run.path / name for name in names_in(run.path)]:
         record, manifest = (read_or_empty(stage / file) for file in (RUN, MANIFEST))
         if (seconds := number(record.get("seconds"))) is not None:
             memory, made = number(record.get("peak_memory_bytes")), manifest.get("rows")
@@ -282,10 +235,10 @@ def _costs(context: Context, run: Run) -> Block:
 
 
 def _files(run: Run) -> Words:
-    there = [(name, label) for name, label in SHOWN_FILES if (run.path / name).is_file()]
+    there = [name for name in SHOWN_FILES if (run.path / name).is_file()]
     return Words(
         lines=[f"In {run.path}:" if there else "It has no files here."],
-        links=[Link(label=label, file=f"{run.key}/{name}") for name, label in there],
+        links=[Link(label=name, file=f"{run.key}/{name}") for name in there],
     )
 
 

@@ -58,11 +58,6 @@ def tags_text(run: Run) -> str:
     return ", ".join(f"{name}: {value}" for name, value in run.tags.items())
 
 
-def link_to(run: Run) -> Link:
-    """Link to the page of a run."""
-    return Link(label=run.name, page="run", parameters={"run": run.key})
-
-
 def list_columns(runs: Sequence[Run]) -> list[RunColumn]:
     """List the columns of the table of runs; its metrics are the best known of the newest."""
     names = (name.split("/", 2) for run in runs[:NUM_LOOKED_AT] for name in run.metrics)
@@ -84,7 +79,7 @@ def list_columns(runs: Sequence[Run]) -> list[RunColumn]:
         RunColumn(
             Column(label="Run"),
             attrgetter("name"),
-            lambda run: LinkedCell(text=run.name, link=link_to(run)),
+            name_link,
         ),
         RunColumn(
             Column(label="When", note="when it ended (UTC)", format="time"),
@@ -99,6 +94,12 @@ def list_columns(runs: Sequence[Run]) -> list[RunColumn]:
         RunColumn(Column(label="Status"), attrgetter("status")),
         RunColumn(Column(label="Tags", note="what was decided, what is served"), tags_text),
     ]
+
+
+def name_link(run: Run) -> LinkedCell:
+    """Link to the page of a run."""
+    link = Link(label=run.name, page="run", parameters={"run": run.key})
+    return LinkedCell(text=run.name, link=link)
 
 
 def kind_text(run: Run) -> str:

@@ -18,8 +18,8 @@ import numpy as np
 import orjson
 import polars as pl
 
-from pipelines.dashboard.context import Context, Stamp, file_stamp
-from pipelines.dashboard.workspaces.files import names_in
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.workspaces.files import Stamp, file_stamp, names_in
 from pipelines.inputs.online_events import SETTLED_MS
 from pipelines.inputs.opened_store import opened
 from serving.online.opening import SQLITE

@@ -23,8 +23,6 @@ from pipelines.pages.document import (
     Page,
     Section,
     Table,
-    Tile,
-    Tiles,
     Words,
     select,
     with_origins,
@@ -42,7 +40,7 @@ REFRESH_SECONDS = 3.0
 """While a log is being read."""
 MAX_OPTIONS = 200
 MAX_FAILED = 0.01
-"""Share of lists with late or failed parts above which the tile is red."""
+"""Share of lists with late or failed parts above which the words are red."""
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 WATCH = (
     "recsys monitor WORKSPACE watches for drift, recsys parity WORKSPACE computes served lists "
@@ -136,28 +134,17 @@ def measure_day(day: str, rows: pl.DataFrame) -> DayFacts:
 
 
 def build_blocks(logged: Logged) -> list[Block]:
-    """Build the tiles of the newest day, and all days with their times, codes and sources."""
+    """Describe the newest day, and tabulate all days, their codes and sources."""
     days = [measure_day(day, rows) for day, rows in logged.days.items() if rows.height]
     newest, whole = days[0], add_up(list(logged.days.values()))
     codes, sources = named(whole, "code"), named(whole, "source")
-    p95, bad = newest.p95, newest.failed > MAX_FAILED
-    span = f"{days[-1].day} to {newest.day} UTC; the other numbers are of {newest.day}"
-    tiles = [
-        Tile(label="Lists served", value=f"{logged.num_lists:,}", note=span),
-        Tile(
-            label="Time of a list, p95",
-            value="not kept" if p95 is None else f"{p95:.1f} ms",
-            note="" if p95 is None else f"p50 {newest.p50:.1f} ms, p99 {newest.p99:.1f} ms",
-        ),
-        Tile(
-            label="Late or failed parts",
-            value=f"{newest.failed:.2%}",
-            note="lists that say so in degraded",
-            tone="bad" if bad else "plain",
-        ),
-        Tile(label="Fallbacks", value=f"{newest.fallback:.2%}", note="made of popular items alone"),
-        Tile(label="Version", value=newest.version, note="of most lists"),
-    ]
+    time = "time not kept" if newest.p95 is None else f"p95 {newest.p95:.1f} ms"
+    said = (
+        f"{logged.num_lists:,} lists from {days[-1].day} to {newest.day} UTC. On {newest.day}: "
+        f"{time}, {newest.failed:.2%} with late or failed parts, {newest.fallback:.2%} made of "
+        f"popular items alone, most of version {newest.version}."
+    )
+    words = Words(lines=[said], tone="bad" if newest.failed > MAX_FAILED else "plain")
     degraded = _share_table(
         "codes",
         "Degraded lists, and why",
@@ -176,7 +163,7 @@ def build_blocks(logged: Logged) -> list[Block]:
         sources,
         sources.total(),
     )
-    return [Tiles(tiles=tiles), *_draw_times(days), _tabulate(days), degraded, shown]
+    return [words, *_draw_times(days), _tabulate(days), degraded, shown]
 
 
 def _draw_times(days: Sequence[DayFacts]) -> list[Chart]:

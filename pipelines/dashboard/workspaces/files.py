@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import orjson
+
+Stamp = tuple[tuple[str, int, int], ...]
 
 
 class UnreadableError(ValueError):
@@ -64,6 +66,18 @@ def place_key(place: str) -> str:
 def released_order(orders: Mapping[str, Any]) -> str:
     """Return the order of tied times whose models are released."""
     return min(orders, key=lambda order: (order != "given", order))
+
+
+def file_stamp(paths: Iterable[Path]) -> Stamp:
+    """Return name, time of change and size of each file; 0 if it is gone."""
+    found = []
+    for path in paths:
+        try:
+            stat = path.stat()
+            found.append((str(path), stat.st_mtime_ns, stat.st_size))
+        except OSError:
+            found.append((str(path), 0, 0))
+    return tuple(found)
 
 
 def changed_at(path: Path) -> datetime | None:

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from pipelines.dashboard.query import NotFoundError
-from pipelines.dashboard.workspaces.files import changed_at, names_in, place_key
+from pipelines.dashboard.workspaces.files import changed_at, file_stamp, names_in, place_key
 from pipelines.dashboard.workspaces.read import (
     WATCHED,
     bundles_in,
@@ -31,6 +33,7 @@ SHOWN_AFTER = 0.3
 """Seconds of reading after which others see the runs read so far."""
 REST = 10.0
 """Rest of a watching store between two looks, as a multiple of the time that a look takes."""
+T = TypeVar("T")
 EARLIEST = datetime.min.replace(tzinfo=UTC)
 MAX_DEPTH = 8
 BUNDLES = "bundles"
@@ -114,19 +117,6 @@ class Snapshot:
         return cls(tuple(ordered), tuple(problems), number, by_key, reading)
 
 
-def _times(folder: str, names: Sequence[str]) -> tuple[int, ...]:
-    """Return when files last changed, and their sizes; 0 for one that is not there."""
-    found = []
-    for name in names:
-        try:
-            # Called a million times for 100,000 runs: no Path for each.
-            stat = os.stat(f"{folder}/{name}")  # noqa: PTH116
-            found += [stat.st_mtime_ns, stat.st_size]
-        except OSError:
-            found += [0, 0]
-    return tuple(found)
-
-
 def _read(path: Path) -> Run:
     """Read a workspace; a fault in one must not hide the others."""
     try:
@@ -156,8 +146,8 @@ class Stores:
 
     def __init__(self, places: Places, *, watch: bool = False, every: float = 2.0) -> None:
         self.places = places
-        self._kept: dict[Path, tuple[object, Run]] = {}
-        self._folders: dict[Path, tuple[object, list[Run]]] = {}
+        self._kept: dict[Path, tuple[object, Any]] = {}
+        self._before = self._kept
         self._backtests: list[Path] = []
         self._snapshot = Snapshot()
         self._shown: list[Run] = []
@@ -212,31 +202,26 @@ class Stores:
     def _look(self) -> tuple[list[Run], list[str]]:
         """Return the runs, in no order, and the faults of the places."""
         found, problems = self._find()
-        before, self._kept = self._kept, {}
+        self._before, self._kept = self._kept, {}
         self._backtests = [path for path, kind in found.items() if kind == "backtest"]
         workspaces = [path for path, kind in found.items() if kind == "workspace"]
         runs: list[Run] = []
         shown = time.monotonic()
         for number, path in enumerate(workspaces, 1):
-            runs.append(self._run(path, WATCHED, _read, before))
+            runs.append(self._cached(path, file_stamp(path / one for one in WATCHED), _read))
             if self._snapshot.reading and time.monotonic() - shown > SHOWN_AFTER:
                 words = f"{number:,} of about {len(workspaces):,} runs read; the rest follows"
                 self._show(list(runs), [words, *problems], reading=True)
                 shown = time.monotonic()
         folders = [path for path, kind in found.items() if kind == "bundles"]
-        return [*runs, *self._bundles(folders, runs, before)], problems
+        return [*runs, *self._bundles(folders, runs)], problems
 
-    def _run(
-        self,
-        path: Path,
-        names: Sequence[str],
-        read: Callable[[Path], Run],
-        before: Mapping[Path, tuple[object, Run]],
-    ) -> Run:
-        times, kept = _times(str(path), names), before.get(path)
-        run = kept[1] if kept is not None and kept[0] == times else read(path)
-        self._kept[path] = (times, run)
-        return run
+    def _cached(self, path: Path, state: object, read: Callable[[Path], T]) -> T:
+        """Return what the look before read of a path, unless its state changed."""
+        kept = self._before.get(path)
+        value: T = kept[1] if kept is not None and kept[0] == state else read(path)
+        self._kept[path] = (state, value)
+        return value
 
     def _find(self) -> tuple[dict[Path, str], list[str]]:
         found: dict[Path, str] = {}
@@ -253,12 +238,7 @@ class Stores:
                 problems.append(f"{folder}, a folder of bundles, is not there")
         return found, problems
 
-    def _bundles(
-        self,
-        folders: Sequence[Path],
-        workspaces: Sequence[Run],
-        before: Mapping[Path, tuple[object, Run]],
-    ) -> list[Run]:
+    def _bundles(self, folders: Sequence[Path], workspaces: Sequence[Run]) -> list[Run]:
         """Read the folders that were found, and those that workspaces release into."""
         makers: dict[Path, list[Run]] = {}
         for run in workspaces:
@@ -270,15 +250,14 @@ class Stores:
         for place, folder in real.items():
             own = makers.get(place, [])
             bundles = [
-                self._run(one, (MANIFEST,), read_bundle, before) for one in bundles_in(folder)
+                self._cached(one, file_stamp([one / MANIFEST]), read_bundle)
+                for one in bundles_in(folder)
             ]
-            times = _times(str(folder), ("", CURRENT, DECISIONS))
+            times = file_stamp([folder, folder / CURRENT, folder / DECISIONS])
             served = os.path.realpath(folder / CURRENT)
             state = (times, served, [id(run) for run in (*own, *bundles)])
-            kept = self._folders.get(place)
-            if kept is None or kept[0] != state:
-                kept = self._folders[place] = (state, complete_bundles(bundles, folder, own))
-            found += kept[1]
+            complete = partial(complete_bundles, bundles, workspaces=own)
+            found += self._cached(folder, state, complete)
         return found
 
     def runs(self) -> Sequence[Run]:
