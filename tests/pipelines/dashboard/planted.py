@@ -108,6 +108,7 @@ def world(seed: int, *, num_users: int = 3000, num_items: int = 300) -> World:
     times = START + rng.integers(0, 90 * DAY, lengths.sum())
     return World(
         seed=seed,
+        lengths=lengths,
         popularity=chance,
         categories=rng.integers(1, len(CATEGORIES), num_items),
         domains=(rng.random(num_items) < 0.3).astype(np.int64),
