@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pipelines.config.removed import REMOVED_KEYS
@@ -96,7 +96,7 @@ def build(context: Context, query: Query) -> Page:
     names = [f"{letter} ({side_name(one, sides)})" for letter, one in zip("AB", sides, strict=True)]
     recorded = recorded_answer(sides[0].run, sides[1].run)
     blocks: list[Block] = [
-        *reason_blocks(judged),
+        *reason_sections(judged),
         Tiles(tiles=tiles(judged, pairs)),
         Words(lines=[*map(about, "AB", sides), RULE], links=links(sides)),
     ]
@@ -144,20 +144,17 @@ def about(letter: str, side: Side) -> str:
     return f"{letter} is {run.kind} {run.name}{time}{model}{state}{served}."
 
 
-def words_section(key: str, title: str, lines: Iterable[str], tone: Tone = "plain") -> Section:
-    """Build a section of paragraphs."""
-    return Section(key=key, title=title, blocks=[Words(lines=list(lines), tone=tone)])
-
-
-def reason_blocks(judged: PairJudgement) -> list[Block]:
+def reason_sections(judged: PairJudgement) -> list[Section]:
     """List the reasons, those for the other side apart."""
     decisive = [one.words for one in judged.reasons if one.speaks_for == judged.answer]
     against = [one.words for one in judged.reasons if one.speaks_for != judged.answer]
     title = "What speaks for the other side" if decisive else "What was seen"
-    return [
-        *([words_section("why", "Why", decisive, TONES[judged.answer])] if decisive else []),
-        *([words_section("against", title, against)] if against else []),
+    why = Words(lines=decisive, tone=TONES[judged.answer])
+    found = [
+        Section(key="why", title="Why", blocks=[why] if decisive else []),
+        Section(key="against", title=title, blocks=[Words(lines=against)] if against else []),
     ]
+    return [one for one in found if one.blocks]
 
 
 def tiles(judged: PairJudgement, pairs: Pairs) -> list[Tile]:
@@ -174,12 +171,12 @@ def tiles(judged: PairJudgement, pairs: Pairs) -> list[Tile]:
     ]
     users = f"{pairs.num_users:,}"
     found.append(Tile(label="Users compared", value=users, note="same held-out items"))
-    losses = judged.compared.losses
-    lost = sum(one.harmed for one in losses)
-    note = f"of {len(losses):,} with at least {MIN_SLICE_USERS} users, pairs of attributes included"
-    tone: Tone = "bad" if lost else "plain"
-    lost_tile = Tile(label="Slices shown to lose", value=f"{lost:,}", note=note, tone=tone)
-    return [*found, *([lost_tile] if judged.overall else [])]
+    if judged.overall:
+        lost = sum(one.harmed for one in judged.compared.losses)
+        note = f"of {len(judged.compared.losses):,} with at least {MIN_SLICE_USERS} users"
+        tone: Tone = "bad" if lost else "plain"
+        found.append(Tile(label="Slices shown to lose", value=f"{lost}", note=note, tone=tone))
+    return found
 
 
 def links(sides: Sequence[Side]) -> list[Link]:

@@ -53,6 +53,7 @@ OTHER_PAGES = (
 )
 SHOWN_FILES = (
     "report/report.html",
+    "monitoring/monitor.html",
     "config.toml",
     "evaluate/metrics.json",
     "evaluate/analysis.json",

@@ -13,13 +13,11 @@ from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.service.request_log import Logged, add_up, named, quantiles, request_log
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.engine.daily_state import DailyState
 from pipelines.pages.charts import counts, figure, line_chart, numbers, shares, texts
 from pipelines.pages.document import (
     Block,
     Chart,
     Column,
-    Link,
     Page,
     Section,
     Table,
@@ -65,18 +63,12 @@ def build(context: Context, query: Query) -> Page:
         )
         line = "The log is being read." if logged.is_reading else words
         blocks = [Words(lines=[line], tone="note")]
-    shop = next((one for one in context.stores.workspaces() if one.path == workspace), None)
-    links = []
-    page = DailyState(workspace).monitor_page
-    if shop is not None and page.is_file():
-        file = f"{shop.key}/{page.relative_to(workspace)}"
-        links.append(Link(label="Drift and freshness", file=file))
     served = Section(key="log", title="Served lists", blocks=blocks)
     known = {one.key: str(one.path) for one in [run, *context.stores.workspaces()[:MAX_OPTIONS]]}
     return Page(
         title=TITLE,
         lead=LEAD,
-        blocks=[with_origins(served, [run.origin]), Words(lines=[WATCH], links=links)],
+        blocks=[with_origins(served, [run.origin]), Words(lines=[WATCH])],
         controls=() if context.exported else [select("run", "Workspace", run.key, known)],
         notices=notices,
         refresh_seconds=REFRESH_SECONDS if logged.is_reading and not context.exported else None,

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
+from pathlib import Path
 from typing import TypeVar
 
 import orjson
@@ -19,13 +20,13 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.web.access import COOKIE, AccessError, AccessRules
-from pipelines.dashboard.web.files import file_of_run, sent
+from pipelines.dashboard.workspaces.stores import Stores
 from pipelines.pages.assets import STYLES, assets, version
 from pipelines.pages.document import Page, Window
 from pipelines.pages.encoding import encoded, for_script
@@ -48,6 +49,24 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
 }
+TEXT = "text/plain; charset=utf-8"
+TYPES = {
+    ".csv": TEXT,
+    ".html": "text/html; charset=utf-8",
+    ".json": "application/json",
+    ".jsonl": TEXT,
+    ".log": TEXT,
+    ".md": TEXT,
+    ".toml": TEXT,
+    ".txt": TEXT,
+}
+SANDBOX = (
+    "sandbox allow-scripts allow-downloads; default-src 'none'; "
+    "script-src 'unsafe-inline' 'unsafe-eval'; "
+    "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+"""A report's own script runs, in an origin of its own from which nothing can be reached."""
 T = TypeVar("T")
 Check = Callable[["Site", Request], Awaitable[tuple[Mapping[str, str], ...]]]
 
@@ -180,10 +199,33 @@ def suggest(site: Site, request: Request) -> Response:
     return json_response(find(site.context, query, query.text("w.text"))[:20])
 
 
+def file_of_run(stores: Stores, key: str, path: str) -> Path:
+    """Find a file of a run."""
+    folder = stores.run(key).path
+    missing = NotFoundError(f"no file {path!r} in that run; see its page for those it has")
+    parts = Path(path).parts
+    if folder is None or "\0" in path or any(part.startswith((".", "/")) for part in parts):
+        raise missing
+    if Path(path).suffix.lower() not in TYPES:
+        shown = ", ".join(sorted(TYPES))
+        raise NotFoundError(f"{path!r} is not shown here; files of these kinds are: {shown}")
+    try:
+        found = (folder / path).resolve(strict=True)
+        inside = found.is_relative_to(folder.resolve(strict=True))
+    except (OSError, RuntimeError):
+        raise missing from None
+    # A link may have another suffix than what it leads to.
+    if not inside or not found.is_file() or found.suffix.lower() not in TYPES:
+        raise missing
+    return found
+
+
 def file(site: Site, request: Request) -> Response:
     """Send a file of a run."""
     key, path = request.path_params["key"], request.path_params["path"]
-    return sent(file_of_run(site.context.stores, key, path))
+    found = file_of_run(site.context.stores, key, path)
+    headers = {"cache-control": "no-cache", "content-security-policy": SANDBOX}
+    return FileResponse(found, media_type=TYPES[found.suffix.lower()], headers=headers)
 
 
 async def _values(request: Request) -> dict[str, str]:

@@ -8,8 +8,6 @@ import pytest
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.runs import build, list_rows
-from pipelines.dashboard.workspaces.run import Run
-from pipelines.dashboard.workspaces.stores import Places, Snapshot, Stores
 from pipelines.pages.document import LinkedCell, Table, Window
 from tests.pipelines.dashboard.documents import block_of, dashboard, texts
 from tests.pipelines.dashboard.synthetic_runs import BEGAN, METRICS, write_bundle, write_run
@@ -70,30 +68,3 @@ def test_words_and_settings_find_runs(three: Context) -> None:
 def test_rows_are_ordered_by_a_column_those_without_a_value_last(three: Context) -> None:
     assert shown(three, order=3) == ["v1", "run-1", "run-0", "run-2"]
     assert shown(three, order=0) == ["v1", "run-2", "run-1", "run-0"]
-
-
-def test_a_hundred_thousand_runs_are_ordered_and_searched() -> None:
-    runs = [
-        Run(
-            key=f"{number:012x}",
-            name=f"run-{number}",
-            kind="workspace",
-            status="complete",
-            time=BEGAN + timedelta(minutes=number),
-            path=Path("run"),
-            metrics={"test/blend/ndcg@10": number / 1e6},
-            config={"two_tower.embedding_dim": str(number % 7)},
-            served="blend",
-        )
-        for number in range(100_000)
-    ]
-    stores = Stores(Places(roots=[]))
-    snapshot = Snapshot.of(runs, ["4,000 of about 100,000 runs read; the rest follows"], 1)
-    stores.now = lambda: snapshot  # type: ignore[method-assign]
-    context = Context(stores=stores)
-    page = build(context, Query())
-    assert page.lead.startswith("100,000 runs")
-    window = Window(start=10, length=5, order_by=3, search="embedding_dim=3")
-    rows = list_rows(context, Query(), window)
-    assert (rows.total, rows.found) == (100_000, 14_286)
-    assert [texts(row)[0] for row in rows.rows] == [f"run-{3 + 7 * n}" for n in range(10, 15)]

@@ -41,8 +41,6 @@ def workspace(tmp_path: Path) -> Path:
 def test_known_numbers_of_a_log(workspace: Path):
     # Lists 0 to 499 are of the first day.
     write_log(workspace / "online", 1_000, planted, every_ms=172_800)
-    (workspace / "monitoring").mkdir()
-    (workspace / "monitoring/monitor.html").write_text("<p>")
     context = dashboard(workspace.parent)
     request_log(context, workspace / "online").now(60)
     page = build(context, Query.of())
@@ -64,8 +62,6 @@ def test_known_numbers_of_a_log(workspace: Path):
         ("2026-01-01T00:00:00Z", "p50"),
         ("2026-01-01T00:00:00Z", "p95"),
     ]
-    (link,) = page.blocks[-1].links
-    assert link.file.endswith("/monitoring/monitor.html")
 
 
 def test_while_the_log_is_read_that_is_said(workspace: Path, monkeypatch: pytest.MonkeyPatch):

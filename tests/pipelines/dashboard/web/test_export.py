@@ -117,18 +117,6 @@ def window(chromium, exported):
 
 
 @pytest.mark.slow
-def test_a_file_opens_without_a_server_and_asks_for_nothing(window):
-    window.open("every?run=0123456789ab")
-    window.see_all()
-    assert window.axe() == []
-    assert window.page.evaluate("window.broken") is None
-    assert window.page.locator("figure svg").count() == 2
-    assert window.page.inner_text("#long .dt-info") == "1 to 10 of 200"
-    window.page.fill("#search-long", "199 ")
-    window.until("document.querySelector('#long .dt-info').textContent.startsWith('1 to 1 ')")
-
-
-@pytest.mark.slow
 def test_controls_offer_what_the_file_holds(window):
     window.open("every")
     page = window.page

@@ -96,55 +96,6 @@ def test_controls_change_the_address_and_back_undoes_it(window):
     shown.until("document.querySelector('.answer').textContent.startsWith('Model 2')")
 
 
-def test_several_values_stay_open_while_they_are_chosen_and_have_a_limit(window):
-    shown = window()
-    shown.open("every")
-    page = shown.page
-    page.locator("#control-runs").click()
-    for place in range(3):
-        page.locator(f"#control-runs-{place}").focus()
-        page.keyboard.press("Space")
-        shown.until(f"location.hash.endsWith('runs={place}')")
-        shown.settled()
-        assert focused(shown) == f"control-runs-{place}"
-    assert page.locator("#control-runs-3").is_disabled()
-    assert page.url.endswith("runs=0&runs=1&runs=2")
-    page.fill("#control-found", "tom")
-    page.wait_for_selector("#control-found-choices [role=option]")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".chip")
-    shown.settled()
-    assert "found=4" in page.url
-    page.locator(".chip").click()
-    page.wait_for_selector(".chip", state="detached")
-    assert "found" not in page.url
-
-
-def test_tables_sort_search_and_page_by_keyboard_and_the_address_keeps_it(window):
-    shown = window()
-    shown.open("every")
-    page = shown.page
-    first = "#small tbody tr:first-child td:nth-child(2)"
-    order = page.locator("#small th").nth(1).locator("[role=button]")
-    order.focus()
-    page.keyboard.press("Enter")
-    shown.until(f"document.querySelector('{first}').textContent === '0.5900'")
-    page.keyboard.press("Enter")
-    shown.until(f"document.querySelector('{first}').textContent === '0.0000'")
-    last = page.locator("#small .dt-paging button").last
-    last.focus()
-    page.keyboard.press("Enter")
-    shown.until("document.querySelector('#small .dt-info').textContent.startsWith('51')")
-    values = page.locator("#small tbody td:nth-child(2)").all_inner_texts()
-    assert values[-2:] == ["\u2013", "\u2013"]
-    assert "~small=50.1.a." in page.url.replace("%7E", "~")
-    page.reload()
-    shown.settled()
-    assert page.locator("#small tbody td:nth-child(2)").all_inner_texts() == values
-    assert page.inner_text("#small .dt-info") == "51 to 60 of 60"
-
-
 def test_a_long_table_comes_by_windows(window):
     shown = window()
     shown.open("every")
@@ -186,17 +137,6 @@ def test_a_chart_has_a_table_downloads_and_a_tooltip(window):
     assert b"var(--" not in saved["SVG"]
     assert b"<img" not in saved["SVG"]
     assert b"NDCG@10" in saved["SVG"]
-
-
-def test_the_same_item_is_marked_in_all_lists(window):
-    shown = window()
-    shown.open("every")
-    shown.page.locator(".list >> nth=0 >> li a").focus()
-    assert shown.page.locator("li.same").count() == 2
-    shown.page.locator(".list >> nth=1 >> li[data-item='2']").hover()
-    assert shown.page.eval_on_selector_all(
-        "li.same", "all => all.map(one => one.dataset.item)"
-    ) == ["2", "2"]
 
 
 def test_an_action_needs_confirmation_and_the_key(window):
@@ -246,9 +186,7 @@ def test_it_is_navigated_by_keyboard_and_announced(window):
     ("page", "words"),
     [
         ("other?item=404", "no item '404'"),
-        ("other?item=bad", "none of: 1, 2"),
         ("other?item=broken", "the dashboard's log says why"),
-        ("nowhere", "there are: every, hidden, other"),
         ("%E0%A4%A", "there are: every, hidden, other"),
     ],
 )
@@ -264,44 +202,9 @@ def test_what_cannot_be_shown_is_a_page_with_words_and_ways_on(window, page, wor
     assert shown.page.url.endswith("#/every")
 
 
-def test_a_dashboard_that_is_gone_is_said(chromium, tmp_path):
-    with served(Context(stores=OneRun(tmp_path)), PAGES) as address:
-        context = chromium.new_context()
-        page = context.new_page()
-        page.goto(f"{address}/#/other")
-        page.wait_for_selector("html[data-page=drawn]")
-    page.evaluate("location.hash = '#/every'")
-    page.wait_for_selector("html[data-page=failed]")
-    assert "Is recsys dashboard still running?" in page.inner_text(".answer")
-    context.close()
-
-
-def test_light_and_dark_follow_the_system_or_the_switch(window):
-    shown = window(color_scheme="dark")
-    shown.open("other")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    assert shown.page.evaluate(ground) == "rgb(21, 23, 26)"
-    shown.page.select_option("#scheme", "light")
-    assert shown.page.evaluate(ground) == "rgb(246, 246, 244)"
-    shown.page.reload()
-    shown.settled()
-    assert shown.page.evaluate(ground) == "rgb(246, 246, 244)"
-
-
 def test_a_report_runs_in_a_sandbox(window, address):
     shown = window()
     shown.page.goto(f"{address}/files/0123456789ab/report.html")
     assert shown.page.inner_text("#a") == "ran"
     assert shown.page.evaluate("origin") == "null"
     shown.faults[:] = [one for one in shown.faults if "favicon" not in one]
-
-
-def test_on_a_phone_the_pages_are_behind_a_button(window):
-    shown = window(390)
-    shown.open("every")
-    link = shown.page.get_by_role("link", name="Other page")
-    assert not link.is_visible()
-    shown.page.get_by_role("button", name="Pages").click()
-    link.click()
-    shown.until("document.title.startsWith('Other page')")
-    assert not link.is_visible()

@@ -23,17 +23,6 @@ def names(stores: Stores) -> list[str]:
     return [run.name for run in stores.runs()]
 
 
-def test_runs_are_listed_newest_first_at_any_depth(tmp_path: Path) -> None:
-    write_run(tmp_path / "a/b/old", began=BEGAN)
-    write_run(tmp_path / "new", began=BEGAN + timedelta(days=1))
-    stores = Stores(Places(roots=[tmp_path]))
-    assert names(stores) == ["new", "old"]
-    newest = stores.runs()[0]
-    assert stores.run(newest.key) is newest
-    assert stores.workspaces() == list(stores.runs())
-    assert stores.problems() == ()
-
-
 def test_what_cannot_hold_runs_is_not_descended_into(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     for hidden in (".cache/run", "events/day=2026-01-01/run", "run/build_features/run"):
