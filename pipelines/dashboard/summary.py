@@ -34,6 +34,7 @@ from pipelines.dashboard.data.sides import (
 from pipelines.dashboard.data.slices import slice_label
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.runs.run import build as build_run
+from pipelines.dashboard.runs.runs import tags_text, time_text
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.charts import Row, texts
 from pipelines.pages.document import (
@@ -74,8 +75,7 @@ RULE = (
 )
 TOO_FEW = (
     "Measure both on the same events: recsys run with the settings of A on the data of B, into a "
-    "folder of its own (--set workspace=...). Settings that are to serve for long are compared by "
-    "recsys backtest, as time passes; lists that were served, by recsys ope and by an experiment.",
+    "folder of its own (--set workspace=...).",
 )
 
 
@@ -94,11 +94,20 @@ def build(context: Context, query: Query) -> Page:
     measures = (read_measures(context, sides[0]), read_measures(context, sides[1]))
     judged = judge_sides(context, sides, pairs, measures)
     names = [f"{letter} ({side_name(one, sides)})" for letter, one in zip("AB", sides, strict=True)]
+    pair = pair_parameters(*sides)
+    of_run = {"run": sides[1].run.key} if sides[1].run.bundles else {}
+    links = [
+        Link(label="All metrics, list lengths and slices", page="compare", parameters=pair),
+        *pair_links(sides),
+        Link(
+            label="Every check of the gate, and other releases", page="releases", parameters=of_run
+        ),
+    ]
     recorded = recorded_answer(sides[0].run, sides[1].run)
     blocks: list[Block] = [
         *reason_sections(judged),
         Tiles(tiles=tiles(judged, pairs)),
-        Words(lines=[*map(about, "AB", sides), RULE], links=links(sides)),
+        Words(lines=[*map(about, "AB", sides), RULE], links=links),
     ]
     if judged.overall:
         blocks.append(slices_section(judged, sides))
@@ -136,12 +145,9 @@ def sentence(judged: PairJudgement, names: Sequence[str]) -> str:
 
 def about(letter: str, side: Side) -> str:
     """Describe a side."""
-    run = side.run
-    time = "" if run.time is None else f" of {run.time:%Y-%m-%d %H:%M} UTC"
-    state = f", {run.tags['decision']}" if "decision" in run.tags else ""
-    served = ", served now" if "served" in run.tags else ""
-    model = "" if side.model == SERVED else f", {model_label(side.model)}"
-    return f"{letter} is {run.kind} {run.name}{time}{model}{state}{served}."
+    run, model = side.run, None if side.model == SERVED else model_label(side.model)
+    facts = [f"{letter} is {run.kind} {run.name}", time_text(run), model, tags_text(run)]
+    return f"{', '.join(filter(None, facts))}."
 
 
 def reason_sections(judged: PairJudgement) -> list[Section]:
@@ -177,17 +183,6 @@ def tiles(judged: PairJudgement, pairs: Pairs) -> list[Tile]:
         tone: Tone = "bad" if lost else "plain"
         found.append(Tile(label="Slices shown to lose", value=f"{lost}", note=note, tone=tone))
     return found
-
-
-def links(sides: Sequence[Side]) -> list[Link]:
-    """Lead to what explains the answer."""
-    pair = pair_parameters(*sides)
-    run = {"run": sides[1].run.key} if sides[1].run.bundles else {}
-    return [
-        Link(label="All metrics, list lengths and slices", page="compare", parameters=pair),
-        *pair_links(sides),
-        Link(label="Every check of the gate, and other releases", page="releases", parameters=run),
-    ]
 
 
 def changed_settings(first: Run, second: Run) -> list[list[str]] | None:

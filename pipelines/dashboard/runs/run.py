@@ -59,8 +59,6 @@ SHOWN_FILES = (
     "evaluate/analysis.json",
     "release/release.json",
     "refused.json",
-    "ledger.jsonl",
-    "history.jsonl",
     "manifest.json",
 )
 TONES: dict[str, Tone] = {"complete": "good", "unfinished": "note", "unreadable": "bad"}

@@ -42,11 +42,6 @@ class RunColumn(NamedTuple):
     value: Callable[[Run], Any]
     cell: Callable[[Run], Cell | LinkedCell] | None = None
 
-    def shown(self, run: Run) -> Cell | LinkedCell:
-        """Build the cell."""
-        found: Cell | LinkedCell = (self.cell or self.value)(run)
-        return found
-
 
 def time_text(run: Run) -> str | None:
     """Format the end of a run, ISO 8601 in UTC."""
@@ -74,7 +69,6 @@ def list_columns(runs: Sequence[Run]) -> list[RunColumn]:
         for metric in by_fame(known)[:NUM_METRICS]
     ]
     (seconds,) = numbers("Time taken", format="seconds", note="all stages together")
-    (memory,) = numbers("Memory", format="bytes", note="of the largest stage")
     return [
         RunColumn(
             Column(label="Run"),
@@ -89,8 +83,10 @@ def list_columns(runs: Sequence[Run]) -> list[RunColumn]:
         RunColumn(Column(label="Data", note="the data set"), lambda run: run.dataset or ""),
         *metrics,
         RunColumn(seconds, attrgetter("seconds")),
-        RunColumn(memory, attrgetter("peak_memory")),
-        RunColumn(Column(label="Kind", note="a run's workspace, or a bundle"), kind_text),
+        RunColumn(
+            Column(label="Kind", note="a run's workspace, or a bundle"),
+            lambda run: KINDS[run.kind],
+        ),
         RunColumn(Column(label="Status"), attrgetter("status")),
         RunColumn(Column(label="Tags", note="what was decided, what is served"), tags_text),
     ]
@@ -100,11 +96,6 @@ def name_link(run: Run) -> LinkedCell:
     """Link to the page of a run."""
     link = Link(label=run.name, page="run", parameters={"run": run.key})
     return LinkedCell(text=run.name, link=link)
-
-
-def kind_text(run: Run) -> str:
-    """Label the kind of a run."""
-    return KINDS[run.kind]
 
 
 def nothing_there(context: Context) -> Page:
@@ -155,7 +146,7 @@ def list_rows(context: Context, query: Query, window: Window) -> Rows:
     key = ("rows of runs", snapshot.number, window.search, order, window.descending)
     found = context.cache.get(key, (), matching)
     part = found[window.start : window.start + window.length]
-    rows = [[column.shown(run) for column in columns] for run in part]
+    rows = [[(one.cell or one.value)(run) for one in columns] for run in part]
     return Rows(total=len(snapshot.runs), found=len(found), rows=rows)
 
 

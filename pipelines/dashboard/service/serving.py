@@ -10,6 +10,7 @@ from typing import NamedTuple
 import polars as pl
 
 from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.data.sides import run_control, suggest_runs
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.service.request_log import Logged, add_up, named, quantiles, request_log
 from pipelines.dashboard.workspaces.run import Run
@@ -22,7 +23,6 @@ from pipelines.pages.document import (
     Section,
     Table,
     Words,
-    select,
     with_origins,
 )
 from pipelines.publishing.released import shop_workspace
@@ -36,9 +36,8 @@ LEAD = (
 EXPORT_PATIENCE = 60.0
 REFRESH_SECONDS = 3.0
 """While a log is being read."""
-MAX_OPTIONS = 200
 MAX_FAILED = 0.01
-"""Share of lists with late or failed parts above which the words are red."""
+"""Share of late or failed lists above which the words are red."""
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 WATCH = (
     "recsys monitor WORKSPACE watches for drift, recsys parity WORKSPACE computes served lists "
@@ -57,19 +56,15 @@ def build(context: Context, query: Query) -> Page:
     if logged.num_lists:
         blocks = build_blocks(logged)
     else:
-        words = (
-            f"No list of {workspace} is in its online store {workspace / STORE} yet. Serve some: "
-            f"recsys serve {workspace}"
-        )
-        line = "The log is being read." if logged.is_reading else words
+        none = f"{workspace / STORE} has no list yet. Serve some: recsys serve {workspace}"
+        line = "The log is being read." if logged.is_reading else none
         blocks = [Words(lines=[line], tone="note")]
     served = Section(key="log", title="Served lists", blocks=blocks)
-    known = {one.key: str(one.path) for one in [run, *context.stores.workspaces()[:MAX_OPTIONS]]}
     return Page(
         title=TITLE,
         lead=LEAD,
         blocks=[with_origins(served, [run.origin]), Words(lines=[WATCH])],
-        controls=() if context.exported else [select("run", "Workspace", run.key, known)],
+        controls=run_control(context, run),
         notices=notices,
         refresh_seconds=REFRESH_SECONDS if logged.is_reading and not context.exported else None,
     )
@@ -206,4 +201,6 @@ def _share_table(
     return Table(key=key, title=title, note=note, columns=columns, rows=rows)
 
 
-ENTRY = PageEntry(name="serving", title=TITLE, build=build, keeps=("run",))
+ENTRY = PageEntry(
+    name="serving", title=TITLE, build=build, suggest={"runs": suggest_runs}, keeps=("run",)
+)

@@ -1,7 +1,6 @@
 """The routes of the dashboard: pages as documents, windows of tables, suggestions, actions, files.
 
-``/api/page/{name}``, ``/api/rows/{name}/{source}``, ``/api/suggest/{name}/{search}``
-and ``POST /api/act/{name}/{action}`` answer JSON; a refusal is ``{"error": words}``.
+All below ``/api`` answer JSON; a refusal is ``{"error": words}``.
 """
 
 from __future__ import annotations
@@ -51,14 +50,9 @@ HEADERS = {
 }
 TEXT = "text/plain; charset=utf-8"
 TYPES = {
-    ".csv": TEXT,
+    **dict.fromkeys((".csv", ".jsonl", ".log", ".md", ".toml", ".txt"), TEXT),
     ".html": "text/html; charset=utf-8",
     ".json": "application/json",
-    ".jsonl": TEXT,
-    ".log": TEXT,
-    ".md": TEXT,
-    ".toml": TEXT,
-    ".txt": TEXT,
 }
 SANDBOX = (
     "sandbox allow-scripts allow-downloads; default-src 'none'; "
@@ -134,15 +128,8 @@ def read_window(query: Query) -> Window:
 
 def navigation(pages: Sequence[PageEntry]) -> list[dict[str, object]]:
     """List the pages as the browser knows them."""
-    return [
-        {
-            "name": page.name,
-            "title": page.title,
-            "in_navigation": page.in_navigation,
-            "keeps": list(page.keeps),
-        }
-        for page in pages
-    ]
+    shown = ("name", "title", "in_navigation", "keeps")
+    return [{name: getattr(page, name) for name in shown} for page in pages]
 
 
 def shell(site: Site, _: Request) -> Response:

@@ -52,10 +52,9 @@ def with_rows(entry: PageEntry, context: Context, query: Query, block: Block) ->
     if not isinstance(block, Table) or block.source is None:
         return block
     rows = entry.rows[block.source](context, query, Window(length=MAX_ROWS))
-    said = ""
-    if rows.total > len(rows.rows):
-        said = f" The first {len(rows.rows):,} of {rows.total:,} rows; recsys dashboard has all."
-    return replace(block, rows=rows.rows, source=None, note=block.note + said)
+    said = f" The first {len(rows.rows):,} of {rows.total:,} rows; recsys dashboard has all."
+    note = block.note + (said if rows.total > len(rows.rows) else "")
+    return replace(block, rows=rows.rows, source=None, note=note)
 
 
 def build_documents(

@@ -107,10 +107,8 @@ def read_workspace(path: Path) -> Run:
     features = _noted(problems, lambda: Manifest.read(path / "build_features"))
     for other in {one.format for one in (evaluated, features) if one} - {FORMAT}:
         is_unreadable = True
-        problems.append(
-            f"written in format {other}; this version of recsys reads format {FORMAT}, so only "
-            "its metrics are shown. Run it in a new workspace to see the rest"
-        )
+        words = f"written in format {other}, not {FORMAT}: only its metrics are shown"
+        problems.append(f"{words}. Run it in a new workspace to see the rest")
     release = _noted(problems, lambda: read_table(path / "release/release.json")) or {}
     order = released_order(measured) if measured else None
     metrics = finite_metrics(measured[order] if order else {})
@@ -194,19 +192,13 @@ def read_bundle(path: Path) -> Run:
         return replace(basic, status="unfinished", problems=(missing,))
     models, schema = manifest.get("metrics", {}), manifest.get("schema_version")
     is_known = schema == SCHEMA_VERSION
-    other = (
-        f"written in schema {schema}; this version of recsys reads {SCHEMA_VERSION}, so only its "
-        "metrics are shown"
-    )
-    tags = {"profile": str(manifest.get("profile", ""))}
-    if isinstance(parent := manifest.get("parent"), Mapping):
-        tags["delta of"] = str(parent.get("version"))
+    other = f"written in schema {schema}, not {SCHEMA_VERSION}: only its metrics are shown"
     return replace(
         basic,
         status="complete" if is_known else "unreadable",
         metrics=finite_metrics({"test": models}),
         known_digest=manifest.get("config_digest") or None,
-        tags={name: value for name, value in tags.items() if value},
+        tags={"profile": profile} if (profile := str(manifest.get("profile", ""))) else {},
         served=_served_among(set(models)) if isinstance(models, Mapping) else None,
         problems=() if is_known else (other,),
     )

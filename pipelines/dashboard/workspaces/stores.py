@@ -272,9 +272,7 @@ class Stores:
         if snapshot.reading:
             so_far = next(iter(snapshot.problems), "runs are being read")
             raise NotFoundError(f"run {key!r} is not there, or not yet: {so_far}. Try it later")
-        raise NotFoundError(
-            f"no run {key!r}: it was never there, or its folder is gone; see the page Runs"
-        )
+        raise NotFoundError(f"no run {key!r}, or its folder is gone; see the page Runs")
 
     def maker(self, run: Run) -> Run | None:
         """Return the workspace that released a bundle, if it is there."""

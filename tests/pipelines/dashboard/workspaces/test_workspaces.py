@@ -57,7 +57,7 @@ def test_a_run_of_an_older_format_says_so_and_keeps_its_metrics(tmp_path: Path) 
     run = read_workspace(path)
     assert run.status == "unreadable"
     assert run.metrics["test/blend/ndcg@10"] == 0.13
-    assert "written in format 1; this version of recsys reads format 2" in run.problems[0]
+    assert "written in format 1, not 2" in run.problems[0]
 
 
 def test_a_real_workspace_has_the_digests_of_its_release(workspace: Path) -> None:
