@@ -25,8 +25,6 @@ TRAININGS = {
 }
 """Model of each stage that has training curves, if it ran."""
 RANKER = "ranker.json"
-MAX_POINTS = 200
-"""Points of a curve."""
 Numbers = Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
 """Value by tie order, split, model and metric."""
 Document = Mapping[str, Any]
@@ -117,14 +115,6 @@ class ReportData:
         return {**asdict(self), "analysis": self.analysis.as_json()}
 
 
-def thinned(points: list[tuple[int, float]], most: int = MAX_POINTS) -> list[tuple[int, float]]:
-    """Keep at most ``most`` points, evenly spread, the first and the last among them."""
-    if len(points) <= most:
-        return points
-    step = (len(points) - 1) / (most - 1)
-    return [points[round(place * step)] for place in range(most)]
-
-
 def read_curve(training: Path, model: str, metric: str) -> Curve | None:
     """Read the curve of a training; None if the model was not trained by steps.
 
@@ -142,7 +132,7 @@ def read_curve(training: Path, model: str, metric: str) -> Curve | None:
 
     def points(name: str) -> list[tuple[int, float]]:
         known = [row for row in rows if row.get(name) is not None and isfinite(row[name])]
-        return thinned([(int(row["step"]), float(row[name])) for row in known])
+        return [(int(row["step"]), float(row[name])) for row in known]
 
     return Curve(
         model=model,
