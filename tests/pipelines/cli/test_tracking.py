@@ -75,13 +75,6 @@ def test_promote_and_rollback_go_on_without_a_server(
     assert "3 waiting" in result.output
 
 
-def test_rolling_back_the_first_champion_says_so(tmp_path: Path):
-    (tmp_path / "bundles").mkdir()
-    result = CliRunner().invoke(app, ["release", "rollback", str(tmp_path / "bundles")])
-    assert result.exit_code == 2
-    assert "no champion yet" in result.output
-
-
 def test_appended_items_are_entered_into_the_registry_of_a_run_s_workspace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
