@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-import polars as pl
-
 from features.schema import SplitConfig, TieOrder
 from pipelines.config.run import OWN_DATA, RunConfig
 from pipelines.engine.forgotten import list_path
@@ -32,16 +30,6 @@ WORKSPACE = "workspace"
 PREPARING = ("build_features", "enrich_items", "embed_items")
 DIGITS = 16
 ORDER: TieOrder = "given"
-ORDER_COLUMNS = ("sequence_index", "event_time")
-
-
-def events_digest(path: Path) -> str:
-    """Hash the raw events by user, item and order, independent of their file format."""
-    events = pl.read_parquet(path)
-    order = [name for name in ORDER_COLUMNS if name in events.columns]
-    kept = events.select("user_id", "item_id", *order).sort("user_id", *order, "item_id")
-    text = kept.select(pl.all().cast(pl.String)).write_csv(include_header=False, null_value="")
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
 def files_digest(paths: Sequence[Path]) -> str:
@@ -123,7 +111,7 @@ def prepare_replay(config: RunConfig, folder: Path, *, show_progress: bool) -> P
     models = [one for one in config.backtest.models if has_content or one != CONTENT.name]
     return PreparedData(
         name=name,
-        data_digest=events_digest(events[0]) if config.data.dataset else files_digest(events),
+        data_digest=files_digest(events),
         recipe=build_recipe(config, models),
         inputs=inputs,
     )

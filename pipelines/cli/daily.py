@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +19,7 @@ from pipelines.cli.options import (
     find_workspace,
     run_config,
 )
-from pipelines.cli.output import open_page, print_json, print_lines, print_table
+from pipelines.cli.output import open_page, print_json, print_lines
 from pipelines.engine.formats import size
 
 if TYPE_CHECKING:
@@ -98,10 +97,6 @@ def status(
         print_json(asdict(found))
     else:
         print_lines(*describe_status(found))
-        if found.commands:
-            fixed = ("command", "last run (UTC)", "outcome")
-            columns = (*fixed, ">code", ">seconds", "last failure")
-            print_table(columns, command_rows(found), fixed=fixed)
     raise typer.Exit(5 if found.problems else 0)
 
 
@@ -117,6 +112,9 @@ def describe_status(found: Status) -> list[str]:
         adapters = [f"{name} {one}" for name, one in served["adapters"].items() if one]
         if adapters:
             lines.append(f"adapters: {', '.join(adapters)}")
+    for name, command in sorted(found.commands.items()):
+        last = command["last"]
+        lines.append(f"recsys {name}: {last['outcome']} at {last['time'][:16]}")
     lines += [f"running: recsys {one['command']} since {one['since']}" for one in found.running]
     if partitions := found.partitions:
         lines.append(
@@ -132,21 +130,6 @@ def describe_status(found: Status) -> list[str]:
     return [*lines, f"disk: {size(disk['artefacts'])} artefacts, {size(disk['free'])} free"]
 
 
-def command_rows(found: Status) -> Iterator[tuple[str, ...]]:
-    """List the last run of each command."""
-    for name, command in sorted(found.commands.items()):
-        last, failure = command["last"], command.get("last_failure")
-        failed = f"{failure['time'][:16]} {' '.join(failure['reasons'])}" if failure else ""
-        yield (
-            name,
-            last["time"][:16].replace("T", " "),
-            last["outcome"],
-            str(last["exit_code"]),
-            f"{last['seconds']:,.1f}",
-            failed[:160],
-        )
-
-
 def gc(
     run: Run,
     keep_days: Annotated[
@@ -156,7 +139,7 @@ def gc(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove bundles, adapters, semantic IDs, training states and sent records not in use.
+    """Remove bundles, adapters, training states and sent records not in use.
 
     Champion, challenger, the champion before and the bases of deltas are kept, and what a link
     points at or a running server or command has loaded, at any age.

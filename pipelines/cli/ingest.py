@@ -10,7 +10,6 @@ import typer
 from pipelines.cli.options import (
     AsJson,
     Assignments,
-    DryRun,
     OptionalRun,
     Preset,
     Until,
@@ -35,7 +34,6 @@ def ingest(
         typer.Option(metavar="KEY", help="Take this partition's changed columns (repeatable)."),
     ] = None,
     until: Until = None,
-    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Read the partitions (days) that are new, late or corrected, each once.
@@ -52,7 +50,7 @@ def ingest(
     config = run_config(name, preset, assignments)
     with recorded(config.workspace, "ingest") as recording:
         report = read_partitions(
-            config, print_progress, dry=dry_run, accepted=accept or [], until=format_day(until)
+            config, print_progress, accepted=accept or [], until=format_day(until)
         )
         if not report.changed and not report.set_aside:
             recording.outcome = "nothing to do"

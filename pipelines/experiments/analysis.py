@@ -1,23 +1,25 @@
 """Results of experiments so far, from exported lists and events.
 
-Each user counts once, with what they did in a window of time after their first list of the
-experiment, under the arm of that list. A user's outcome is thus settled when the window is over and
-never changes, which is what a confidence sequence needs: users come one after the other.
+Each user counts once, with the events of a window of time after their first list of the experiment,
+under the arm of that list. A user's outcome is thus settled when the window is over and never
+changes, which is what a confidence sequence needs: users come one after the other.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, list_parts, scan_parts
+from pipelines.pages.charts import counts, numbers, shares, texts
+from pipelines.pages.document import Table
 from recsys.evaluation.sequential import (
     OutcomeMoments,
     SequentialConfig,
@@ -26,10 +28,11 @@ from recsys.evaluation.sequential import (
     sample_ratio,
 )
 
-Metric = Literal["per_user", "per_list", "share"]
 CONTROL = "control"
 DOUBTED = 0.01
 """P-value of the shares of arms below which nothing else is to be trusted."""
+DAY = timedelta(days=1)
+TEST = SequentialConfig()
 Shares = Mapping[str, Mapping[str, float]]
 """Weight of each arm by experiment, in the order of a configuration."""
 TEXT, NUMBER = pl.String(), pl.Int64()
@@ -74,17 +77,6 @@ def _read(folder: Path, time: str, kept: pl.Expr, schema: pl.Schema) -> tuple[pl
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalysisConfig:
-    """Outcome of an experiment, and its comparison."""
-
-    metric: Metric = "per_user"
-    """Events of a user, events for each of their lists, or whether there was any."""
-    window: timedelta = timedelta(days=1)
-    """Time after a user's first list that counts."""
-    sequential: SequentialConfig = field(default_factory=SequentialConfig)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ArmResult:
     """One arm."""
 
@@ -95,9 +87,8 @@ class ArmResult:
     """Users who saw a list."""
     settled: int
     """Users whose window is over; only these count."""
-    lists: int
     outcome: float | None
-    """Mean over settled users, or None."""
+    """Mean number of events over settled users, or None."""
     difference: float | None = None
     """From the first arm; None for that itself."""
     low: float | None = None
@@ -113,67 +104,106 @@ class ExperimentResult:
     arms: tuple[ArmResult, ...]
     ratio_p_value: float | None
     """P-value of the shares of arms; None if one arm's share is not known."""
-    moved_users: int
-    """Users who saw lists of several arms; their first one counts."""
 
     @property
     def doubted(self) -> bool:
         """True if the arms do not have their shares."""
         return self.ratio_p_value is not None and self.ratio_p_value < DOUBTED
 
+    def table(self) -> Table:
+        """Tabulate the arms."""
+        return Table(
+            key=f"arms-{self.name}",
+            title=self.name,
+            note="Differences are from the first arm; no interval means no claim yet.",
+            columns=[
+                *texts("arm"),
+                *counts("users", "that count"),
+                *numbers("events per user", format="metric"),
+                *numbers("difference", "from", "to", format="signed"),
+                *shares("share", note="Of the users, by the configuration."),
+            ],
+            rows=[
+                (
+                    *(arm.name, arm.users, arm.settled, arm.outcome),
+                    *(arm.difference, arm.low, arm.high, arm.share),
+                )
+                for arm in self.arms
+            ],
+        )
+
+    def sentences(self, outcome: str) -> Iterator[str]:
+        """Describe the result, reasons against trusting it first."""
+        first, *others = self.arms
+        if self.doubted:
+            users = ", ".join(f"{arm.users:,}" for arm in self.arms)
+            yield (
+                f"Do not trust the comparison: arms have {users} users, which their shares make "
+                f"unlikely (p = {self.ratio_p_value:.2g}). Find out which lists are lost, or "
+                "whether weights were changed; then start again under another name."
+            )
+        elif self.ratio_p_value is None and others:
+            yield "The configuration lacks some of these arms, so their shares are not checked."
+        if not others:
+            yield f"Only the arm {first.name} has been shown."
+        for arm in others:
+            yield _claim(first, arm, outcome)
+
+
+def _claim(first: ArmResult, arm: ArmResult, outcome: str) -> str:
+    if min(first.settled, arm.settled) < TEST.min_users:
+        return (
+            f"Too few users for a claim on {arm.name}: it needs {TEST.min_users:,} whose window is "
+            f"over in each arm, there are {first.settled:,} in {first.name} and {arm.settled:,} in "
+            f"{arm.name}."
+        )
+    if arm.low is None or arm.high is None:
+        return f"No user of {first.name} differs from one of {arm.name} in {outcome} yet."
+    bounds = f"between {arm.low:+.4f} and {arm.high:+.4f}"
+    if arm.low <= 0 <= arm.high:
+        return f"No difference between {arm.name} and {first.name} is shown yet; it is {bounds}."
+    way = "ahead of" if arm.low > 0 else "behind"
+    return f"{arm.name} is {way} {first.name} in {outcome}: the difference is {bounds}."
+
 
 def analyse(
-    collected: Collected, config: AnalysisConfig, shares: Shares | None = None
+    collected: Collected, window: timedelta = DAY, weights: Shares | None = None
 ) -> list[ExperimentResult]:
     """Analyse every experiment of which lists were served, by name.
 
     Args:
-        shares: Of a serving configuration; without them arms are taken to have equal shares.
+        window: Time after a user's first list that counts.
+        weights: Of a serving configuration; without them arms are taken to have equal shares.
     """
-    users = _users(collected, config)
-    found = []
-    for (name,), own in users.partition_by("experiment", as_dict=True, maintain_order=True).items():
-        weights = None if shares is None else shares.get(str(name), {})
-        found.append(_experiment(str(name), own, collected.as_of_ms, weights, config))
-    return sorted(found, key=lambda one: one.name)
+    users = _users(collected, int(window / timedelta(milliseconds=1)))
+    return [
+        _experiment(
+            str(name),
+            users.filter(pl.col("experiment") == name),
+            collected.as_of_ms,
+            None if weights is None else weights.get(str(name), {}),
+        )
+        for name in sorted(users["experiment"].unique())
+    ]
 
 
-def _users(collected: Collected, config: AnalysisConfig) -> pl.DataFrame:
+def _users(collected: Collected, window_ms: int) -> pl.DataFrame:
     """One row a user and experiment, in the order of their first lists."""
-    window_ms = int(config.window / timedelta(milliseconds=1))
     key = ["experiment", "user_id"]
     lists = collected.lists.filter(pl.col("user_id").is_not_null()).sort("served_ms", "request_id")
     first = lists.group_by(key, maintain_order=True).agg(
-        pl.col("arm").first(),
-        (pl.col("served_ms").first() + window_ms).alias("settled_ms"),
-        pl.col("arm").n_unique().gt(1).alias("moved"),
-        pl.len().alias("lists"),
+        pl.col("arm").first(), (pl.col("served_ms").first() + window_ms).alias("settled_ms")
     )
-    inside = lists.join(first.select(*key, "settled_ms"), on=key).filter(
-        pl.col("served_ms") < pl.col("settled_ms")
-    )
-    events = inside.join(collected.events, on="request_id").filter(
-        pl.col("received_ms") < pl.col("settled_ms")
-    )
-    shown = inside.group_by(key).agg(pl.len().alias("shown"))
-    happened = events.group_by(key).agg(pl.len().alias("events"))
-    joined = first.join(shown, on=key, how="left", maintain_order="left")
-    joined = joined.join(happened, on=key, how="left", maintain_order="left")
-    count = pl.col("events").fill_null(0).cast(pl.Float64)
-    outcome = {
-        "per_user": count,
-        "per_list": count / pl.col("shown"),
-        "share": count.gt(0).cast(pl.Float64),
-    }[config.metric]
-    return joined.with_columns(outcome.alias("outcome"))
+    end = pl.col("settled_ms")
+    inside = lists.join(first.select(*key, "settled_ms"), on=key).filter(pl.col("served_ms") < end)
+    events = inside.join(collected.events, on="request_id").filter(pl.col("received_ms") < end)
+    happened = events.group_by(key).agg(pl.len().cast(pl.Float64).alias("outcome"))
+    joined = first.join(happened, on=key, how="left", maintain_order="left")
+    return joined.with_columns(pl.col("outcome").fill_null(0.0))
 
 
 def _experiment(
-    name: str,
-    users: pl.DataFrame,
-    as_of_ms: int,
-    weights: Mapping[str, float] | None,
-    config: AnalysisConfig,
+    name: str, users: pl.DataFrame, as_of_ms: int, weights: Mapping[str, float] | None
 ) -> ExperimentResult:
     seen = sorted(users["arm"].unique(), key=lambda arm: (arm != CONTROL, arm))
     arms = list(dict.fromkeys([*(weights or {}), *seen]))
@@ -193,7 +223,7 @@ def _experiment(
         if first is None:
             first = moments
         else:
-            sequence = differences(first, moments, config.sequential, len(arms) - 1)
+            sequence = differences(first, moments, TEST, len(arms) - 1)
             compared = [_finite(values[-1]) for values in sequence]
         results.append(
             ArmResult(
@@ -201,19 +231,13 @@ def _experiment(
                 share=weights[arm] / total if arm in weights else None,
                 users=own.height,
                 settled=len(outcomes),
-                lists=int(own["lists"].sum()),
                 outcome=_finite(moments.mean[-1]),
                 difference=compared[0],
                 low=compared[1],
                 high=compared[2],
             )
         )
-    return ExperimentResult(
-        name=name,
-        arms=tuple(results),
-        ratio_p_value=p_value,
-        moved_users=int(users["moved"].sum()),
-    )
+    return ExperimentResult(name=name, arms=tuple(results), ratio_p_value=p_value)
 
 
 def _finite(value: float) -> float | None:

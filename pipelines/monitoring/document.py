@@ -108,7 +108,6 @@ def describe_day(
         ),
         "signals": signals,
         "freshness": [one._asdict() for one in inputs],
-        "recent_alarms": recent_alarms(record),
     }
 
 
@@ -171,7 +170,6 @@ def summarize_day(
     """Describe the day in sentences, most important first."""
     late = [one for one in inputs if one.alarm]
     raised = [one for one in signals if one["alarm"]]
-    learning = sum(one["state"] == "learning" for one in signals)
     if raised or late:
         kinds = {"signal": len(raised), "input": len(late)}
         alarms = [counted(number, name) for name, number in kinds.items() if number]
@@ -181,19 +179,4 @@ def summarize_day(
         found = [f"{day}: quiet; watched are {watched}."]
     found += [f"{one.title}: {one.words}." for one in late]
     found += [f"{one['title']}: {one['words']}." for one in raised]
-    if learning:
-        found.append(
-            f"Too little past for {counted(learning, 'signal')}: each needs "
-            f"{MIN_PAST} days that were compared with the days before them."
-        )
     return [*found, retrain] if raised else found
-
-
-def recent_alarms(record: SignalRecord) -> list[dict[str, Any]]:
-    """List the alarms of the last days, newest first."""
-    found = []
-    for place in reversed(range(len(record.days))[-RECENT_DAYS:]):
-        if names := [name for name, one in record.days[place].items() if one.streak]:
-            titles = [SIGNALS[name].title for name in names]
-            found.append({"day": str(record.date_of(place)), "signals": names, "titles": titles})
-    return found

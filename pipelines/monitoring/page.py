@@ -66,7 +66,6 @@ def monitoring_page(document: Mapping[str, Any], rows: pl.DataFrame) -> Page:
             for one in signals
         ],
     )
-    recent = [f"{one['day']}: {', '.join(one['titles'])}" for one in document["recent_alarms"]]
     charts = [signal_chart(one, rows.filter(pl.col("signal") == one["name"])) for one in signals]
     return Page(
         title=f"Monitoring: {document['day']}",
@@ -75,7 +74,6 @@ def monitoring_page(document: Mapping[str, Any], rows: pl.DataFrame) -> Page:
             *([Words(lines=words, tone="bad" if document["alarm"] else "good")] if words else []),
             inputs,
             latest,
-            *([Words(lines=["Alarms of the last 30 days:", *recent])] if recent else []),
             Section(key="days", title="Signals by day", blocks=charts),
             Section(key="method", title="Method", blocks=[Words(lines=[METHOD])]),
         ],

@@ -89,12 +89,10 @@ class BundlePolicy:
         """Answer the request of a list as of its moment; a text is the reason for no answer."""
         recommender = self.recommender
         catalogue = recommender.bundle.catalogue
-        request = Request(surface=served.surface, user_id=served.user_id, k=len(served.item_ids))
-        if served.request is not None:
-            request = Request.model_validate_json(served.request)
-            if request.cursor not in (None, FIRST_PAGE):
-                return "the list is a later page of another"
-            request = request.model_copy(update={"explain": False, "cursor": None})
+        request = Request.model_validate_json(served.request)
+        if request.cursor not in (None, FIRST_PAGE):
+            return "the list is a later page of another"
+        request = request.model_copy(update={"explain": False, "cursor": None})
         visitor = histories.visitor(served.user_id, served.time_ms, MAX_HISTORY)
         seed = read_seed(served.request_id) + 1
         try:

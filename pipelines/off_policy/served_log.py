@@ -23,7 +23,8 @@ from recsys.evaluation.off_policy.logs import Floats, Integers
 from serving.online.store import RecentEvent, Visitor
 
 IMPRESSION = "impression"
-COLUMNS = ("request_id", RECEIVED_TIME, "user_id", "surface", "item_id", "slot", "propensity")
+TEXTS = ("user_id", "bundle", "request")
+COLUMNS = ("request_id", RECEIVED_TIME, *TEXTS, "item_id", "slot", "propensity")
 NAMED = 8
 """Event types that an error lists."""
 
@@ -34,10 +35,9 @@ class ServedList(NamedTuple):
     request_id: str
     time_ms: int
     user_id: str | None
-    surface: str
     bundle: str | None
-    request: str | None
-    """JSON of what the client sent; None where the export is older than that column."""
+    request: str
+    """JSON of what the client sent."""
     item_ids: Sequence[str]
 
 
@@ -136,13 +136,9 @@ def _rows(requests: Path) -> pl.DataFrame:
     if missing := [name for name in COLUMNS if name not in names]:
         raise ValueError(
             f"{requests} has no column {', '.join(missing)}; name the folder {REQUESTS} of what "
-            "recsys data export wrote"
+            "recsys data export wrote, or export again"
         )
-    others = [
-        pl.col(name) if name in names else pl.lit(None, pl.String).alias(name)
-        for name in ("bundle", "request")
-    ]
-    columns = found.select(*COLUMNS, *others).collect()
+    columns = found.select(COLUMNS).collect()
     return columns.sort(RECEIVED_TIME, "request_id", "slot").unique(
         ["request_id", "slot"], keep="first", maintain_order=True
     )
@@ -208,7 +204,7 @@ def _assembled(
 ) -> ServedLog:
     grouped = rows.group_by("request_id", maintain_order=True).agg(
         pl.col(RECEIVED_TIME).first().dt.epoch("ms").alias("time_ms"),
-        pl.col("user_id", "surface", "bundle", "request").first(),
+        pl.col(TEXTS).first(),
         pl.col("item_id", "propensity", "reward"),
     )
     lengths = grouped["item_id"].list.len().to_numpy().astype(np.int64)
@@ -217,11 +213,7 @@ def _assembled(
     rewards, chances = np.zeros(shape), np.ones(shape)
     rewards[there] = grouped["reward"].explode().to_numpy()
     chances[there] = grouped["propensity"].explode().to_numpy()
-    fields = grouped.select(
-        *("request_id", "time_ms", "user_id"),
-        pl.col("surface").replace("", None).fill_null("home"),
-        *("bundle", "request", "item_id"),
-    )
+    fields = grouped.select("request_id", "time_ms", *TEXTS, "item_id")
     return ServedLog(
         lists=[ServedList(*row) for row in fields.iter_rows()],
         rewards=rewards,

@@ -1,4 +1,4 @@
-"""Remove old bundles, adapters, semantic IDs, training states and sent records that nothing uses.
+"""Remove old bundles, adapters, training states and sent records that nothing uses.
 
 Nothing is removed that a link, a delta or a process uses. A folder is renamed before it is deleted,
 so a kill leaves it whole or gone; the next call deletes the rest. Links are never followed.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,14 +22,9 @@ from pipelines.operations.state import parents, served_until
 from pipelines.publishing.promotion import champions
 from pipelines.publishing.released import Released
 from pipelines.publishing.same_queries import answers_file
-from pipelines.semantic_ids.store import FOLDER as SEMANTIC_IDS
-from pipelines.semantic_ids.store import LOCK as STORE_LOCK
-from pipelines.semantic_ids.store import SemanticIdStore
 from pipelines.tracking.decisions import CHALLENGER, read_challenger
-from recsys.data.durable import PARTIAL, locked, unused
-from recsys.semantic_ids.codes import FILE_NAME
-from recsys.semantic_ids.tensor_file import read_description
-from serving.bundle.manifest import MANIFEST, bundle_directory, read_manifest
+from recsys.data.durable import PARTIAL, unused
+from serving.bundle.manifest import MANIFEST, bundle_directory
 from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS
 
 BUNDLE = "bundle-"
@@ -152,7 +147,6 @@ class Collector:
                 self._leftovers(self.bundles)
                 self._bundles()
                 self._adapters()
-                self._semantic_ids()
         self._workspace_parts()
         return self.found
 
@@ -204,32 +198,6 @@ class Collector:
                 is_young = written_at(path, ADAPTER_MANIFEST) >= self.keep.since
                 if version not in served and not is_young and path.is_dir():
                     self._remove("adapter", path, "not served, older than the days that are kept")
-
-    def _semantic_ids(self) -> None:
-        folder = self.bundles / SEMANTIC_IDS
-        if not (folder / "versions").is_dir():
-            return
-        with locked(folder / STORE_LOCK):
-            store = SemanticIdStore(folder)
-            needed = set(self._ids_needed(store))
-            for version in store.versions.versions():
-                path = store.versions.path_of(version)
-                if version not in needed and written_at(path, ".") < self.keep.since:
-                    self._remove("semantic IDs", path, "of no bundle that is kept")
-
-    def _ids_needed(self, store: SemanticIdStore) -> Iterator[str]:
-        """List the versions in use with their ancestors, which appended IDs lead from."""
-        used = store.versions.history()[-2:]
-        yield from used
-        for version in [*self.found.kept, *self.found.refused]:
-            with suppress(ValueError, OSError):
-                source = read_manifest(bundle_directory(self.bundles, version))[0].semantic_ids
-                used += [] if source is None else [source.version]
-        for version in used:
-            reached: str | None = version
-            while reached is not None and store.has(reached):
-                yield reached
-                reached = read_description(store.versions.path_of(reached), FILE_NAME)["parent"]
 
     def _checkpoints(self, place: Path) -> None:
         for path in sorted((place / "checkpoints").glob("*-*")):

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipelines.engine.artifacts import MANIFEST
 from pipelines.engine.daily_state import DailyState
-from pipelines.engine.history import RUNNING, CommandRun, read_history, read_result
+from pipelines.engine.history import RUNNING, read_history, read_result
 from pipelines.engine.memory import GIB
 from pipelines.operations.collect import ADAPTER, folder_size, linked, written_at
 from pipelines.operations.state import bundles_of
@@ -100,16 +100,13 @@ def look_at_served(
 def look_at_commands(found: Status, workspace: Path) -> None:
     """Look at what ran last, and what runs."""
     for one in read_history(workspace):
-        command = found.commands.setdefault(one.command, {})
-        command["last"] = asdict(one)
-        if one.outcome in ("failed", "refused"):
-            command["last_failure"] = asdict(one)
+        found.commands[one.command] = {"last": asdict(one)}
     for name, command in found.commands.items():
-        last = CommandRun(**command["last"])
-        if last.outcome == "failed":
-            why = f": {last.reasons[0]}" if last.reasons else ""
+        last = command["last"]
+        if last["outcome"] == "failed":
+            why = f": {last['reasons'][0]}" if last["reasons"] else ""
             found.problems.append(
-                f"recsys {name} failed at {last.time} with exit code {last.exit_code}{why}"
+                f"recsys {name} failed at {last['time']} with exit code {last['exit_code']}{why}"
             )
     for path in sorted((workspace / RUNNING).glob("*")):
         with suppress(OSError, ValueError, KeyError):

@@ -7,7 +7,7 @@ the cause of the later ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pipelines.parity.log import Document, History
@@ -19,47 +19,45 @@ NamedDifference = tuple[str, float]
 
 
 def compare_records(
-    logged: Document,
-    online: Document,
-    history: History | None,
+    logged: Document, online: Document, history: History | None
 ) -> Iterator[NamedDifference]:
     """Compare a record with that of the same list, made once more.
 
     Args:
         history: What the event log says of the visitor; None without a user.
     """
-    yield from differing(_in_force(logged), _in_force(online))
+    has_features = "features" in logged
+    was, now = (_facts(one, has_features) for one in (logged, online))
+    yield from _differing(was, now, ("experiment", "rules"))
     if history is not None:
         yield from _compare_events(history)
-    has_features = "features" in logged
-    yield from differing(_inputs(logged, has_features), _inputs(online, has_features))
-    yield from _compare_lists(logged, online)
+    inputs = [name for name in {**was, **now} if name not in (*LIST_FIELDS, "experiment", "rules")]
+    yield from _differing(was, now, inputs)
+    yield from _compare_items(logged, online)
+    yield from _differing(was, now, LIST_FIELDS)
 
 
-def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[NamedDifference]:
-    """List the names whose values differ, with the distance of numbers."""
-    for name in {**was, **now}:
-        before, after = was.get(name), now.get(name)
-        if before != after:
-            apart = 1.0
-            if isinstance(before, int | float) and isinstance(after, int | float):
-                apart = float(abs(after - before))
-            yield name, apart
-
-
-def _in_force(document: Document) -> dict[str, Any]:
-    return {f"{name} in force": document.get(name) for name in ("experiment", "rules")}
-
-
-def _inputs(document: Document, has_features: bool) -> dict[str, Any]:
-    """Name what the models read, as a record says."""
+def _facts(document: Document, has_features: bool) -> dict[str, Any]:
+    """List what a record says of the list as a whole, by the name of a difference."""
     features = document["features"] if has_features else {"query": {}, "history": None}
     return {
+        **{name: document.get(name) for name in ("experiment", "rules", *LIST_FIELDS)},
         "when the user was forgotten": document.get("forgotten_ms"),
         "moment of the features": document.get("unix_time"),
         **{f"feature {name}": value for name, value in sorted(features["query"].items())},
         "history that models read": features["history"],
     }
+
+
+def _differing(
+    was: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str]
+) -> Iterator[NamedDifference]:
+    """List the names whose values differ, with the distance of numbers."""
+    for name in names:
+        before, after = was.get(name), now.get(name)
+        if before != after:
+            is_number = isinstance(before, int | float) and isinstance(after, int | float)
+            yield name, float(abs(after - before)) if is_number else 1.0
 
 
 def _compare_events(history: History) -> Iterator[NamedDifference]:
@@ -81,8 +79,8 @@ def _compare_events(history: History) -> Iterator[NamedDifference]:
         yield "history: order of events", 1.0
 
 
-def _compare_lists(logged: Document, online: Document) -> Iterator[NamedDifference]:
-    """Compare the shown lists: scores, items, order, sources, propensities, rules, notes."""
+def _compare_items(logged: Document, online: Document) -> Iterator[NamedDifference]:
+    """Compare the shown items: scores, items, order, sources, propensities, rules."""
     was, now = (
         {item["item_id"]: item for item in one.get("items", [])} for one in (logged, online)
     )
@@ -91,15 +89,9 @@ def _compare_lists(logged: Document, online: Document) -> Iterator[NamedDifferen
         yield "score", apart
     if was.keys() != now.keys():
         yield "items", len(was.keys() ^ now.keys())
-    elif list(was) != list(now):
+    elif moved := sum(one != other for one, other in zip(was, now, strict=True)):
         scores = ([item["score"] for item in side.values()] for side in (was, now))
-        moved = sum(one != other for one, other in zip(was, now, strict=True))
         yield "order of equal scores" if next(scores) == next(scores) else "order", moved
     for name in ITEM_FIELDS:
         if other := sum(was[one].get(name) != now[one].get(name) for one in both):
             yield f"{name} of an item", other
-    yield from differing(_notes(logged), _notes(online))
-
-
-def _notes(document: Document) -> dict[str, Any]:
-    return {f"{name} of the list": document.get(name) for name in LIST_FIELDS}

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import traceback
 from collections import Counter
@@ -80,9 +79,6 @@ class ParityReport:
     """Lists that cannot be computed once more, by reason: they count as neither."""
     differences: Sequence[Difference] = ()
     seconds: float = 0.0
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
 
     def write(self, workspace: Path) -> Path:
         """Write it into the workspace."""

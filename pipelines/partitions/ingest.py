@@ -83,11 +83,10 @@ def ingest(
     config: RunConfig,
     say: Say = lambda _line: None,
     *,
-    dry: bool = False,
     accepted: Collection[str] = (),
     until: str | None = None,
 ) -> IngestReport:
-    """Read the changes since the last call; ``dry`` only lists them.
+    """Read the changes since the last call.
 
     Columns of the partitions in ``accepted`` may differ from those before. Days later than
     ``until``, such as 2026-11-22, are left as they are.
@@ -104,11 +103,10 @@ def ingest(
         forgotten = forgotten_users(config)
         with locked_manifest(config, source) as manifest:
             call = Ingest(config, source, reader, manifest, accepted)
-            call.read_changed(listed, say, until, dry=dry)
-            if not dry:
-                _, call.report.forgotten = leave_out_forgotten(
-                    config.workspace, call.manifest, forgotten, data.columns
-                )
+            call.read_changed(listed, say, until)
+            _, call.report.forgotten = leave_out_forgotten(
+                config.workspace, call.manifest, forgotten, data.columns
+            )
             return call.report
 
 
@@ -158,9 +156,7 @@ class Ingest:
         self.manifest, self.accepted = manifest, accepted
         self.now, self.report = datetime.now(UTC), IngestReport()
 
-    def read_changed(
-        self, listed: Mapping[str, Files], say: Say, until: str | None, *, dry: bool
-    ) -> None:
+    def read_changed(self, listed: Mapping[str, Files], say: Say, until: str | None) -> None:
         """Read each partition that is new or has changed, and write the manifest after each."""
         report = self.report
         for key, files in listed.items():
@@ -171,27 +167,16 @@ class Ingest:
                 report.set_aside[key] = aside.reason
                 if aside.schema_changed:
                     report.schema_changes[key] = aside.reason
-            elif dry:
-                (report.corrected if before else report.new).append(key)
             else:
                 self._read(key, files)
                 self.manifest.write(self.config.workspace)
-                say(f"{key}: {self._outcome(key)}")
+                reason = report.set_aside.get(key)
+                say(f"{key}: read" if reason is None else f"{key}: set aside: {reason}")
         known = [key for key in self.manifest.partitions if not is_later(key, until)]
         report.gone = [key for key in known if key not in listed]
         missing = self.manifest.missing
         report.missing = [key for key in missing if self.manifest.is_behind_watermark(key)]
-        if not dry:
-            self.manifest.write(self.config.workspace)
-
-    def _outcome(self, key: str) -> str:
-        if key in self.report.set_aside:
-            return f"set aside: {self.report.set_aside[key]}"
-        if key not in (*self.report.new, *self.report.corrected):
-            return "its files were written again and hold the same"
-        one = self.manifest.partitions[key]
-        bad = sum(one.quarantined.values())
-        return f"{one.rows:,} events" + (f", {bad:,} rows quarantined" if bad else "")
+        self.manifest.write(self.config.workspace)
 
     @property
     def _since(self) -> str:

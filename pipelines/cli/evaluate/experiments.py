@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -21,10 +21,6 @@ def experiments(
     exported: Annotated[Path, typer.Option(help="Folder of recsys data export.")],
     serving_config: ServingConfig = None,
     event: Annotated[str, typer.Option(help="Type of the events that are the outcome.")] = "click",
-    metric: Annotated[
-        Literal["per_user", "per_list", "share"],
-        typer.Option(help="Events of a user, events for each list, or share of users with any."),
-    ] = "per_user",
     window: Annotated[
         str, typer.Option(help="Time after a user's first list that counts: 90s, 30m, 6h or 7d.")
     ] = "1d",
@@ -40,8 +36,7 @@ def experiments(
 
       recsys experiments --exported runs/shop/online_events --serving-config serving.toml
     """
-    from pipelines.experiments.analysis import AnalysisConfig, analyse, read_export
-    from pipelines.experiments.summary import arms_table, outcome_name, sentences
+    from pipelines.experiments.analysis import analyse, read_export
     from serving.online.events import EventType
     from serving.surfaces import read_duration
 
@@ -50,19 +45,17 @@ def experiments(
     length = read_duration(window)
     if not isinstance(length, timedelta) or not length:
         raise ValueError(f"--window {window} must be longer than 0")
-    settings = AnalysisConfig(metric=metric, window=length)
-    results = analyse(read_export(exported, event), settings, arm_weights(serving_config))
-    outcome = outcome_name(settings.metric, event)
+    results = analyse(read_export(exported, event), length, arm_weights(serving_config))
     if as_json:
         print_json([asdict(one) for one in results])
         return
     if not results:
         print_lines("No list of an experiment was served.")
     for result in results:
-        print_block(arms_table(result, outcome))
+        print_block(result.table())
         if result.ratio_p_value is not None:
             print_lines(f"Shares of arms: p = {result.ratio_p_value:.2g}.")
-        print_lines(*sentences(result, settings, outcome))
+        print_lines(*result.sentences(f"{event} events per user"))
 
 
 def arm_weights(path: Path | None) -> Shares | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.options import AsJson, Run, Store, find_bundles
-from pipelines.cli.output import print_lines, print_progress
+from pipelines.cli.output import print_json, print_lines, print_progress
 
 if TYPE_CHECKING:
     from pipelines.parity.log import Log
@@ -68,7 +69,7 @@ def parity(
         recording.details |= {name: getattr(report, name) for name in numbers}
         recording.details["skipped"] = dict(report.skipped)
         if as_json:
-            typer.echo(report.to_json())
+            print_json(asdict(report))
         else:
             print_lines(*describe_parity(report))
             print_lines(f"report: {written}", note=True)

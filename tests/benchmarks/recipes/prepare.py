@@ -5,14 +5,17 @@ The stages up to the semantic IDs run in a workspace of their own, so a second c
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import polars as pl
 import torch
 
-from pipelines.backtest.prepare import events_digest, files_digest, only_training
+from pipelines.backtest.prepare import DIGITS, files_digest, only_training
 from pipelines.config.run import RunConfig
 from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
@@ -26,6 +29,16 @@ from tests.benchmarks.recipes.prepared import VERSION, Prepared
 from tests.benchmarks.recipes.recipe import Recipe
 
 PREPARING = ("build_features", "enrich_items", "embed_items", "build_semantic_ids")
+ORDER_COLUMNS = ("sequence_index", "event_time")
+
+
+def events_digest(path: Path) -> str:
+    """Hash the raw events by user, item and order, independent of their file format."""
+    events = pl.read_parquet(path)
+    order = [name for name in ORDER_COLUMNS if name in events.columns]
+    kept = events.select("user_id", "item_id", *order).sort("user_id", *order, "item_id")
+    text = kept.select(pl.all().cast(pl.String)).write_csv(include_header=False, null_value="")
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
 def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) -> Recipe:

@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 
-from pipelines.backtest.prepare import events_digest
 from pipelines.engine.workspace import check_writable
 from pipelines.presets.resolve import with_dataset
 from recsys.fitting.spec import device_named
-from tests.benchmarks.recipes.prepare import prepare, recipe_of
+from tests.benchmarks.recipes.prepare import events_digest, prepare, recipe_of
 from tests.benchmarks.recipes.prepared import DESCRIPTION, Prepared
 from tests.benchmarks.recipes.run import RunSettings
 from tests.benchmarks.reproduction.card import Card, read_published

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.backtest.prepare import events_digest
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import DATASETS, Dataset, FileLayout, find_dataset
+from tests.benchmarks.recipes.prepare import events_digest
 from tests.benchmarks.reproduction.__main__ import main
 from tests.benchmarks.reproduction.card import (
     Band,

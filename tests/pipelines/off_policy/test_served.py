@@ -204,12 +204,6 @@ def test_lists_of_which_nothing_was_drawn_are_left_out(exported, bundle, tmp_pat
     assert document["left_out"] == {"nothing in the list was drawn": 200}
 
 
-def test_an_export_without_the_column_request_is_read(exported, bundle, tmp_path):
-    served = read_served_log(changed(exported, tmp_path, lambda rows: rows.drop("request")))
-    material, _ = query_policy(served, policy_of(bundle, EXPLORING))
-    np.testing.assert_array_equal(material.log.evaluated, material.log.propensities)
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

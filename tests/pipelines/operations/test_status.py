@@ -81,10 +81,7 @@ def test_a_failure_counts_until_the_command_ends_well(shop: Path) -> None:
     assert "No space left" in problem
     with recorded(shop, "update"):
         pass
-    found = look(shop)
-    assert found.problems == []
-    assert found.commands["update"]["last_failure"]["exit_code"] == 74
-    assert "No space left" in run("status", "-w", shop).output
+    assert look(shop).problems == []
 
 
 def test_running_and_killed_commands_are_told_apart(shop: Path) -> None:

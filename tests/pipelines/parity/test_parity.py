@@ -18,7 +18,6 @@ from pipelines.parity.log import log_of_store
 from pipelines.parity.recompute import check_parity
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.manifest import publish
-from serving.bundle.users import Users
 from serving.list_record import write_record
 from serving.online.events import Event
 from serving.online.records import record_of
@@ -89,19 +88,6 @@ def test_a_changed_definition_is_named(served, log, monkeypatch):
     assert not any(what.startswith("history") for what in found_in(report))
 
 
-def test_a_swapped_column_of_users_is_named(served, log, monkeypatch):
-    load = Users.load
-
-    def swapped(bundle, names):
-        users = load(bundle, names)
-        return replace(users, features={"age": np.asarray(users.features["age"])[::-1].copy()})
-
-    monkeypatch.setattr(Users, "load", swapped)
-    report = served.parity(log)
-    assert causes(report) <= {"feature user.age", "score", "items", "order"}
-    assert "feature user.age" in causes(report)
-
-
 def altered(log, change):
     return {user: [change(one) for one in own] for user, own in log.events.items()}
 
@@ -132,20 +118,6 @@ def test_a_wrong_event_log_is_the_first_difference(served, log, change, cause):
     assert found.first > 0.5 * found.count
     if cause.endswith("times of events"):
         assert found.largest == 3_600
-
-
-def test_a_history_of_a_replica_that_was_minutes_old_is_named(served, log):
-    stale, number = [], 0
-    for document in log.documents:
-        live = document.get("live", [])
-        kept = [event for event in live if event[2] < document["unix_ms"] - 100_000_000]
-        number += len(kept) < len(live)
-        stale.append({**document, "live": kept})
-    events = altered(log, lambda one: one._replace(received_ms=one.received_ms - 60_000))
-    report = served.parity(log, documents=stale, events=events)
-    found = named(report)["history: events that the list was made without"]
-    assert found.count >= number > 50
-    assert found.first == found.count
 
 
 def test_an_event_may_be_on_its_way_for_a_moment_only(served, log):
