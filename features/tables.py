@@ -198,12 +198,6 @@ def as_categories(column: pl.Series, previous: pl.Series | None = None) -> pl.Se
     return column.cast(pl.String)
 
 
-def can_be_feature(column: pl.Series) -> bool:
-    """Check whether ``user_features`` may name a column, and some users share its values."""
-    values = as_categories(column)
-    return values is not None and 1 < values.drop_nulls().n_unique() <= len(column) / 2
-
-
 def write_user_features(
     users: pl.DataFrame, columns: Sequence[str], out: Path, previous: Path | None = None
 ) -> tuple[dict[str, int], list[str]]:
@@ -231,15 +225,6 @@ def write_user_features(
         np.save(path, np.concatenate([[0], find_rows(values, vocabulary)]))
         cardinality[name] = len(vocabulary) + 1
     return cardinality, warnings
-
-
-def can_be_encoded(column: pl.Series) -> bool:
-    """Check whether ``content.columns`` may name a column that has more than one value."""
-    try:
-        kind_of_column(column)
-    except ValueError:
-        return False
-    return column.drop_nulls().n_unique() > 1
 
 
 def kind_of_column(column: pl.Series) -> ColumnKind:

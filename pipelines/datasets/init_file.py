@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
 
-from features.tables import can_be_encoded, can_be_feature
 from pipelines.datasets.raw_tables import RawTable, is_number, recognise
 from recsys.data.durable import write_durably
 
@@ -17,8 +15,6 @@ CSV = (".csv", ".txt", ".inter")
 SHOWN_TYPES = frozenset({"impression", "exposure", "display", "show", "shown"})
 """Names, without a last s, of impression events."""
 MAX_TYPES = 30
-READ_ANYWAY = ("item_id", "title", "description", "categories", "user_id")
-"""Columns that models read in any case."""
 
 
 def uses_decimal_comma(table: RawTable) -> bool:
@@ -81,24 +77,6 @@ def type_lines(events: RawTable) -> list[str]:
     return lines
 
 
-def further_lines(
-    table: RawTable | None, key: str, fits: Callable[[pl.Series], bool], comment: str
-) -> list[str]:
-    """Write, as a comment, which further columns of a table a model could read."""
-    if table is None:
-        return []
-    ours = {theirs: name for name, theirs in table.columns.items()}
-    fitting = [
-        ours.get(one.name, one.name)
-        for one in table.sample.iter_columns()
-        if fits(one) or ours.get(one.name) == "price"
-    ]
-    found = [name for name in fitting if name not in READ_ANYWAY]
-    section, _, name = key.partition(".")
-    line = f"# {name} = {toml_value(found)}   # {comment}"
-    return ["", f"[{section}]", line] if found else []
-
-
 def written(tables: dict[str, RawTable], target: Path) -> str:
     """Write the TOML: each guess, its reason, and what is not sure."""
     events, items = tables["events"], tables.get("items")
@@ -127,9 +105,6 @@ def written(tables: dict[str, RawTable], target: Path) -> str:
         section = "columns" if name == "events" else f"{name.removesuffix('s')}_columns"
         lines += ["", f"[data.{section}]   # ours = the file's"]
         lines += [f"{ours} = {toml_value(theirs)}" for ours, theirs in table.columns.items()]
-    lines += further_lines(items, "content.columns", can_be_encoded, "read with items' texts")
-    users = tables.get("users")
-    lines += further_lines(users, "features.user_features", can_be_feature, "read by the two-tower")
     lines += type_lines(events)
     if events.notes:
         lines += ["", *(f"# not sure: {note}" for note in events.notes)]

@@ -55,18 +55,16 @@ def preset_named(name: object, source: str) -> RunConfig:
 
 def relative_to(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Read a TOML file's relative paths as relative to that file."""
-    moved = table
-    for key in FILE_KEYS:
-        if (value := set_value(table, key)) is not None:
-            moved = merge(moved, nested(key, moved_to(folder, value)))
-    for key in MODEL_KEYS:
+    for key in (*FILE_KEYS, *MODEL_KEYS):
         value = set_value(table, key)
+        if key in FILE_KEYS and value is not None:
+            table = merge(table, nested(key, moved_to(folder, value)))
         # Without a slash it is a model's name, or a mistake that its check explains.
-        if isinstance(value, str) and ("/" in value or key.startswith(IMAGES)):
+        elif isinstance(value, str) and ("/" in value or key.startswith(IMAGES)):
             # A bundle remembers it.
             path = str((folder / Path(value).expanduser()).absolute())
-            moved = merge(moved, nested(key, path))
-    return moved
+            table = merge(table, nested(key, path))
+    return table
 
 
 def moved_to(folder: Path, value: object) -> object:
@@ -190,18 +188,18 @@ def with_dataset(config: RunConfig) -> RunConfig:
     if config.data.partitions is not None:
         return with_partitions(config)
     data = config.data
-    if data.dataset is None:
-        if not data.event_paths():
-            raise ValueError(
-                'no data: set data.events = "my-events.csv" (or .parquet) in the [data] table, '
-                'data.partitions = "events/" for a folder of days, or data.dataset = '
-                '"movielens-100k" (see recsys data list)'
-            )
-        return config
-    if data.events is not None:
+    if data.dataset is not None and data.events is not None:
         raise ValueError(
             f"both data.dataset = {data.dataset!r} and data.events = "
             f"{str(data.events)!r} are set; keep one of them"
+        )
+    if data.dataset is None and data.event_paths():
+        return config
+    if data.dataset is None:
+        raise ValueError(
+            'no data: set data.events = "my-events.csv" (or .parquet) in the [data] table, '
+            'data.partitions = "events/" for a folder of days, or data.dataset = '
+            '"movielens-100k" (see recsys data list)'
         )
     table = fetch(find_dataset(data.dataset)).table
     data = replace(data, events=table("events"), items=table("items"), users=table("users"))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from features.point_in_time import FEATURES, UserState
-from features.tables import can_be_encoded, can_be_feature, kind_of_column
+from features.tables import kind_of_column
 
 EVENTS = st.lists(
     st.tuples(st.integers(1, 4), st.integers(0, 3 * 86_400).map(lambda s: s // 7_200 * 7_200)),
@@ -90,15 +90,6 @@ def test_the_kind_of_a_column(column: pl.Series, kind: str) -> None:
     ],
 )
 def test_what_is_no_kind_is_refused(column: pl.Series, message: str) -> None:
-    assert not can_be_encoded(column)
     with pytest.raises(ValueError, match=r"content\.columns") as raised:
         kind_of_column(column)
     assert message in str(raised.value)
-
-
-def test_columns_that_say_one_thing_or_another_thing_of_each_are_not_listed() -> None:
-    assert not can_be_encoded(pl.Series("country", ["fr", "fr", None]))
-    assert can_be_encoded(pl.Series("price", [1.0, 2.0]))
-    assert not can_be_feature(pl.Series("street", ["a", "b", "c", "d"]))
-    assert can_be_feature(pl.Series("gender", ["m", "f", None, "m"]))
-    assert not can_be_feature(pl.Series("tags", [["a"], ["a"]]))

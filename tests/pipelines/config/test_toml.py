@@ -1,3 +1,4 @@
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -56,45 +57,29 @@ def test_tables_become_frozen_dataclasses() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
+def test_faults_name_file_key_value_and_what_is_allowed() -> None:
+    for table, message in (
         (
             {"tower": {"embeding_dim": 3}},
-            "shop.toml: unknown key 'tower.embeding_dim'; did you mean 'tower.embedding_dim'?",
+            "unknown key 'tower.embeding_dim'; did you mean 'tower.embedding_dim'?",
         ),
-        (
-            {"embedding_dim": 3},
-            "shop.toml: unknown key 'embedding_dim'; did you mean 'tower.embedding_dim'?",
-        ),
+        ({"embedding_dim": 3}, "unknown key 'embedding_dim'; did you mean 'tower.embedding_dim'?"),
         (
             {"columns": {"age": {"knd": "number"}}},
-            "shop.toml: unknown key 'columns.age.knd'; did you mean 'columns.age.kind'?",
+            "unknown key 'columns.age.knd'; did you mean 'columns.age.kind'?",
         ),
         (
             {"tower": {"zzz": 3}},
-            "shop.toml: unknown key 'tower.zzz'; allowed here: embedding_dim, features, "
-            "temperature",
+            "unknown key 'tower.zzz'; allowed here: embedding_dim, features, temperature",
         ),
-        (
-            {"tower": {"embedding_dim": "32"}},
-            "shop.toml: tower.embedding_dim = '32': Input should be a valid integer",
-        ),
-        (
-            {"columns": {"age": {"kind": "numbr"}}},
-            "shop.toml: columns.age.kind = 'numbr': Input should be 'category' or 'number'",
-        ),
-        ({"tower": {"temperature": -1}}, "shop.toml: tower: temperature must be > 0, got -1.0"),
-        ({"tower": {"features": ["a", 3]}}, "shop.toml: tower.features[1] = 3: Input should be"),
-        ({"tower": 3}, "shop.toml: tower = 3: "),
-    ],
-)
-def test_faults_name_file_key_value_and_what_is_allowed(
-    table: dict[str, object], message: str
-) -> None:
-    with pytest.raises(ValueError, match=r"shop\.toml") as caught:
-        validate(Run, {"name": "shop", **table}, "shop.toml")
-    assert str(caught.value).startswith(message)
+        ({"tower": {"embedding_dim": "32"}}, "tower.embedding_dim = '32': Input should be a valid"),
+        ({"columns": {"age": {"kind": "numbr"}}}, "columns.age.kind = 'numbr': Input should be"),
+        ({"tower": {"temperature": -1}}, "tower: temperature must be > 0, got -1.0"),
+        ({"tower": {"features": ["a", 3]}}, "tower.features[1] = 3: Input should be"),
+        ({"tower": 3}, "tower = 3: "),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"shop.toml: {message}")):
+            validate(Run, {"name": "shop", **table}, "shop.toml")
 
 
 def test_removed_keys_are_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -112,41 +97,32 @@ def test_removed_keys_are_refused_with_what_to_do(tmp_path: Path) -> None:
     assert expected <= set(str(caught.value).splitlines())
 
 
-@pytest.mark.parametrize("removed", [one for one in REMOVED_KEYS if " = " in one])
-def test_a_removed_value_is_refused_with_what_to_do(removed: str) -> None:
-    with pytest.raises(ValueError, match=f"'{removed}' was removed"):
-        resolve(preset="shop", assignments=[removed])
-
-
-def test_missing_value_is_named() -> None:
-    with pytest.raises(ValueError, match=r"shop\.toml: name is missing"):
-        validate(Run, {}, "shop.toml")
+def test_a_removed_value_is_refused_with_what_to_do() -> None:
+    for removed in (one for one in REMOVED_KEYS if " = " in one):
+        with pytest.raises(ValueError, match=f"'{removed}' was removed"):
+            resolve(preset="shop", assignments=[removed])
 
 
 def test_every_fault_is_told_at_once() -> None:
+    with pytest.raises(ValueError, match=r"shop\.toml: name is missing"):
+        validate(Run, {}, "shop.toml")
     with pytest.raises(ValueError, match="a") as caught:
         validate(Run, {"name": 3, "tower": {"embedding_dim": True}}, "shop.toml")
     assert len(str(caught.value).splitlines()) == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "table"),
-    [
-        ("a.b=3", {"a": {"b": 3}}),
-        ("a.b=true", {"a": {"b": True}}),
-        ("a=[1, 2]", {"a": [1, 2]}),
-        ('a="x=y"', {"a": "x=y"}),
-        ("a.b = plain words", {"a": {"b": "plain words"}}),
-    ],
-)
-def test_assignments(text: str, table: dict[str, object]) -> None:
-    assert parse_assignment(text) == table
-
-
-@pytest.mark.parametrize("text", ["a.b", "=3", "a..b=3"])
-def test_bad_assignments_show_an_example(text: str) -> None:
-    with pytest.raises(ValueError, match=r"not an assignment; write --set table\.key=value"):
-        parse_assignment(text)
+def test_assignments_are_toml_or_texts_and_bad_ones_show_an_example() -> None:
+    known = {
+        "a.b=3": {"a": {"b": 3}},
+        "a.b=true": {"a": {"b": True}},
+        "a=[1, 2]": {"a": [1, 2]},
+        'a="x=y"': {"a": "x=y"},
+        "a.b = plain words": {"a": {"b": "plain words"}},
+    }
+    assert {text: parse_assignment(text) for text in known} == known
+    for text in ("a.b", "=3", "a..b=3"):
+        with pytest.raises(ValueError, match=r"not an assignment; write --set table\.key=value"):
+            parse_assignment(text)
 
 
 def test_overrides_replace_leaves_and_keep_the_rest() -> None:

@@ -171,20 +171,6 @@ def test_tables_of_known_data_sets_are_guessed(tmp_path: Path) -> None:
         assert all(ours == theirs for ours, theirs in columns.items() if theirs)
 
 
-def test_columns_that_models_could_read_are_listed(tmp_path: Path) -> None:
-    paths = semicolons(tmp_path)
-    catalogue = "".join(f"p{n};Tee {n};{n},99;{'ab'[n % 2]};s{n};x\n" for n in range(10))
-    header = "Nr;Bezeichnung;Preis;Sorte;Kennzeichen;Lager\n"
-    (tmp_path / "artikel.csv").write_text(header + catalogue)
-    rows = "".join(f"u{n};{20 + 7 * (n % 3)};{'mf'[n % 2]};Rue {n};x\n" for n in range(6))
-    (tmp_path / "kunden.csv").write_text("Kundennummer;Alter;Anrede;Strasse;Land\n" + rows)
-    write_config([*paths, tmp_path / "kunden.csv"], tmp_path / "shop.toml", force=False)
-    lines = (tmp_path / "shop.toml").read_text().splitlines()
-    # Not the one of which each row has its own, nor the one that all share.
-    assert '# columns = ["price", "Sorte"]   # read with items\' texts' in lines
-    assert '# user_features = ["Alter", "Anrede"]   # read by the two-tower' in lines
-
-
 def test_dates_of_six_digits_or_more_are_times_and_other_texts_are_not() -> None:
     for values in (["blue"], [1, 999], ["12.50", "3.99"], ["a1b2c3d4e5f6"], ["x 2024-01-31"]):
         assert guess_time(pl.Series(values)) is None

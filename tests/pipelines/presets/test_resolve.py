@@ -1,9 +1,10 @@
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipelines.config.run import DataConfig, RunConfig, TrainingConfig
+from pipelines.config.run import RunConfig, TrainingConfig
 from pipelines.config.toml import Table, to_toml, validate
 from pipelines.datasets.registry import DATASETS
 from pipelines.engine.artifacts import plain
@@ -16,13 +17,8 @@ def test_preset_reads_back_equal_from_its_resolved_toml(name: str) -> None:
     preset = PRESETS[name]()
     assert resolve(preset=name) == preset
     assert validate(RunConfig, tomllib.loads(to_toml(plain(preset))), "resolved") == preset
-
-
-@pytest.mark.parametrize("name", DATASETS)
-def test_every_data_set_has_a_preset(name: str) -> None:
-    preset = DATASETS[name].preset
     # The settings for a shop of one's own name no data set.
-    assert PRESETS[preset]().data.dataset == (None if preset == "shop" else name)
+    assert preset.data.dataset in (None, *(one.name for one in DATASETS.values()))
 
 
 def test_later_sources_win(tmp_path: Path) -> None:
@@ -56,18 +52,12 @@ def test_a_configuration_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_file_paths_are_relative_to_the_toml(tmp_path: Path) -> None:
     path = tmp_path / "shop.toml"
     path.write_text('[data]\nevents = ["a.csv", "b.csv"]\nitems = "/elsewhere/items.csv"\n')
-    data = resolve(path).data
-    assert data.event_paths() == (tmp_path / "a.csv", tmp_path / "b.csv")
-    assert data.items == Path("/elsewhere/items.csv")
-
-
-def test_data_set_and_files_exclude_each_other(tmp_path: Path) -> None:
-    config = RunConfig(
-        workspace=tmp_path,
-        data=DataConfig(dataset="movielens-100k", events=tmp_path / "events.csv"),
-    )
+    config = resolve(path)
+    assert config.data.event_paths() == (tmp_path / "a.csv", tmp_path / "b.csv")
+    assert config.data.items == Path("/elsewhere/items.csv")
+    both = replace(config, data=replace(config.data, dataset="movielens-100k"))
     with pytest.raises(ValueError, match=r"both data\.dataset .* keep one"):
-        with_dataset(config)
+        with_dataset(both)
 
 
 def test_passes_become_steps() -> None:
