@@ -28,12 +28,10 @@ HOW_TO = (
     'text: set semantic_ids.method = "rq_kmeans" in the run\'s TOML file and run '
     "recsys run --until build_semantic_ids"
 )
-HOW = {
-    "trained": "A new quantiser; no earlier version is followed.",
-    "appended": "New items were encoded by the quantiser of version {parent}; no ID moved.",
-    "aligned": "A new quantiser; its codes are aligned to those of version {parent}.",
-    "kept": "The published version is unchanged.",
-}
+HOW = (
+    "Version {parent} was before it; this one is {how} (trained: by a new quantiser; aligned: and "
+    "its codes follow those before; appended: no ID moved; kept: unchanged)."
+)
 MEANING = (
     "A semantic ID is a short sequence of codes, coarse to fine: items with the same prefix are "
     "similar. A generative model recommends only items that have one."
@@ -82,7 +80,7 @@ def build(context: Context, query: Query) -> Page:
     parent = str(report["parent"] or "none")[:SHORT]
     lines = [
         MEANING,
-        f"{HOW.get(report['how'], '').format(parent=parent)} New items: {report['num_new']:,}.",
+        f"{HOW.format(parent=parent, how=report['how'])} New items: {report['num_new']:,}.",
         f"{quality.collisions_before:,} items were encoded to the codes of an earlier one, at most "
         f"{quality.largest_group:,} to the same; {quality.collisions_after:,} share an ID as "
         "published.",

@@ -15,7 +15,6 @@ NUM_COLORS = 14
 LOW_ROW, ROW, LINES_HEIGHT = 15, 30, 220
 """Heights in pixels: of a model's line within a group, of a row, of a chart of lines."""
 INK, QUIET, LINE = "var(--ink)", "var(--quiet)", "var(--line)"
-SHARED, NOBODY = "var(--shared)", "var(--nobody)"
 TIME_FORMAT = {
     **dict.fromkeys(("hours", "minutes"), "%H:%M"),
     **dict.fromkeys(("seconds", "milliseconds"), "%H:%M:%S"),

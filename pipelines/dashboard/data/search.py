@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from pipelines.dashboard.context import Context
 from pipelines.dashboard.workspaces.run import Run
 
 NUM_SEARCHED = 1_000
@@ -19,18 +18,12 @@ def _searched_text(run: Run) -> str:
     return " ".join(filter(None, known)).lower()
 
 
-def searched(context: Context, runs: Sequence[Run], search: str) -> Sequence[Run]:
+def searched(runs: Sequence[Run], search: str) -> Sequence[Run]:
     """Keep the runs with every word, and with every setting or tag such as ``num_layers=2``."""
-    snapshot = context.stores.now()
-    texts = context.cache.get(
-        ("texts of runs", snapshot.number),
-        (),
-        lambda: {run.key: _searched_text(run) for run in snapshot.runs},
-    )
     for word in search.lower().split():
         name, is_setting, value = word.partition("=")
         if not is_setting:
-            runs = [run for run in runs if word in texts.get(run.key, "")]
+            runs = [run for run in runs if word in _searched_text(run)]
             continue
         # A setting may be named by its last part.
         known = {key for run in runs[:NUM_SEARCHED] for key in (*run.config, *run.tags)}

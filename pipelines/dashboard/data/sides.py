@@ -210,4 +210,4 @@ def _option(run: Run) -> Option:
 
 def suggest_runs(context: Context, query: Query, text: str) -> list[Option]:
     """Find runs to choose, as the reader types, by the search of the page Runs."""
-    return list(map(_option, searched(context, context.stores.runs(), text)[:OFFERED]))
+    return list(map(_option, searched(context.stores.runs(), text)[:OFFERED]))

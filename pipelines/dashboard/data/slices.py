@@ -181,7 +181,7 @@ def _period(cut: _Cut) -> Iterator[Slice]:
     if blocks is None:
         return
     for block in range(int(blocks.max()) + 1):
-        inside = blocks == block
+        inside = np.equal(blocks, block)
         ends = [times[inside].min(), times[inside].max()] if inside.any() else []
         days = dict.fromkeys(f"{datetime.fromtimestamp(int(end), UTC):%F}" for end in ends)
         name = f"{' to '.join(days) or '-'} ({block + 1})"

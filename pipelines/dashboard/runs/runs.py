@@ -138,7 +138,7 @@ def list_rows(context: Context, query: Query, window: Window) -> Rows:
     columns, order = list_columns(snapshot.runs), window.order_by
 
     def matching() -> Sequence[Run]:
-        runs = searched(context, snapshot.runs, window.search)
+        runs = searched(snapshot.runs, window.search)
         if order is None or order >= len(columns):
             return runs
         return ordered(runs, columns[order].value, descending=window.descending)
