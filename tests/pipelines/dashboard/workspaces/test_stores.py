@@ -19,10 +19,6 @@ from tests.pipelines.dashboard.synthetic_runs import (
 )
 
 
-def names(stores: Stores) -> list[str]:
-    return [run.name for run in stores.runs()]
-
-
 def test_what_cannot_hold_runs_is_not_descended_into(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     for hidden in (".cache/run", "events/day=2026-01-01/run", "run/build_features/run"):
