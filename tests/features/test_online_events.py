@@ -1,16 +1,21 @@
-"""Events that a server collected follow those of the files, by rules of their own."""
+"""Events that a server collected follow the files'; clocks that go wrong leak nothing."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from features.build import FeaturesConfig, FeaturesReport, build_features
 from features.ingest import UNKNOWN_ITEM
-from features.schema import FilterConfig, SourceConfig
-from tests.features.test_build import histories
+from features.schema import FilterConfig, SourceConfig, SplitConfig
+from tests.features.test_build import build as build_artefact
+from tests.features.test_build import events_of, histories
 
 NOW = datetime(2024, 6, 1, tzinfo=UTC)
 START = 1_700_000_000
@@ -73,3 +78,56 @@ def test_a_price_or_a_view_is_no_rating(tmp_path: Path) -> None:
     assert report.filtered["value below min_value"] == 1
     values = pl.read_parquet(out / "events")
     assert values.filter(pl.col("value").is_not_null())["value"].to_list() == [5.0, 4.0]
+
+
+DAY = 86_400
+FIRST_DAY = int(datetime(2024, 5, 1, tzinfo=UTC).timestamp())
+# Right, hours late or early, a day early (a wrong time zone), years late (1970), far ahead.
+SKEWS = st.sampled_from([0, 0, 0, -3_600, 7_200, -DAY, -FIRST_DAY, 400 * DAY])
+EVENT = st.tuples(
+    st.sampled_from(["u1", "u2", "u3", "u4"]),
+    st.sampled_from(["i1", "i2", "i3", "i4", "i5"]),
+    st.integers(FIRST_DAY, FIRST_DAY + 20 * DAY),
+    SKEWS,
+)
+# A right clock's events on each day, so many that whatever else comes can be split by time.
+STEADY = [
+    (f"u{1 + event % 4}", f"i{1 + event % 5}", FIRST_DAY + event * DAY // 8, 0)
+    for event in range(160)
+]
+KINDS = st.sampled_from([SplitConfig(), SplitConfig(kind="global_time")])
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(rows=st.lists(EVENT, min_size=1, max_size=20), splits=KINDS)
+def test_no_user_is_trained_on_what_came_after_a_held_out_event(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[str, str, int, int]],
+    splits: SplitConfig,
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("skew")
+    stamped = [(user, item, time + skew) for user, item, time, skew in STEADY + rows]
+    lenient = FilterConfig(max_bad_share=1.0)
+    out, report = build_artefact(tmp_path, events_of(stamped), filters=lenient, splits=splits)
+    future = sum(time > NOW.timestamp() for _, _, time in stamped)
+    ancient = sum(time < DAY * 365 for _, _, time in stamped)
+    assert sum(report.quarantined.values()) == future + ancient
+    folder = out / "sequences/given"
+    times, offsets, train, validation = (
+        np.load(folder / f"{name}.npy")
+        for name in ("times", "offsets", "train_end", "validation_end")
+    )
+    assert times.max() <= NOW.timestamp()
+    for user in range(len(offsets) - 1):
+        begin, end = offsets[user], offsets[user + 1]
+        assert begin <= train[user] <= validation[user] <= end
+        assert (np.diff(times[begin:end]) >= 0).all()
+        for cut in (train[user], validation[user]):
+            if begin < cut < end:
+                assert times[begin:cut].max() <= times[cut:end].min()
+    if splits.kind == "global_time":
+        first_test = datetime.fromisoformat(str(report.test_from)).timestamp()
+        trained = [times[b:e] for b, e in zip(offsets[:-1], validation, strict=True)]
+        assert all((own < first_test).all() for own in trained), "for all users at once"

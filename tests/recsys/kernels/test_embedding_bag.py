@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from recsys.kernels.choice import asking, trying
 from recsys.kernels.embedding_bag.layout import (
     Optimizer,
     OptimizerConfig,
@@ -172,34 +171,6 @@ def test_agrees_with_float64(
             assert error(found[-2], truth[-2]) < 1e-5
             assert error(found[-1], truth[-1]) < 1e-5
             truth[-3].copy_(found[-3])
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not ON_A_GPU, reason="needs a CUDA device")
-def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
-    ids = torch.cat([torch.zeros(200, dtype=torch.int64), torch.arange(40) // 2 * 2 % 39])
-    offsets = torch.arange(0, 241, 5, device=DEVICE)  # 3 features of 16 bags
-    layout = TableLayout((60, 40, 50), (32, 32, 32), (0, 1, 2))
-
-    def step() -> tuple[list[Tensor], list[Tensor]]:
-        bags = hash_texts(layout, OptimizerConfig(), torch.float32)
-        return run_both(bags, [ids.to(DEVICE), offsets, ids.float().to(DEVICE)], False)
-
-    with asking() as questions:
-        expected, truth = step()
-    kernels = ("forward", "items", "singles", "short", "long")
-    assert {one.kernel for one in questions} == {f"embedding_bag.{name}" for name in kernels}
-    for one in questions:
-        for factor in (0.5, 2):
-            changed = {
-                name: number if name == "registers" else max(1, int(number * factor))
-                for name, number in one.default.items()
-            }
-            with trying(one.kernel, changed):
-                found, _ = step()
-            assert torch.equal(found[0], expected[0]), "no tile changes a bit of a lookup"
-            assert error(found[-3], truth[-3]) < 2e-6
-            assert error(found[-1], truth[-1]) < 1e-5
 
 
 @RUNS_KERNELS

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from recsys.kernels.choice import asking, trying
 from recsys.kernels.hstu_attention.op import (
     PositionBias,
     TimeBias,
@@ -155,21 +154,3 @@ LARGE = [
 @pytest.mark.parametrize("shape", SMALL + LARGE * ON_A_GPU, ids=str)
 def test_the_kernel_agrees_with_float64(shape: Shape, dtype: torch.dtype) -> None:
     check_kernel(DEVICE, shape, dtype, repeats=5 * ON_A_GPU)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not ON_A_GPU, reason="needs a CUDA device")
-def test_launches_ask_for_their_tiles_and_others_are_right_too() -> None:
-    shape = ([5, 0, 130, 1, 64], 2, 16, 24)
-    with asking() as questions:
-        check_kernel("cuda", shape, torch.float32, 0, kinds=(True,))
-    different = {one.name: one for one in questions}.values()
-    names = {"forward", "keys", "queries", "biases"}
-    assert {one.kernel for one in different} == {f"hstu_attention.{name}" for name in names}
-    for one in different:
-        halves = {
-            key: number if key == "registers" else max(1, number // 2)
-            for key, number in one.default.items()
-        }
-        with trying(one.kernel, halves):
-            check_kernel("cuda", shape, torch.float32, 1, kinds=(True,))

@@ -5,14 +5,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import normalize
 
 from recsys.data.top_k import ItemMask, TopK
 from recsys.kernels.choice import without
 from recsys.retrieval.exact import exact_top_k
-from recsys.retrieval.faiss_index import build_index
+from recsys.retrieval.faiss_index import FaissIndex, build_index
 from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.retrieval.index import ExactIndex, copy_halves, gpu_layout, index_of
+from recsys.retrieval.index_recall import tune_effort
 from recsys.retrieval.vector_index import VectorIndex
+from tests.recsys.retrieval.recall import measure_recall
 from tests.recsys.testing.tensors import (
     as_lists,
     assert_same_lists,
@@ -174,3 +177,87 @@ def test_a_query_that_is_not_finite_is_refused(bad):
     queries[1, 2] = bad
     with pytest.raises(ValueError, match="query 1 holds NaN or infinity"):
         exact_top_k(queries, torch.zeros(9, 4), 3)
+
+
+APPROXIMATE = ("flat", "hnsw", "ivf_sq8")
+NUM_CLUSTERED, CLUSTERED_DIM = 6000, 16
+
+
+def clustered(
+    num_rows: int = NUM_CLUSTERED, dim: int = CLUSTERED_DIM, seed: int = 0
+) -> torch.Tensor:
+    """Unit vectors around 60 centres, a fifth of the variance within a cluster."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = normalize(torch.randn(60, dim, generator=generator))
+    cluster = torch.randint(0, 60, (num_rows,), generator=generator)
+    noise = torch.randn(num_rows, dim, generator=generator) / dim**0.5
+    return normalize(centres[cluster] + 0.5 * noise)
+
+
+CLUSTERED = clustered()
+NEAR_CLUSTERED = normalize(CLUSTERED[100:200] + 0.05 * clustered(seed=3)[:100])
+
+
+def faiss_of(kind: str, **config: int) -> FaissIndex:
+    return build_index(CLUSTERED, FaissIndexConfig(kind=kind, **config))
+
+
+def test_tuning_takes_the_least_effort_that_it_tried_and_no_more_than_it_may():
+    index = faiss_of("ivf_sq8", effort=1)
+    # Queries between the clusters need several lists.
+    queries = normalize(torch.randn(100, CLUSTERED_DIM, generator=torch.Generator().manual_seed(5)))
+    reached = tune_effort(index, queries, CLUSTERED, target=0.99)
+    assert reached >= 0.99
+    assert index.effort > 3
+    index.effort //= 2
+    assert measure_recall(index, queries, CLUSTERED) < 0.99
+    index.effort = 1
+    assert tune_effort(index, queries, CLUSTERED, target=0.99, most=3) < 0.99
+    assert index.effort == 3
+
+
+@pytest.mark.parametrize("kind", APPROXIMATE)
+def test_a_copy_that_grows_leaves_the_original_as_it_was(kind):
+    index = build_index(CLUSTERED[:5000], FaissIndexConfig(kind=kind))
+    before = index.search(NEAR_CLUSTERED, 20)
+    copy = index.copy()
+    copy.add(CLUSTERED[5000:])
+    assert (index.num_item_rows, copy.num_item_rows) == (5000, NUM_CLUSTERED)
+    after = index.search(NEAR_CLUSTERED, 20)
+    assert torch.equal(after.item_rows, before.item_rows)
+    assert torch.equal(after.scores, before.scores)
+    assert copy.search(CLUSTERED[5000:5050], 1).item_rows.squeeze(1).tolist() == [
+        *range(5000, 5050)
+    ]
+    rows = torch.tensor([1, 4999, 5000, 5999])
+    assert torch.allclose(copy.vectors(rows), CLUSTERED[rows], atol=1e-3)
+    assert (copy.kind, copy.effort) == (index.kind, index.effort)
+    del index
+    assert copy.search(NEAR_CLUSTERED, 5).item_rows.shape == (100, 5)
+
+
+@pytest.mark.parametrize("kind", APPROXIMATE)
+def test_a_loaded_index_answers_like_the_saved_one(kind, tmp_path):
+    index = faiss_of(kind, effort=37, masked_exact_max_rows=5)
+    digest = index.save(tmp_path / "items.faiss")
+    loaded = FaissIndex.load(tmp_path / "items.faiss", sha256=digest, num_threads=1)
+    assert (loaded.kind, loaded.effort, loaded.num_threads) == (kind, 37, 1)
+    mask = ItemMask(np.random.default_rng(5).random(NUM_CLUSTERED) < 0.5)
+    for chosen in (None, mask):
+        ours, theirs = (
+            index.search(NEAR_CLUSTERED, 40, chosen),
+            loaded.search(NEAR_CLUSTERED, 40, chosen),
+        )
+        assert torch.equal(ours.item_rows, theirs.item_rows)
+        assert torch.equal(ours.scores, theirs.scores)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["items.faiss", "items.faiss.json"]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 7e4])
+def test_item_vectors_that_no_index_can_hold_are_refused(bad):
+    items = CLUSTERED[:50].clone()
+    items[7, 3] = bad
+    with pytest.raises(ValueError, match="item row 7 holds NaN, infinity"):
+        build_index(items)
+    with pytest.raises(ValueError, match="item row 57 holds NaN, infinity"):
+        build_index(CLUSTERED[:50]).add(items)
