@@ -136,7 +136,12 @@ def exporting(out: Path) -> Iterator[Exported]:
             raise WorkspaceBusyError(f"another export writes to {out.absolute()}; wait for it")
         exported = Exported.read(out)
         if not (out / EXPORTED).exists():
-            check_empty(out)
+            # Files that an export does not name are deleted, so another folder is refused.
+            for path in sorted(out.iterdir()):
+                if not path.name.startswith(".") and path.name not in (REQUESTS, RECORDS, KEYS):
+                    raise ValueError(
+                        f"{out} holds {path.name} and is no export; name another folder"
+                    )
             exported.write(out)
         for leftover in [*out.glob(f"{PARTIAL}*"), *out.glob(f"date=*/{PARTIAL}*")]:
             leftover.unlink()
@@ -144,13 +149,6 @@ def exporting(out: Path) -> Iterator[Exported]:
             if str(path.relative_to(out)) not in exported.parts:
                 path.unlink()
         yield exported
-
-
-def check_empty(out: Path) -> None:
-    """Refuse a folder of something else: files that an export does not name are deleted."""
-    for path in sorted(out.iterdir()):
-        if not path.name.startswith(".") and path.name not in (REQUESTS, RECORDS, KEYS):
-            raise ValueError(f"{out} holds {path.name} and is no export; name another folder")
 
 
 def list_parts(folder: Path) -> list[Path]:

@@ -59,9 +59,7 @@ def test_mirror_is_converted_and_serves_from_the_cache_when_gone(tmp_path: Path)
 
 
 def test_damaged_cache_is_made_again() -> None:
-    found = fetch(TINY)
-    path = found.table("events")
-    assert path is not None
+    path = fetch(TINY).directory / "events.parquet"
     path.write_bytes(path.read_bytes()[:100])
     assert from_cache(TINY) is None
     assert events_of(fetch(TINY)) == [("ann", "tea"), ("bob", "ink")]

@@ -18,12 +18,10 @@ from pipelines.inputs.exported import EXPORTED, list_parts, scan_parts
 from pipelines.inputs.online_events import export_events, export_requests
 from pipelines.inputs.opened_store import export_store
 from serving.online.events import Event
-from serving.online.opening import open_store
 from serving.online.records import new_request_id
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import RequestRecord
 from tests.features.test_ids import IDS
-from tests.serving.online.redis_server import RedisServer, needs_redis
 
 DAY_MS = 86_400_000
 START_MS = 1_760_000_000_000 - 1_760_000_000_000 % DAY_MS
@@ -222,21 +220,3 @@ def test_bad_folders_are_refused_and_left_alone(store: SqliteStore, tmp_path: Pa
     list_parts(tmp_path / "out")[0].unlink()
     with pytest.raises(ValueError, match=r"part-1-1.parquet is missing"):
         list_parts(tmp_path / "out")
-
-
-@needs_redis
-def test_a_redis_is_exported_alike(tmp_path: Path) -> None:
-    server, out = RedisServer(tmp_path), tmp_path / "out"
-    try:
-        store = open_store(server.url)
-        assert store is not None
-        store.add_events([event(1), event(2, "bo"), event(3, day=1)])
-        assert export_store(server.url, out).events.new == 3
-        store.forget("ann", START_MS + 2 * DAY_MS)
-        store.add_events([event(4, "bo", day=1)])
-        found = export_store(server.url, out).events
-        assert (found.new, found.removed, found.rows) == (1, 2, 2)
-        assert read(out).select("user_id", "event_id").rows() == [("bo", "e2"), ("bo", "e4")]
-        store.close()
-    finally:
-        server.kill()
