@@ -2,7 +2,7 @@
 
 Code counts by what it computes: docstrings, comments, annotations, formatting, the order of
 imports, and imports for annotations alone change no digest. Imports inside functions count.
-No module is imported.
+No module is imported. What is read of a file is kept next to its bytecode, by the file's digest.
 
 The modules of ``pipelines.config`` count, but what they import does not: they name the settings of
 every stage, and the values that a stage reads are part of its manifest.
@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.util
+import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from recsys.data.durable import digest_of_file
+from recsys.data.durable import digest_of_file, write_durably
 
 PACKAGES = ("recsys", "features", "pipelines", "serving")
 CONFIG = "pipelines.config"
@@ -41,8 +44,10 @@ WORDING = {"ctx", "kind", "type_comment", "type_params"}
 
 
 class FileCode(NamedTuple):
-    """What counts of a file."""
+    """Digests and imports of a file."""
 
+    raw: str
+    """Digest of its bytes."""
     digest: str
     """Digest of what it computes."""
     imports: tuple[str, ...] = ()
@@ -119,7 +124,7 @@ class Computation:
 class SourceTree:
     """The four packages below a folder, each file read once."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, kept: Path | None = None) -> None:
         """List the files."""
         self.root = root
         self.modules: dict[str, str] = {}
@@ -128,6 +133,9 @@ class SourceTree:
         """Templates, CUDA sources and the like by the folder of the code that reads them."""
         for package in PACKAGES:
             self._list_files(package)
+        self._kept = kept
+        self._known = read_codes(kept)
+        self._is_new = False
         self._codes: dict[str, FileCode] = {}
         self._closures: dict[str, frozenset[str]] = {}
 
@@ -149,14 +157,20 @@ class SourceTree:
 
     def code(self, path: str) -> FileCode:
         """Read what counts of a file, by its path from the root."""
-        if path not in self._codes:
-            file = self.root / path
-            found = FileCode(digest_of_file(file))
-            if path.endswith(".py"):
-                computation = Computation(file.read_text(encoding="utf-8"))
-                found = FileCode(computation.digest, computation.imports)
+        if (found := self._codes.get(path)) is None:
+            raw = digest_of_file(self.root / path)
+            found = self._known.get(path)
+            if found is None or found.raw != raw:
+                found = self._known[path] = self._read(path, raw)
+                self._is_new = True
             self._codes[path] = found
-        return self._codes[path]
+        return found
+
+    def _read(self, path: str, raw: str) -> FileCode:
+        if not path.endswith(".py"):
+            return FileCode(raw, raw)
+        computation = Computation((self.root / path).read_text(encoding="utf-8"))
+        return FileCode(raw, computation.digest, computation.imports)
 
     def imports(self, module: str) -> Iterator[str]:
         """List the modules of ours that one imports, and the packages around them."""
@@ -197,12 +211,41 @@ class SourceTree:
         sources = {self.modules[one] for one in self.closure(module)}
         folders = {path.rpartition("/")[0] for path in sources}
         data = (self.data.get(folder, ()) for folder in folders)
-        return {path: self.code(path).digest for path in sorted(sources.union(*data))}
+        found = {path: self.code(path).digest for path in sorted(sources.union(*data))}
+        self._keep()
+        return found
 
     def digest(self, module: str) -> str:
         """Hash what a module's closure computes (sha256, hex)."""
         lines = "".join(f"{path}\0{digest}\0" for path, digest in self.digests(module).items())
         return hashlib.sha256(lines.encode()).hexdigest()
 
+    def _keep(self) -> None:
+        """Keep the parsed files; without a place to write to, the next process reads again."""
+        if self._is_new and self._kept is not None:
+            text = json.dumps({"reader": digest_of_file(HERE), "files": self._known})
+            with suppress(OSError):
+                self._kept.parent.mkdir(exist_ok=True)
+                write_durably(self._kept, text)
+        self._is_new = False
 
-INSTALLED = SourceTree(Path(__file__).resolve().parents[2])
+
+def read_codes(kept: Path | None) -> dict[str, FileCode]:
+    """Read what an earlier process kept of each file; nothing if the file is damaged or older."""
+    if kept is None or not kept.exists():
+        return {}
+    try:
+        found = json.loads(kept.read_text(encoding="utf-8"))
+        files = {
+            path: FileCode(raw, digest, tuple(imports))
+            for path, (raw, digest, imports) in found["files"].items()
+        }
+        return files if found["reader"] == digest_of_file(HERE) else {}
+    except (OSError, ValueError, TypeError, LookupError):
+        return {}
+
+
+HERE = Path(__file__).resolve()
+INSTALLED = SourceTree(
+    HERE.parents[2], Path(importlib.util.cache_from_source(str(HERE))).with_suffix(".json")
+)
