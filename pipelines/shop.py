@@ -155,10 +155,9 @@ class Shop:
             return self._frame(_rows(reply))
         if isinstance(users, str):
             raise ValueError(f"users is a list of ids, got the text {users!r}; give [{users!r}]")
-        asked = [str(one) for one in users or ()]
         rows = [
             {"user_id": user, **row}
-            for user in asked
+            for user in map(str, users or ())
             for row in _rows(self._answer(user_id=user, k=k, filter={"where": where}))
         ]
         return self._frame(rows)

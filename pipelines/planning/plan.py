@@ -153,7 +153,7 @@ class HardwarePlan:
     total_ms: float
     """Time of a step on one device; what GPUs send each other comes on top."""
     events_a_second: float
-    """Of all devices, if they need not wait for each other."""
+    """Rate of all devices, if they need not wait for each other."""
     pass_hours: float
 
 
