@@ -185,9 +185,6 @@ def find_served(run: Path) -> tuple[Path, str | None]:
 
 def check_before(settings: RunConfig) -> None:
     """Refuse, before any work, what a stage would refuse only after training: ValueError."""
-    from pipelines.engine.workspace import bundles_dir
     from pipelines.presets.resolve import check_places
-    from pipelines.tracking.decisions import check_version
 
     check_places(settings)
-    check_version(bundles_dir(settings))

@@ -34,7 +34,7 @@ def send_runs(
     """
     from pipelines.engine.history import recorded
     from pipelines.operations.state import read_tracking
-    from pipelines.tracking.tracking import open_outbox, sync_outbox
+    from pipelines.tracking.outbox import open_outbox, sync_outbox
 
     workspace = find_workspace(run)
     config = read_tracking(workspace)
@@ -75,7 +75,7 @@ def pull(
     from pipelines.publishing.from_registry import Pulled
     from pipelines.publishing.from_registry import pull as serve_alias
     from pipelines.publishing.promotion import served_version
-    from pipelines.tracking.tracking import open_outbox
+    from pipelines.tracking.outbox import open_outbox
     from serving.bundle.copies import UnreachableError
 
     bundles, workspace = find_bundles(run)
@@ -100,7 +100,7 @@ def pull(
 
 def send(outbox: Outbox, config: TrackingConfig) -> None:
     """Send waiting runs; print what could not be sent."""
-    from pipelines.tracking.tracking import sync_outbox
+    from pipelines.tracking.outbox import sync_outbox
 
     result = sync_outbox(outbox, config)
     if result.waiting or result.refused:
@@ -113,7 +113,7 @@ def tracked(config: RunConfig) -> Iterator[Recorder]:
     from pipelines.engine.errors import WorkspaceBusyError
     from pipelines.engine.workspace import bundles_dir
     from pipelines.tracking.recorder import Recorder
-    from pipelines.tracking.tracking import open_outbox, sync_outbox
+    from pipelines.tracking.outbox import open_outbox, sync_outbox
 
     tracking, outbox = config.tracking, open_outbox(config.workspace)
     recorder = Recorder(

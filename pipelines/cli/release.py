@@ -22,7 +22,7 @@ from pipelines.cli.output import print_lines, print_table
 from pipelines.cli.registry import send
 
 if TYPE_CHECKING:
-    from pipelines.tracking.decisions import AliasChange, Written
+    from pipelines.tracking.decisions import Decision, Written
 
 app = typer.Typer(no_args_is_help=True)
 STATES = {"signed": "signed", "unsigned": "unsigned", "not verified": "signed, no key to verify"}
@@ -59,13 +59,13 @@ def rollback(run: Run) -> None:
     move_champion("rollback", run, go_back)
 
 
-def move_champion(command: str, run: Path, move: Callable[..., AliasChange]) -> None:
+def move_champion(command: str, run: Path, move: Callable[..., Decision]) -> None:
     """Move the alias, print the new champion, and send it to the registry if it can be reached."""
     from pipelines.operations.state import move_alias
 
     bundles, workspace = find_bundles(run)
     change, config, outbox = move_alias(command, bundles, move, workspace)
-    before = f" (before: {change.previous})" if change.previous else ""
+    before = f" (before: {change.champion})" if change.champion else ""
     print_lines(f"champion is {change.version}{before}")
     send(outbox, config)
 
@@ -73,10 +73,10 @@ def move_champion(command: str, run: Path, move: Callable[..., AliasChange]) -> 
 def read_verified(run: Path) -> tuple[Path, list[Written], list[str]]:
     """Read a run's decisions and their faults."""
     from pipelines.engine.signing import KEY, signing_key
-    from pipelines.tracking.decisions import EARLIER, LOG, read_decisions
+    from pipelines.tracking.decisions import LOG, read_decisions
 
     bundles, _ = find_bundles(run)
-    if not any((bundles / name).exists() for name in (LOG, *EARLIER)):
+    if not (bundles / LOG).exists():
         raise ValueError(
             f"nothing was released or refused in {run}; name a run or its folder of bundles"
         )
@@ -230,17 +230,16 @@ def adapt(
     print_lines(fitted, f"{state}: {found.directory}", note=True)
 
 
-def enter_registry(bundles: Path, change: AliasChange) -> None:
+def enter_registry(bundles: Path, change: Decision) -> None:
     """Enter a moved alias into the registry of a run's workspace.
 
     A folder of bundles that no run made, as on a machine that only serves, has no registry.
     """
     from pipelines.operations.state import read_tracking
-    from pipelines.tracking.entries import enter_change
-    from pipelines.tracking.tracking import open_outbox
+    from pipelines.tracking.outbox import open_outbox
 
     workspace = bundles.absolute().parent
     if (workspace / "config.toml").exists():
         config, outbox = read_tracking(workspace), open_outbox(workspace)
-        enter_change(outbox, config, bundles, change)
+        outbox.enter_change(config, bundles, change)
         send(outbox, config)

@@ -13,10 +13,8 @@ from pipelines.config.operation import TrackingConfig
 from pipelines.config.removed import removal
 from pipelines.config.toml import validate
 from pipelines.engine.history import recorded
-from pipelines.tracking.decisions import CHAMPION, AliasChange, history
-from pipelines.tracking.entries import enter_change
-from pipelines.tracking.outbox import Outbox
-from pipelines.tracking.tracking import open_outbox
+from pipelines.tracking.decisions import CHAMPION, Decision, history
+from pipelines.tracking.outbox import Outbox, open_outbox
 from serving.bundle.manifest import bundle_directory, read_manifest
 
 
@@ -33,7 +31,7 @@ def bundles_of(workspace: Path) -> Path:
 class Moved(NamedTuple):
     """A moved alias, and the outbox with the registry's part of it."""
 
-    change: AliasChange
+    change: Decision
     config: TrackingConfig
     outbox: Outbox
 
@@ -52,7 +50,7 @@ def read_tracking(workspace: Path) -> TrackingConfig:
 
 
 def move_alias(
-    command: str, bundles: Path, move: Callable[..., AliasChange], workspace: Path | None = None
+    command: str, bundles: Path, move: Callable[..., Decision], workspace: Path | None = None
 ) -> Moved:
     """Promote or roll back, and note it in the workspace's history, done or failed.
 
@@ -65,8 +63,8 @@ def move_alias(
     made = workspace if (workspace / "config.toml").exists() else None
     with recorded(made, command) as recording:
         change = move(bundles)
-        enter_change(outbox, config, bundles, change)
-        recording.details[change.alias] = change.version
+        outbox.enter_change(config, bundles, change)
+        recording.details[CHAMPION] = change.version
     return Moved(change, config, outbox)
 
 

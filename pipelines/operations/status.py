@@ -21,7 +21,7 @@ from pipelines.partitions.source import parse_end
 from pipelines.publishing.promotion import served_version
 from pipelines.publishing.released import Released, released_folder
 from pipelines.tracking.decisions import history, read_challenger
-from pipelines.tracking.tracking import open_outbox
+from pipelines.tracking.outbox import open_outbox
 from recsys.data.durable import shared
 from serving.bundle.manifest import CURRENT, bundle_directory
 from serving.bundle.published import ADAPTERS
@@ -162,7 +162,7 @@ def look_at_monitor(found: Status, workspace: Path) -> None:
 
 def look_at_outbox(found: Status, workspace: Path, now: datetime) -> None:
     """Look at the tracking records that wait for their server."""
-    waiting = open_outbox(workspace).finished()
+    waiting = open_outbox(workspace).waiting()
     found.waiting_records = len(waiting)
     written = (datetime.fromtimestamp(path.stat().st_mtime, UTC) for path in waiting)
     oldest = min(written, default=now)

@@ -16,7 +16,7 @@ from pipelines.engine.workspace import publishing
 from pipelines.publishing.encode_items import content_config, encode_items, item_vectors
 from pipelines.publishing.promotion import note_champion, served_version
 from pipelines.semantic_ids.append import published_ids
-from pipelines.tracking.decisions import AliasChange
+from pipelines.tracking.decisions import Decision
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import CURRENT, read_manifest
@@ -62,7 +62,7 @@ def new_item(row: Mapping[str, Any], bundle: Bundle) -> NewItem:
     )
 
 
-def append(source: Path, bundle_path: Path) -> tuple[Path, int, AliasChange]:
+def append(source: Path, bundle_path: Path) -> tuple[Path, int, Decision]:
     """Write and publish a delta with the items of a file.
 
     Returns:

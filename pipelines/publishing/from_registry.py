@@ -18,10 +18,8 @@ from pipelines.engine.formats import size
 from pipelines.engine.workspace import publishing
 from pipelines.publishing.promotion import check_approved, note_champion, served_version
 from pipelines.tracking.decisions import CHAMPION
-from pipelines.tracking.entries import check_pointer
-from pipelines.tracking.outbox import Outbox
+from pipelines.tracking.outbox import Outbox, check_pointer, store_uri
 from pipelines.tracking.store import RegisteredBundle, look_up
-from pipelines.tracking.tracking import store_uri
 from serving.bundle import copies
 from serving.bundle.manifest import CURRENT, read_manifest
 

@@ -2,7 +2,7 @@
 
 A release that passed its checks becomes champion at once, unless ``release.promote`` is false;
 then it is the challenger until ``recsys release promote`` makes it champion. The first bundle is
-always champion. Who moves an alias enters the change into the registry (`tracking.entries`).
+always champion. Who moves an alias enters the change into the registry (`tracking.outbox`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from pipelines.tracking.decisions import (
     ACTIONS,
     CHALLENGER,
     CHAMPION,
-    AliasChange,
     Decision,
     Outcome,
-    alias_changes,
     append_decision,
     decision_on,
     read_challenger,
@@ -90,25 +88,24 @@ def note_release(bundles: Path, version: str, *, promoted: bool, **about: Any) -
     return CHAMPION
 
 
-def note_champion(bundles: Path, version: str, action: str, **about: Any) -> AliasChange:
+def note_champion(bundles: Path, version: str, action: str, **about: Any) -> Decision:
     """Point ``current`` at a version and record it; the caller holds the lock."""
     before = served_version(bundles)
     publish(bundles, version)
     return _decide(bundles, version, ACTIONS[action], champion=before, serves=version, **about)
 
 
-def _decide(bundles: Path, version: str, outcome: Outcome, **about: Any) -> AliasChange:
-    """Append a decision on a version, and return how it moved an alias."""
+def _decide(bundles: Path, version: str, outcome: Outcome, **about: Any) -> Decision:
+    """Append a decision on a version."""
     if "challenger_digest" not in about:
         base = bundle_directory(bundles, version.partition("+")[0])
         about["challenger_digest"] = read_manifest(base)[1]
     about = {"champion": served_version(bundles), **about}
     decision = Decision(outcome=outcome, challenger=version, **about)
-    decision = append_decision(bundles, decision, signing_key())
-    return next(iter(alias_changes([decision])))
+    return append_decision(bundles, decision, signing_key())
 
 
-def promote(bundles: Path, version: str | None, **by_hand: Any) -> AliasChange:
+def promote(bundles: Path, version: str | None, **by_hand: Any) -> Decision:
     """Serve a version as champion.
 
     Args:
@@ -127,7 +124,7 @@ def promote(bundles: Path, version: str | None, **by_hand: Any) -> AliasChange:
     return make_champion(bundles, version, "promote", **by_hand)
 
 
-def rollback(bundles: Path, **by_hand: Any) -> AliasChange:
+def rollback(bundles: Path, **by_hand: Any) -> Decision:
     """Serve the champion before this one again; once more goes back one further.
 
     Raises:
@@ -155,7 +152,7 @@ def make_champion(
     reason: str = "",
     expected: str | None = None,
     patience_seconds: float = PATIENCE_SECONDS,
-) -> AliasChange:
+) -> Decision:
     """Point ``current`` at a version that may be served, then record it.
 
     Args:

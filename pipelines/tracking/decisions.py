@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,8 +24,6 @@ from pipelines.engine.signing import TamperedError, check_signature, signed
 from recsys.data.durable import append_line, write_durably
 
 LOG, HEAD = "releases.jsonl", "releases.head"
-EARLIER = ("decisions", "aliases.jsonl")
-"""Files of decisions of an earlier version."""
 CHAMPION, CHALLENGER = "champion", "challenger"
 ALTERED = "altered"
 Outcome = Literal[
@@ -76,6 +74,18 @@ class Decision:
         """The verdicts that did not pass."""
         return [one for one in self.verdicts if not one["passed"]]
 
+    @property
+    def alias(self) -> str | None:
+        """The alias that began to name `version`; None if none was moved."""
+        if self.serves is not None and self.outcome in ACTIONS.values():
+            return CHAMPION
+        return CHALLENGER if self.outcome == "kept as challenger" else None
+
+    @property
+    def version(self) -> str:
+        """Version that is served afterwards, or else the one that was decided on."""
+        return self.serves or self.challenger
+
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
@@ -90,31 +100,8 @@ class Written:
     """Reason why it cannot be trusted."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AliasChange:
-    """An alias began to name a version."""
-
-    time: str
-    alias: str
-    version: str
-    previous: str | None
-    action: str
-
-
-def check_version(bundles: Path) -> None:
-    """Refuse a folder whose decisions an earlier version wrote: ValueError with the remedy."""
-    found = [name for name in EARLIER if (bundles / name).exists()]
-    if found and not (bundles / LOG).exists():
-        raise ValueError(
-            f"{bundles} has decisions of an earlier version of recsys ({', '.join(found)}), which "
-            "this one does not read. Move them out of the folder, then begin a log with recsys "
-            "release promote RUN VERSION --force for the version that is served"
-        )
-
-
 def read_lines(bundles: Path) -> list[str]:
     """Read the complete lines of the log, oldest first, without one that a kill cut off."""
-    check_version(bundles)
     try:
         text = (bundles / LOG).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -236,28 +223,10 @@ def decision_on(bundles: Path, version: str, key: bytes | None) -> Written | Non
     return None
 
 
-def history(bundles: Path) -> list[AliasChange]:
-    """List every change of an alias, oldest first."""
-    decisions = [read_line(line, None, "").decision for line in read_lines(bundles)]
-    return list(alias_changes(decisions))
-
-
-def alias_changes(decisions: Iterable[Decision]) -> Iterable[AliasChange]:
-    """List which alias each decision moved."""
-    actions = {outcome: action for action, outcome in ACTIONS.items()}
-    challenger = None
-    for one in decisions:
-        if one.outcome in actions and one.serves is not None:
-            alias, version, previous = CHAMPION, one.serves, one.champion
-        elif one.outcome == "kept as challenger":
-            alias, version, previous = CHALLENGER, one.challenger, challenger
-            challenger = version
-        else:
-            continue
-        action = actions.get(one.outcome, "release" if one.verdicts else "promote")
-        yield AliasChange(
-            time=one.time, alias=alias, version=version, previous=previous, action=action
-        )
+def history(bundles: Path) -> list[Decision]:
+    """List the decisions that moved an alias, oldest first."""
+    decisions = (read_line(line, None, "").decision for line in read_lines(bundles))
+    return [one for one in decisions if one.alias is not None]
 
 
 def read_champions(bundles: Path, served: str | None) -> list[str]:
@@ -265,8 +234,8 @@ def read_champions(bundles: Path, served: str | None) -> list[str]:
     stack: list[str] = []
     for change in history(bundles):
         if change.alias == CHAMPION:
-            stack = _moved(stack, change.previous, goes_back=True)
-            stack = _moved(stack, change.version, goes_back=change.action == "rollback")
+            stack = _moved(stack, change.champion, goes_back=True)
+            stack = _moved(stack, change.version, goes_back=change.outcome == "rolled back")
     return _moved(stack, served, goes_back=True)
 
 

@@ -1,31 +1,43 @@
 """A file for each tracked run, so that a slow or absent server never blocks one.
 
 <outbox>/
-    <time>-<stage>-<key>.jsonl    one event a line, appended at once; removed once it is sent
+    <time>-<stage>-<key>.jsonl    one event a line, written as the run ends; removed once sent
     <time>-<stage>-<key>.refused  a file that the store will never accept; its last line says why
     aliases.json                  what each alias named when it was last set or obeyed here
 
-``pipelines.tracking.store`` sends it; this module knows no server.
+MLflow takes seconds to import and changes the environment, so a child with a time limit sends the
+files (``pipelines.tracking.store``). Runs that are not sent by then are sent by the next command.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
+from pipelines.config.operation import TrackingConfig
 from pipelines.engine.artifacts import Manifest
 from pipelines.engine.run_log import RunLog
+from pipelines.engine.signing import KEY, check_signature, signed, signing_key
+from pipelines.tracking.decisions import Decision
 from recsys.data.durable import write_durably
+from serving.bundle.manifest import bundle_directory, read_manifest
 
 ALIASES = "aliases.json"
+POINTER = "pointer"
+"""Tag with the bundle's version and digest, signed if a key is set."""
+BUNDLES = "bundles"
+"""Tag with the folder of bundles, or its URL, that has the files."""
 
 
 def leaves(table: Mapping[str, Any], mark: str, above: str = "") -> Iterator[tuple[str, Any]]:
@@ -39,32 +51,24 @@ def leaves(table: Mapping[str, Any], mark: str, above: str = "") -> Iterator[tup
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file's complete lines, without one that a kill cut off; empty without a file."""
-    lines, found = list[bytes](), []
-    with suppress(FileNotFoundError):
-        lines = path.read_bytes().splitlines(keepends=True)
-    for line in lines:
+    """Read a file's events, without a line that a kill cut off."""
+    found = []
+    for line in path.read_bytes().splitlines():
         with suppress(ValueError):
-            event = json.loads(line) if line.endswith(b"\n") else None
-            if isinstance(event, dict):
-                found.append(event)
-    return found
+            found.append(json.loads(line))
+    return [event for event in found if isinstance(event, dict)]
 
 
 class OutboxRun(RunLog):
-    """Appends a run's events to one file; each is with the system before a call returns."""
+    """Collects a run's events; the file is written as the run ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # A line that a kill cut off must not swallow the next one.
-        self._before = "\n" if path.exists() else ""
+        self.events: list[dict[str, Any]] = []
 
     def append(self, event: str, **fields: Any) -> None:
         """Append one event."""
-        line = {"event": event, "time": time.time_ns() // 1_000_000, **fields}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(f"{self._before}{json.dumps(line, ensure_ascii=False, default=str)}\n")
-        self._before = ""
+        self.events.append({"event": event, "time": time.time_ns() // 1_000_000, **fields})
 
     def log(self, step: int, **values: float) -> None:
         self.metrics(values, step)
@@ -81,13 +85,22 @@ class OutboxRun(RunLog):
     def tags(self, values: Mapping[str, str]) -> None:
         self.append("tags", values=dict(values))
 
+    def register(self, model: str, bundles: Path, version: str, digest: str) -> None:
+        """Enter a bundle into the registry: version, digest and tags."""
+        pointer = json.dumps(signed({"bundle": version, "digest": digest}, signing_key()))
+        tags = {BUNDLES: str(bundles.absolute()), POINTER: pointer}
+        self.append("register", model=model, version=version, digest=digest, tags=tags)
+
     def alias(self, model: str, name: str, version: str, *, action: str) -> None:
         """Point an alias at a registered bundle."""
         self.append("alias", model=model, alias=name, version=version, action=action)
 
     def end(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
-        """Close the run; nothing follows."""
+        """Close the run, and write its file."""
         self.append("end", status=status)
+        lines = (json.dumps(one, ensure_ascii=False, default=str) for one in self.events)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(self.path, "".join(f"{line}\n" for line in lines))
 
     def __enter__(self) -> Self:
         return self
@@ -107,18 +120,13 @@ class OutboxRun(RunLog):
 
 @dataclass(frozen=True)
 class Outbox:
-    """The folder; a stage's runs are written by the holder of its lock, or of the workspace's."""
+    """The folder of the runs that a store does not have yet."""
 
     path: Path
 
     def waiting(self) -> list[Path]:
-        """List the runs that the store does not have, oldest first; one may be running."""
-        return sorted(self.path.glob("*.jsonl"))
-
-    def finished(self) -> list[Path]:
         """List the runs that can be sent, oldest first."""
-        last = {path: read_lines(path)[-1:] for path in self.waiting()}
-        return [path for path, end in last.items() if end and end[0].get("event") == "end"]
+        return sorted(self.path.glob("*.jsonl"))
 
     def waiting_alias(self, model: str, alias: str) -> dict[str, Any] | None:
         """Return the last change of an alias that was not sent; None without one."""
@@ -141,23 +149,14 @@ class Outbox:
         write_durably(self.path / ALIASES, json.dumps(known, indent=2, sort_keys=True) + "\n")
 
     def start_run(self, planned: Manifest) -> OutboxRun:
-        """Begin the run of a stage, or resume the one that a kill ended."""
-        name = f"{planned.stage}-{planned.making[:16]}"
-        ended = self.finished()
-        for path in self.path.glob(f"*Z-{planned.stage}-{'?' * 16}.jsonl"):
-            if path in ended:
-                continue
-            if path.stem.endswith(name):
-                return OutboxRun(path)
-            # Its process is gone: only the holder of the stage's lock starts runs of it.
-            OutboxRun(path).end("KILLED")
+        """Begin the run of a stage."""
         tags = {
             "stage": planned.stage,
             "key": planned.making,
             **{f"data.{name}": digest for name, digest in planned.inputs.items()},
             **{f"version.{name}": number for name, number in planned.versions.items()},
         }
-        run = self.new_file(name)
+        run = self.new_file(f"{planned.stage}-{planned.making[:16]}")
         params = {
             key: value if isinstance(value, str) else json.dumps(value, default=str)
             for key, value in leaves(planned.config, ".")
@@ -166,7 +165,89 @@ class Outbox:
         return run
 
     def new_file(self, name: str) -> OutboxRun:
-        """Open a file for the events of a new run, or for some outside of any run."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Name the file of a new run, or of events outside of any run."""
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         return OutboxRun(self.path / f"{stamp}-{name}.jsonl")
+
+    def enter_change(self, config: TrackingConfig, bundles: Path, change: Decision) -> None:
+        """Log a moved alias for the registry, with its bundle."""
+        if not config.enabled or change.alias is None:
+            return
+        digest = read_manifest(bundle_directory(bundles, change.version))[1]
+        run = self.new_file(change.outcome.replace(" ", "-"))
+        run.register(config.model, bundles, change.version, digest)
+        run.alias(config.model, change.alias, change.version, action=change.outcome)
+        run.end("FINISHED")
+
+
+def check_pointer(pointer: str, version: str, digest: str) -> None:
+    """Verify the pointer to a bundle.
+
+    The operators' signature on it stands for their decision: it is written with the key of the
+    machine that released or promoted the bundle, after the checks of either.
+
+    Raises:
+        ValueError: It is of another bundle, altered, or not signed though a key is set.
+    """
+    advice = f"`recsys release promote {version}` where it was made registers it again"
+    key, what = signing_key(), f"the registry's pointer to bundle {version}"
+    found = json.loads(pointer) if pointer else {}
+    if check_signature(found, key, what) != "signed" and key is not None:
+        raise ValueError(f"{what} is not signed, and {KEY} is set; {advice}")
+    if found and (found.get("bundle"), found.get("digest")) != (version, digest):
+        raise ValueError(f"{what} is of another bundle; {advice}")
+
+
+class SyncResult(NamedTuple):
+    """Result of sending an outbox, in runs."""
+
+    sent: int = 0
+    waiting: int = 0
+    refused: int = 0
+    """Runs that the store will never accept; their files end in ``.refused``."""
+    problem: str | None = None
+
+    def log_line(self) -> str:
+        """Format one line for the end of a run."""
+        refused = f", {self.refused} refused (kept as *.refused)" if self.refused else ""
+        waiting = f", {self.waiting} waiting" if self.waiting else ""
+        problem = f": {self.problem}" if self.problem else ""
+        return f"tracking: {self.sent} runs sent{refused}{waiting}{problem}"
+
+
+def open_outbox(workspace: Path) -> Outbox:
+    """Return the outbox of a workspace."""
+    return Outbox(workspace / "tracking" / "outbox")
+
+
+def store_uri(config: TrackingConfig, outbox: Outbox) -> str:
+    """Return the store's address; by default a database next to the outbox."""
+    database = f"sqlite:///{(outbox.path.parent / 'mlflow.db').absolute()}"
+    return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or database
+
+
+def sync_outbox(outbox: Outbox, config: TrackingConfig) -> SyncResult:
+    """Send the runs that wait.
+
+    Never raises for what a server, a network or MLflow does: the runs wait for the next time.
+    """
+    if not outbox.waiting():
+        return SyncResult()
+    uri = store_uri(config, outbox)
+    request = {"uri": uri, "config": asdict(config), "outbox": str(outbox.path.absolute())}
+    command = [sys.executable, "-m", "pipelines.tracking.store", json.dumps(request)]
+    error = ""
+    try:
+        child = subprocess.run(
+            command, capture_output=True, text=True, timeout=config.sync_seconds, check=False
+        )
+        error = (child.stderr.strip().splitlines() or ["no output"])[-1]
+        return SyncResult(**json.loads(child.stdout.splitlines()[-1]))
+    except subprocess.TimeoutExpired:
+        problem = (
+            f"{uri} was not done in {config.sync_seconds:g} s; `recsys registry send --seconds "
+            "3600` sends for longer"
+        )
+    except (OSError, IndexError, ValueError) as fault:
+        problem = f"asking {uri} failed: {error or fault}"
+    return SyncResult(waiting=len(outbox.waiting()), problem=problem)

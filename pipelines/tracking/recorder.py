@@ -1,6 +1,6 @@
 """Track a finished stage by what its artefact holds, so that stages know no tracking.
 
-Only the curve of a training is logged by the stage itself, while it runs. Metrics are named
+Only the curve of a training is logged by the stage itself. Metrics are named
 <tie order>/<split>/<model>/<metric>, curves <tie order>/<metric>.
 """
 
@@ -15,7 +15,6 @@ from typing import Any
 from pipelines.engine.artifacts import MANIFEST, RUN, Manifest, read_json
 from pipelines.engine.run_log import RunLog
 from pipelines.tracking.decisions import CHAMPION
-from pipelines.tracking.entries import register
 from pipelines.tracking.outbox import Outbox, OutboxRun, leaves
 from serving.bundle.manifest import CURRENT
 
@@ -39,7 +38,7 @@ def record_release(run: OutboxRun, artefact: Path, bundles: Path, model: str) ->
     """Enter the released bundle into the registry, as champion or challenger."""
     document = read_json(artefact / "release.json")
     version, digest = document["version"], document["digest"]
-    register(run, model, bundles, version, digest)
+    run.register(model, bundles, version, digest)
     served = (bundles / CURRENT).resolve().name.removeprefix("bundle-")
     if document["alias"] == CHAMPION and served.partition("+")[0] == version:
         # Deltas of the very same bundle stay served.

@@ -1,6 +1,6 @@
 """Send an outbox to an MLflow store, and read its model registry.
 
-It alone imports MLflow. ``pipelines.tracking.tracking`` sends in a process of its own with a time
+It alone imports MLflow. ``pipelines.tracking.outbox`` sends in a process of its own with a time
 limit, ``python -m pipelines.tracking.store REQUEST``; the last line of its output is the result as
 JSON. Sending is idempotent: a run is found by its tag, a bundle by its digest, and equal points of
 a metric are one. MLflow gets numbers, tags and pointers; files go to tracking.bundles.
@@ -22,8 +22,7 @@ from urllib.parse import urlsplit
 
 from pipelines.config.operation import TrackingConfig
 from pipelines.tracking.decisions import CHALLENGER, CHAMPION
-from pipelines.tracking.entries import BUNDLES, POINTER
-from pipelines.tracking.outbox import Outbox, read_lines
+from pipelines.tracking.outbox import BUNDLES, POINTER, Outbox, read_lines
 from recsys.data.durable import append_line, locked
 from serving.bundle import copies
 from serving.bundle.manifest import VERSION_PATTERN, bundle_directory
@@ -64,7 +63,7 @@ class RegisteredBundle(NamedTuple):
     digest: str
     bundles: str
     pointer: str
-    """Signed words on the above (`pipelines.tracking.entries`); empty if there are none."""
+    """Signed words on the above (`pipelines.tracking.outbox.check_pointer`); empty if there are none."""
 
 
 class Store:
@@ -141,7 +140,7 @@ class Sender:
         A run that the store will never accept is set aside, with the reason as its last line.
         """
         num_sent, num_refused, problem = 0, 0, None
-        for path in self.outbox.finished():
+        for path in self.outbox.waiting():
             try:
                 self.send(path.stem, read_lines(path))
             except Exception as error:
@@ -155,7 +154,7 @@ class Sender:
             else:
                 path.unlink()
                 num_sent += 1
-        waiting = len(self.outbox.finished())
+        waiting = len(self.outbox.waiting())
         return {"sent": num_sent, "waiting": waiting, "refused": num_refused, "problem": problem}
 
     def send(self, name: str, events: list[Event]) -> None:
@@ -169,25 +168,24 @@ class Sender:
             elif event["event"] == "alias" and event["version"]:
                 self.move_alias(event)
 
-    def send_run(self, name: str, events: list[Event]) -> str:
+    def send_run(self, run_name: str, events: list[Event]) -> str:
         """Find the run, or create it; log its parameters, tags and metrics, and end it."""
         from mlflow.entities import Metric, Param, RunTag
 
-        start = events[0]
-        condition = f"tags.`{RUN_TAG}` = '{name}'"
+        # One that an earlier version's kill left open has no end.
+        start, status = events[0], events[-1].get("status", "KILLED")
+        condition = f"tags.`{RUN_TAG}` = '{run_name}'"
         runs = self.client.search_runs([self.experiment], condition, max_results=1)
         run = next(iter(runs), None) or self.client.create_run(
-            self.experiment, start["time"], {RUN_TAG: name}, start["stage"]
+            self.experiment, start["time"], {RUN_TAG: run_name}, start["stage"]
         )
-        texts, points = dict(start["tags"]), dict[tuple[str, int], Any]()
+        texts, metrics = dict(start["tags"]), list[Any]()
         for event in events:
             if event["event"] == "tags":
                 texts |= event["values"]
-            for metric, value in event["values"].items() if event["event"] == "metrics" else ():
-                # A resumed run repeats the steps since its last checkpoint.
-                key = store_name(metric)
-                point = Metric(key, float(value), event["time"], event["step"])
-                points.setdefault((key, event["step"]), point)
+            for name, value in event["values"].items() if event["event"] == "metrics" else ():
+                point = Metric(store_name(name), float(value), event["time"], event["step"])
+                metrics.append(point)
         params = [
             Param(store_name(key), value[:MAX_PARAM_CHARACTERS])
             for key, value in start["params"].items()
@@ -195,11 +193,11 @@ class Sender:
         tags = [
             RunTag(store_name(key), str(value)[:MAX_TAG_CHARACTERS]) for key, value in texts.items()
         ]
-        run_id, metrics = str(run.info.run_id), list(points.values())
+        run_id = str(run.info.run_id)
         self.client.log_batch(run_id, params=params, tags=tags)
         for begin in range(0, len(metrics), MAX_METRICS):
             self.client.log_batch(run_id, metrics=metrics[begin : begin + MAX_METRICS])
-        self.client.set_terminated(run_id, events[-1]["status"], events[-1]["time"])
+        self.client.set_terminated(run_id, status, events[-1]["time"])
         return run_id
 
     def register(self, event: Event, run_id: str | None) -> None:
@@ -248,7 +246,7 @@ def is_final(error: Exception) -> bool:
     """True if a store will never accept what it refused."""
     code = getattr(error, "error_code", None)
     may_pass = isinstance(error, (OSError, copies.UnreachableError))
-    return code in NEVER or (isinstance(error, (KeyError, ValueError)) and not may_pass)
+    return code in NEVER or (isinstance(error, (LookupError, ValueError)) and not may_pass)
 
 
 def open_store(uri: str, config: TrackingConfig) -> Store:
@@ -306,7 +304,7 @@ def send_outbox(request: dict[str, Any]) -> dict[str, Any]:
             problem = str(error)
         except Exception as error:
             problem = f"{request['uri']}: {first_line(error)}"
-        return {"waiting": len(outbox.finished()), "problem": problem}
+        return {"waiting": len(outbox.waiting()), "problem": problem}
 
 
 def main() -> None:

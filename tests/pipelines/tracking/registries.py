@@ -9,7 +9,7 @@ import numpy as np
 from pipelines.config.operation import TrackingConfig
 from pipelines.publishing.from_registry import Pulled, pull
 from pipelines.publishing.promotion import promote
-from pipelines.tracking.decisions import AliasChange
+from pipelines.tracking.decisions import Decision
 from pipelines.tracking.entries import enter_change
 from pipelines.tracking.outbox import Outbox
 from pipelines.tracking.store import RegisteredBundle, look_up
@@ -52,7 +52,7 @@ class Shop:
 
     def enter(self, version: str, alias: str = "champion") -> None:
         """Record a bundle under an alias, without a decision on it."""
-        change = AliasChange(time="", alias=alias, version=version, previous=None, action="promote")
+        change = Decision(time="", alias=alias, version=version, previous=None, action="promote")
         enter_change(self.outbox, self.config, self.bundles, change)
 
     def register(self, version: str) -> SyncResult:
