@@ -76,14 +76,14 @@ def pytest_terminal_summary(
 def forked_children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fork MLflow's children from a process that has imported it; importing takes seconds each."""
     try:
-        from pipelines.tracking import tracking
+        from pipelines.tracking import outbox
     except ModuleNotFoundError:
         # Tests of a GPU need torch, numpy and safetensors alone.
         yield
         return
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         forking = ForkingSubprocess(tmp_path_factory.mktemp("mlflow"), stack)
-        patch.setattr(tracking, "subprocess", forking)
+        patch.setattr(outbox, "subprocess", forking)
         yield
 
 

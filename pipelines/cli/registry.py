@@ -112,8 +112,8 @@ def tracked(config: RunConfig) -> Iterator[Recorder]:
     """Record the stages that run inside, and send them to MLflow at the end."""
     from pipelines.engine.errors import WorkspaceBusyError
     from pipelines.engine.workspace import bundles_dir
-    from pipelines.tracking.recorder import Recorder
     from pipelines.tracking.outbox import open_outbox, sync_outbox
+    from pipelines.tracking.recorder import Recorder
 
     tracking, outbox = config.tracking, open_outbox(config.workspace)
     recorder = Recorder(

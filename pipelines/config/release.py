@@ -29,25 +29,15 @@ class GateConfig:
     """Share of the kept items whose text may differ from the champion's."""
     min_coverage: float = 0.5
     """Different items in the sampled lists, as a share of the champion's."""
-    min_novelty: float = 0.7
-    """Mean novelty of the listed items (bits), as a share of the champion's."""
     max_calibration_error: float = 0.05
     """Absolute error of the ranker's probabilities on validation, up to the share of positives."""
-    max_calibration_ratio: float = 2.0
-    """Ratio of predicted to observed positives, either way."""
     max_latency_ms: float = 500.0
     """Median of one list in this process."""
     max_latency_ratio: float = 3.0
     """The same against the champion's, measured in turns; below 20 ms nothing is refused."""
-    min_code_use: float = 0.1
-    """Perplexity of the first codes, from 0 (one code for all) to 1 (all codes equally often)."""
-    min_expert_load: float = 0.05
-    """Share of candidates that each expert of the ranker gets, 1 is an even share."""
-    max_norm_ratio: float = 50.0
-    """Longest vector of a table against the median."""
     max_gain: float = 1.0
-    """Relative gain over a champion of the same models, or of the ranker over the list it reorders,
-    beyond which a person has to look; 1 is twice as good, 0 switches the check off."""
+    """Relative gain over a champion of the same models beyond which a person has to look; 1 is
+    twice as good, 0 switches the check off."""
     max_duplicates: float = 0.3
     """Share of the rows read that repeat another row."""
     max_moved_times: float = 0.1

@@ -33,7 +33,7 @@ from pipelines.pages.document import (
     Words,
     select,
 )
-from pipelines.publishing.explain import advice_for, format_result, found_in, is_untested
+from pipelines.publishing.comparison import format_result, found_in, is_untested
 from pipelines.publishing.promotion import champions, promote, rollback, served_version
 from pipelines.publishing.released import shop_workspace
 from pipelines.tracking.decisions import (
@@ -300,11 +300,9 @@ def _gate(decision: Decision, folder: Folder) -> Table:
             float(number) if isinstance(number := one.get(name), (int, float)) else None
             for name in ("value", "bound")
         )
-        name, found, next_step = str(one["name"]), "", ""
-        if not one.get("passed"):
-            found, next_step = found_in(value, bound), advice_for(name)
+        found = "" if one.get("passed") else found_in(value, bound)
         reason = str(one.get("reason", ""))
-        rows.append([name, format_result(one), value, bound, found, reason, next_step])
+        rows.append([str(one["name"]), format_result(one), value, bound, found, reason])
     return Table(
         key="verdicts",
         title="All checks",
@@ -314,7 +312,7 @@ def _gate(decision: Decision, folder: Folder) -> Table:
             *texts("check", "result"),
             *numbers("value", "bound", format="metric"),
             *texts("found", note="What is wrong with a failed one."),
-            *texts("reason", "what to do"),
+            *texts("reason"),
         ],
         rows=rows,
         page_length=10,

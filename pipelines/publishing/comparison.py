@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pipelines.candidates.blends import BLEND, BLEND_FAST, RANKED
 from pipelines.config.release import ReleaseConfig
-from pipelines.publishing.gate.subject import at_least
+from pipelines.publishing.gate import at_least
 from pipelines.publishing.same_queries import SameQueries
 from pipelines.ranking.artefact import served_ranker
 from recsys.data.batch import Jagged
@@ -168,11 +168,18 @@ def format_reason(found: Compared, config: ReleaseConfig) -> str:
     assert by is not None
     assert named is not None
     low, high = by.relative_interval
+    by_whom = "both by models of their training parts"
+    if found.queries.by_bundle:
+        by_whom = "the champion by its bundle on newer events"
+    if not found.queries.alike:
+        by_whom += (
+            f", with {found.queries.ahead:.0%} more events to learn from, so a loss says nothing"
+        )
     parts = [
         f"{by.decision}: {_percent(by.relative)} ({_percent(low)} to {_percent(high)} at "
         f"{100 * config.confidence:g}%), {by.challenger:.4f} against {by.champion:.4f}",
         f"{config.metric} {named.challenger:.4f} against {named.champion:.4f}",
-        f"{by.num_users} users, {answered_by(found.queries)}",
+        f"{by.num_users} users, {by_whom}",
         "the smallest difference these users reliably show is "
         f"{_percent(by.relative_detectable)[1:]}",
     ]
@@ -183,16 +190,6 @@ def format_reason(found: Compared, config: ReleaseConfig) -> str:
     elif by.decision == "worse" and by.not_worse:
         parts.append(f"a loss of more than {config.max_loss:.0%} is excluded")
     return "; ".join(parts)
-
-
-def answered_by(queries: SameQueries) -> str:
-    """Describe which models answered."""
-    if not queries.by_bundle:
-        return "both by models of their training parts"
-    newer = "the champion by its bundle on newer events"
-    if queries.alike:
-        return newer
-    return f"{newer}, with {queries.ahead:.0%} more events to learn from, so a loss says nothing"
 
 
 def format_default(config: ReleaseConfig) -> str:
@@ -298,3 +295,75 @@ def release_verdicts(
             )
         )
     return verdicts
+
+
+def found_in(value: float | None, bound: float | None) -> str:
+    """Format a failed check's value against its bound."""
+    if bound is None:
+        return "nothing was found"
+    if value is None:
+        return f"no value against {bound:.4g}"
+    return f"{value:.4f} is {'below' if value < bound else 'above'} {bound:.4f}"
+
+
+def is_untested(verdict: Mapping[str, Any]) -> bool:
+    """True if a check had nothing to measure; the outcome is then configured."""
+    reason = str(verdict.get("reason", ""))
+    return verdict.get("value") is None and reason.startswith("not enough evidence")
+
+
+def format_result(verdict: Mapping[str, Any]) -> str:
+    """Format a check's result in a word or two."""
+    if not verdict.get("passed"):
+        return "FAILED"
+    return "not tested" if is_untested(verdict) else "passed"
+
+
+def describe_failed(failed: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Describe failed checks, each with its reason."""
+    return [
+        f"{one['name']}: {found_in(one['value'], one['bound'])} ({one['reason']})" for one in failed
+    ]
+
+
+def explain_decision(
+    champion: str | None, verdicts: Sequence[Verdict], compared: Compared | None
+) -> list[str]:
+    """Explain why a version is published or refused."""
+    failed = [one.model_dump() for one in verdicts if not one.passed]
+    kept = f"{champion} goes on serving" if champion else "nothing is served"
+    if failed:
+        first = f"Refused: {len(failed)} of {len(verdicts)} checks failed; {kept}."
+        return [first, *describe_failed(failed)]
+    untested = [one for one in verdicts if is_untested(one.model_dump())]
+    found = [f"All {len(verdicts)} checks passed."]
+    if untested:
+        found = [f"{len(verdicts) - len(untested)} checks passed, {len(untested)} was not tested."]
+    if compared is not None and compared.by is not None:
+        by = compared.by
+        found.append(
+            f"Against {champion} on {by.num_queries} equal queries: {by.decision}, "
+            f"{100 * by.relative:+.1f}%."
+        )
+    elif champion is not None:
+        why = untested[0].reason if untested else "too few queries are answered by both"
+        found.append(f"Not compared with {champion}: {why}.")
+    return found
+
+
+def record_power(
+    compared: Compared | None, deciding_metric: str
+) -> dict[str, float | int | str | None]:
+    """Build the record of the comparison's interval and smallest difference found."""
+    by = None if compared is None else compared.by
+    if by is None:
+        return {}
+    low, high = by.relative_interval
+    values = {
+        "difference": by.relative,
+        "low": low,
+        "high": high,
+        "found_in_4_of_5_cases": by.relative_detectable,
+    }
+    known = {name: value if abs(value) < 1e9 else None for name, value in values.items()}
+    return {"metric": deciding_metric, "users": by.num_users, **known}

@@ -10,7 +10,7 @@ import polars as pl
 from pipelines.candidates.blends import TEXT_SEARCH, served_blends
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import released_order
-from pipelines.publishing.item_properties import content_source, take_properties
+from pipelines.publishing.items import content_source, take_properties
 from pipelines.ranking.artefact import served_ranker
 from pipelines.searching.texts import item_texts
 from pipelines.semantic_ids.artefact import read_version

@@ -19,6 +19,8 @@ import polars as pl
 
 from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.console import log
+from pipelines.engine.errors import RefusedError
+from pipelines.engine.signing import signing_key
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir, digest_of_config, publishing
 from pipelines.inputs.tensors import read_inputs, released_order
@@ -26,15 +28,16 @@ from pipelines.publishing.comparison import (
     Compared,
     Metrics,
     compare,
+    describe_failed,
+    explain_decision,
     item_domains,
     protected_slices,
+    record_power,
     release_verdicts,
     served_metrics,
     served_row,
 )
-from pipelines.publishing.explain import explain_decision, record_power, refuse
-from pipelines.publishing.gate.checks import bundle_verdicts
-from pipelines.publishing.gate.subject import Subject
+from pipelines.publishing.gate import Subject, bundle_verdicts
 from pipelines.publishing.parts import make_parts
 from pipelines.publishing.promotion import note_release, served_base, served_version
 from pipelines.publishing.released import (
@@ -57,6 +60,7 @@ from pipelines.publishing.write_release import (
     write_release,
 )
 from pipelines.semantic_ids.artefact import open_id_store, publish_version
+from pipelines.tracking.decisions import Decision, append_decision
 from recsys.fitting.queries import ModelInputs
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import CURRENT, BundleManifest, Verdict, bundle_directory
@@ -108,7 +112,11 @@ def compared_with(
 
 
 def written_release(
-    context: StageContext, inputs: ModelInputs, checked: Sequence[Verdict], **known: Any
+    context: StageContext,
+    inputs: ModelInputs,
+    checked: Sequence[Verdict],
+    metrics: Metrics,
+    **known: Any,
 ) -> WrittenRelease:
     """Write the bundle and check it; ``checked`` are verdicts on its metrics."""
     config = context.config
@@ -119,9 +127,7 @@ def written_release(
         subject = Subject(
             challenger=load_bundle(candidate),
             config=config.release.gate,
-            metric=config.release.metric,
             report=read_json(context.inputs["build_features"] / "report.json"),
-            workspace=context.workspace.path,
             now=time.time(),
             seed=config.seed,
             **known,
@@ -129,7 +135,7 @@ def written_release(
         return [*checked, *bundle_verdicts(subject)]
 
     name, parts = context.making[:12], make_parts(context, inputs)
-    folder, metrics, digest = bundles_dir(config), known["metrics"], digest_of_config(config)
+    folder, digest = bundles_dir(config), digest_of_config(config)
     try:
         return write_release(
             folder, parts, name=name, metrics=metrics, config_digest=digest, judge=judge
@@ -139,6 +145,25 @@ def written_release(
             name="the bundle can be loaded", value=0, bound=1, passed=False, reason=str(error)
         )
         return WrittenRelease(name, "", [*checked, broken])
+
+
+def refuse(folder: Path, version: str, **about: Any) -> None:
+    """Append a refusal to the log and raise it.
+
+    Raises:
+        RefusedError: Always; names each failed check with its value, bound and reason.
+    """
+    decision = append_decision(
+        folder, Decision(outcome="refused", challenger=version, **about), signing_key()
+    )
+    served = served_version(folder)
+    kept = f"bundle-{served} goes on serving" if served else "nothing is served"
+    raise RefusedError(
+        f"the new bundle is refused and was not published; {kept}.\n"
+        + "\n".join(f"  {line}" for line in describe_failed(decision.failed))
+        + f"\nAll verdicts: recsys release explain {folder} {version}. The "
+        "bounds are in [release] and [release.gate]."
+    )
 
 
 def release(context: StageContext) -> StageRows:
@@ -170,10 +195,9 @@ def release(context: StageContext) -> StageRows:
             context,
             inputs,
             verdicts,
+            metrics,
             champion=served,
-            metrics=metrics,
             paired=None if compared is None else compared.by,
-            answered=answered,
         )
         version, former = written.version, None if champion is None else champion.version
         about = {

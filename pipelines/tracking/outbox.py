@@ -52,8 +52,11 @@ def leaves(table: Mapping[str, Any], mark: str, above: str = "") -> Iterator[tup
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read a file's events, without a line that a kill cut off."""
-    found = []
-    for line in path.read_bytes().splitlines():
+    found, lines = [], list[bytes]()
+    # Another process may have sent and removed it.
+    with suppress(FileNotFoundError):
+        lines = path.read_bytes().splitlines()
+    for line in lines:
         with suppress(ValueError):
             found.append(json.loads(line))
     return [event for event in found if isinstance(event, dict)]

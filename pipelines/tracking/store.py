@@ -32,7 +32,7 @@ GONE, INVALID = "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"
 LATER = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "ABORTED"}
 """Errors of a store, or of a proxy before it, that may pass."""
 NEVER = {INVALID, "BAD_REQUEST", "MALFORMED_REQUEST"}
-MAX_NAME, MAX_METRICS, MAX_PARAM_CHARACTERS, MAX_TAG_CHARACTERS = 250, 1000, 6000, 5000
+MAX_NAME = 250
 Event = dict[str, Any]
 
 
@@ -63,7 +63,7 @@ class RegisteredBundle(NamedTuple):
     digest: str
     bundles: str
     pointer: str
-    """Signed words on the above (`pipelines.tracking.outbox.check_pointer`); empty if there are none."""
+    """Signed version and digest (`check_pointer`); empty if there is none."""
 
 
 class Store:
@@ -186,17 +186,11 @@ class Sender:
             for name, value in event["values"].items() if event["event"] == "metrics" else ():
                 point = Metric(store_name(name), float(value), event["time"], event["step"])
                 metrics.append(point)
-        params = [
-            Param(store_name(key), value[:MAX_PARAM_CHARACTERS])
-            for key, value in start["params"].items()
-        ]
-        tags = [
-            RunTag(store_name(key), str(value)[:MAX_TAG_CHARACTERS]) for key, value in texts.items()
-        ]
+        params = [Param(store_name(key), value) for key, value in start["params"].items()]
+        tags = [RunTag(store_name(key), str(value)) for key, value in texts.items()]
         run_id = str(run.info.run_id)
-        self.client.log_batch(run_id, params=params, tags=tags)
-        for begin in range(0, len(metrics), MAX_METRICS):
-            self.client.log_batch(run_id, metrics=metrics[begin : begin + MAX_METRICS])
+        # MLflow cuts long texts, and sends many metrics in parts.
+        self.client.log_batch(run_id, metrics, params, tags)
         self.client.set_terminated(run_id, status, events[-1]["time"])
         return run_id
 

@@ -206,19 +206,3 @@ def test_too_little_memory_is_refused_before_anything_is_fitted(
     assert result.exit_code == 2
     assert "GiB of memory are free" in " ".join(result.output.split())
     assert not (tmp_path / "run" / "fit_baselines").exists()
-
-
-@pytest.mark.parametrize("command", ["run", "update", "demo"])
-def test_bundles_of_an_earlier_version_are_refused_before_work_starts(
-    command: str, recsys: Callable[..., Result], tmp_path: Path
-) -> None:
-    workspace, target = tmp_path / "run", tmp_path / "shop.toml"
-    (workspace / "bundles").mkdir(parents=True)
-    (workspace / "bundles" / "aliases.jsonl").write_text("{}\n")
-    log = write_log(tmp_path, drawn(80, HOUR))
-    assert recsys("data", "init", log, "--out", target).exit_code == 0
-    files = [] if command == "demo" else ["-c", target]
-    result = recsys(command, *files, "-w", workspace, "-q")
-    assert result.exit_code == 2
-    assert "recsys release promote" in " ".join(result.output.split())
-    assert not (workspace / "build_features").exists()

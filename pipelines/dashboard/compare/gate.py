@@ -189,12 +189,11 @@ def _slice_reasons(
 
 
 def _coverage_reasons(measures: tuple[Measures, Measures], config: GateConfig) -> Iterator[Reason]:
-    """Compare coverage and novelty of the lists by the bounds of ``[release.gate]``."""
+    """Compare the coverage of the lists by the bound of ``[release.gate]``."""
     before, after = (one.beyond_accuracy for one in measures)
-    bounds = {"coverage": config.min_coverage, "novelty": config.min_novelty}
+    bound = config.min_coverage
     for name in before:
-        bound = bounds.get(name.partition("@")[0])
-        if name not in after or bound is None:
+        if name not in after or name.partition("@")[0] != "coverage":
             continue
         less = after[name] < bound * before[name]
         if not less and before[name] >= bound * after[name]:

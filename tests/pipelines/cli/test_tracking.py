@@ -8,8 +8,7 @@ from pipelines.cli.main import app
 from pipelines.cli.release import enter_registry
 from pipelines.config.operation import TrackingConfig
 from pipelines.publishing.promotion import champions, note_champion
-from pipelines.tracking.outbox import read_lines
-from pipelines.tracking.tracking import open_outbox, store_uri
+from pipelines.tracking.outbox import open_outbox, read_lines, store_uri
 from serving.bundle.manifest import read_manifest
 from tests.pipelines.tracking.registries import write_bundles
 from tests.serving.synthetic_bundle import write_synthetic_bundle

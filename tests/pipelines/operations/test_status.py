@@ -16,7 +16,7 @@ from pipelines.engine.history import recorded
 from pipelines.operations.status import Status, read_status
 from pipelines.partitions.manifest import Partition, PartitionsManifest, SetAside
 from pipelines.publishing.promotion import note_release, promote
-from pipelines.tracking.tracking import open_outbox
+from pipelines.tracking.outbox import open_outbox
 
 Aged = Callable[[Path, float], None]
 

@@ -9,10 +9,11 @@ from pipelines.publishing.comparison import (
     Compared,
     compare,
     comparison_verdicts,
+    explain_decision,
+    format_result,
     protected_slices,
     release_verdicts,
 )
-from pipelines.publishing.explain import explain_decision, format_result
 from pipelines.publishing.same_queries import SameQueries
 from recsys.data.batch import Jagged
 from serving.bundle.manifest import Verdict

@@ -12,7 +12,6 @@ from pipelines.tracking.decisions import (
     Decision,
     append_decision,
     decision_on,
-    history,
     read_decisions,
 )
 from serving.bundle.manifest import read_manifest
@@ -123,19 +122,6 @@ def test_a_kill_before_the_head_or_within_a_line_is_no_fault(bundles: Path) -> N
     decided(bundles, "v1", KEY)
     found, faults = read_decisions(bundles, KEY)
     assert ([one.decision.challenger for one in found], faults) == (["v1", "v2", "v1"], [])
-
-
-@pytest.mark.parametrize("name", ["decisions", "aliases.jsonl"])
-def test_decisions_of_an_earlier_version_are_refused_with_the_remedy(
-    bundles: Path, name: str
-) -> None:
-    (bundles / name).mkdir()
-    for reading in (history, lambda folder: read_decisions(folder, None)):
-        with pytest.raises(ValueError, match=r"earlier version .* promote RUN VERSION --force"):
-            reading(bundles)
-    (bundles / name).rmdir()
-    promote(bundles, "v1", force=True)
-    assert champions(bundles) == ["v1"]
 
 
 def test_key_comes_from_a_variable_or_a_file(

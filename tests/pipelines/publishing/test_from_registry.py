@@ -12,8 +12,7 @@ from pipelines.cli.main import app
 from pipelines.publishing import from_registry
 from pipelines.publishing.promotion import note_champion, rollback, served_version
 from pipelines.tracking.decisions import history
-from pipelines.tracking.entries import POINTER, enter_change
-from pipelines.tracking.tracking import sync_outbox
+from pipelines.tracking.outbox import POINTER, sync_outbox
 from serving.bundle.copies import UnreachableError
 from serving.bundle.manifest import publish
 from serving.recommend import Recommender
@@ -41,10 +40,10 @@ def test_an_alias_moved_in_mlflow_is_served_and_a_rollback_moves_it_back(shop: S
     assert (found.version, found.moved) == ("v1", True)
     assert "files fetched and verified" in found.words
     assert served_version(shop.bundles) == "v1"
-    assert history(shop.bundles)[-1].action == "registry"
+    assert history(shop.bundles)[-1].outcome == "taken from the registry"
     assert shop.pull().moved is False
 
-    enter_change(shop.outbox, shop.config, shop.bundles, rollback(shop.bundles))
+    shop.outbox.enter_change(shop.config, shop.bundles, rollback(shop.bundles))
     assert sync_outbox(shop.outbox, shop.config).problem is None
     assert (served_version(shop.bundles), shop.champion()) == ("v2", "v2")
     assert shop.pull().moved is False

@@ -3,7 +3,7 @@ from datetime import UTC, date, datetime
 import polars as pl
 import pytest
 
-from pipelines.publishing.item_properties import MAX_LENGTH, item_properties
+from pipelines.publishing.items import MAX_LENGTH, item_properties
 
 KNOWN = {
     "item_row": [1, 2, 3],

@@ -41,8 +41,9 @@ def test_rollbacks_walk_back_and_a_promotion_after_one_starts_from_there(bundles
     promote(bundles, "v3")
     assert champions(bundles) == ["v1", "v3"]
     assert rollback(bundles).version == "v1"
-    assert [change.action for change in history(bundles)] == [
-        *("promote", "promote", "promote", "rollback", "rollback", "promote", "rollback")
+    assert [change.outcome for change in history(bundles)] == [
+        *("promoted", "promoted", "promoted", "rolled back", "rolled back"),
+        *("promoted", "rolled back"),
     ]
 
 

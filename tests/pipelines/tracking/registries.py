@@ -10,10 +10,8 @@ from pipelines.config.operation import TrackingConfig
 from pipelines.publishing.from_registry import Pulled, pull
 from pipelines.publishing.promotion import promote
 from pipelines.tracking.decisions import Decision
-from pipelines.tracking.entries import enter_change
-from pipelines.tracking.outbox import Outbox
+from pipelines.tracking.outbox import Outbox, SyncResult, open_outbox, sync_outbox
 from pipelines.tracking.store import RegisteredBundle, look_up
-from pipelines.tracking.tracking import SyncResult, open_outbox, sync_outbox
 from serving.bundle.delta import NewItem, write_delta
 from tests.pipelines.tracking.mlflow_server import client
 from tests.serving.synthetic_bundle import write_synthetic_bundle
@@ -52,8 +50,14 @@ class Shop:
 
     def enter(self, version: str, alias: str = "champion") -> None:
         """Record a bundle under an alias, without a decision on it."""
-        change = Decision(time="", alias=alias, version=version, previous=None, action="promote")
-        enter_change(self.outbox, self.config, self.bundles, change)
+        change = Decision(
+            outcome="promoted" if alias == "champion" else "kept as challenger",
+            challenger=version,
+            champion=None,
+            challenger_digest=None,
+            serves=version if alias == "champion" else None,
+        )
+        self.outbox.enter_change(self.config, self.bundles, change)
 
     def register(self, version: str) -> SyncResult:
         """Record a bundle as champion, and send it."""
@@ -62,9 +66,8 @@ class Shop:
 
     def promote(self, version: str) -> None:
         """Promote here, and record it."""
-        enter_change(
-            self.outbox, self.config, self.bundles, promote(self.bundles, version, force=True)
-        )
+        change = promote(self.bundles, version, force=True)
+        self.outbox.enter_change(self.config, self.bundles, change)
 
     def serve(self, version: str) -> None:
         """Promote here, and send it."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.publishing.from_registry import fetch
+from pipelines.tracking.outbox import SyncResult, sync_outbox
 from pipelines.tracking.store import look_up
-from pipelines.tracking.tracking import SyncResult, sync_outbox
 from serving.bundle.copies import UnreachableError
 from serving.bundle.manifest import read_manifest
 from tests.pipelines.tracking.mlflow_server import client

@@ -15,9 +15,16 @@ from pipelines.config.operation import TrackingConfig
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import Manifest
 from pipelines.engine.run_log import RunLog
-from pipelines.tracking.outbox import Outbox, OutboxRun, read_lines
+from pipelines.tracking.outbox import (
+    Outbox,
+    OutboxRun,
+    SyncResult,
+    open_outbox,
+    read_lines,
+    store_uri,
+    sync_outbox,
+)
 from pipelines.tracking.store import store_name
-from pipelines.tracking.tracking import SyncResult, open_outbox, store_uri, sync_outbox
 from tests.pipelines.tracking.mlflow_server import client, free_port, mlflow_server
 
 CONFIG = TrackingConfig(sync_seconds=120.0)
@@ -53,42 +60,17 @@ def stored_runs(uri: str) -> list[Any]:
     return [] if experiment is None else list(store.search_runs([experiment.experiment_id]))
 
 
-def register(run: OutboxRun, folder: Path, version: str, digest: str) -> None:
-    tags = {"bundles": str(folder)}
-    run.append("register", model="shop", version=version, digest=digest, tags=tags)
-
-
-def test_stages_side_by_side_leave_each_others_runs_open(outbox: Outbox):
-    first = start(outbox, "train_two_tower")
-    start(outbox, "train_sequence").log(1, loss=0.5)
-    first.log(2, loss=0.25)
-    assert [event["event"] for event in lines(outbox)].count("end") == 0
-    # A run of the same stage from other inputs has ended: its lock is held by this one.
-    start(outbox, "train_sequence", key="other")
-    ended = [event["status"] for event in lines(outbox) if event["event"] == "end"]
-    assert ended == ["KILLED"]
-
-
-def test_a_killed_run_is_resumed_from_what_is_on_disk(outbox: Outbox):
-    first = start(outbox)
-    first.log(10, loss=0.5, grad_norm=NAN)
+def test_a_run_is_a_file_as_it_ends(outbox: Outbox):
+    with start(outbox) as run:
+        run.log(10, loss=0.5, grad_norm=NAN)
+        assert outbox.waiting() == []
     told = lines(outbox)
     assert told[0]["params"]["training.batch_size"] == "512"
     assert told[0]["tags"]["data.events"] == "d1"
     assert told[1]["values"] == {"loss": 0.5, "grad_norm": "nan"}
     # Strict JSON: no bare NaN, which other readers refuse.
-    for line in first.path.read_text().splitlines():
+    for line in run.path.read_text().splitlines():
         json.loads(line, parse_constant=pytest.fail)
-    with first.path.open("a") as file:
-        file.write('{"event": "metrics", "step": 3')
-
-    again = start(outbox)
-    again.log(30, loss=0.3)
-    again.end("FINISHED")
-
-    assert again.path == first.path
-    steps = [event["step"] for event in lines(outbox) if event["event"] == "metrics"]
-    assert steps == [10, 30]
 
 
 def test_an_error_ends_a_run_as_failed_and_rises(outbox: Outbox):
@@ -102,7 +84,7 @@ def test_an_error_ends_a_run_as_failed_and_rises(outbox: Outbox):
 def test_a_disabled_tracker_has_every_method_of_a_real_one(tmp_path: Path):
     config = RunConfig(workspace=tmp_path, tracking=TrackingConfig(enabled=False))
     public = {name for name in dir(OutboxRun) if not name.startswith("_")}
-    assert public - {"append", "end", "alias"} <= set(dir(RunLog))
+    assert public - {"append", "end", "alias", "register"} <= set(dir(RunLog))
     planned = Manifest(stage="a", inputs={}, config={}, versions={}, rows={}, files={})
     with tracked(config) as recorder, recorder.recording(planned, tmp_path / "a") as run:
         run.log(1, loss=NAN)
@@ -139,12 +121,10 @@ def test_the_embedded_store_gets_all_of_a_run(outbox: Outbox, tmp_path: Path):
     with start(outbox) as run:
         for step in range(1, 1502):
             run.log(step, loss=1 / step)
-        # A resumed run repeats the steps since its last checkpoint.
-        run.log(1501, loss=9.0)
         run.log(1502, loss=NAN, grad_norm=INFINITY)
         run.metrics({"test/blend/cold items/ndcg@10": 0.25})
         run.tags({"note": "caf\u00e9"})
-        register(run, tmp_path / "bundles", "v1", "d1")
+        run.register("shop", tmp_path / "bundles", "v1", "d1")
         run.alias("shop", "challenger", "v1", action="release")
         run.alias("shop", "champion", "v1", action="promote")
     told = run.path.read_text()
@@ -191,7 +171,7 @@ def test_a_server_that_is_down_for_a_week_gets_every_run_later(outbox: Outbox, t
     for day in range(1, 8):
         with start(outbox, key=f"day {day}") as run:
             run.log(day, loss=1 / day)
-            register(run, tmp_path, f"v{day}", f"d{day}")
+            run.register("shop", tmp_path, f"v{day}", f"d{day}")
             run.alias("shop", "champion", f"v{day}", action="release")
         gone = sync_outbox(outbox, config)
         assert (gone.sent, gone.waiting) == (0, day)

@@ -1,11 +1,16 @@
-"""Checks on a written bundle, its data and its models, in the order in which people read them."""
+"""Checks on a bundle as it was written, in the order in which people read them.
+
+They find what is missing or broken: data, arrays, probabilities, lists. Its metrics are checked by
+`pipelines.publishing.comparison`.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,55 +20,69 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor
 
-from pipelines.candidates.blends import BLEND_FAST, RANKED
-from pipelines.engine.daily_state import DailyState
-from pipelines.engine.history import read_result
-from pipelines.publishing.gate.lists import good_lists
-from pipelines.publishing.gate.subject import Check, Subject, at_least, at_most
+from pipelines.config.release import GateConfig
+from pipelines.publishing.write_release import TIMED
 from recsys.data.string_table import StringTable
+from recsys.evaluation.paired import Paired
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import Verdict
 from serving.bundle.ranker import RANKER
-
-DATA_GROUPS = ("volume", "input")
-"""Signals by which data are missing, not only different."""
-MAX_AGE_SECONDS = 2 * 86_400
-
-
-def input_arrived(subject: Subject) -> Iterator[Verdict]:
-    """Refuse while the monitor says that much of the input is missing; models can learn drift."""
-    workspace = subject.workspace
-    document = read_result(None if workspace is None else DailyState(workspace).monitor)
-    if not document or not is_recent(document, subject.now):
-        return
-    signals = [one for one in document.get("signals") or [] if isinstance(one, dict)]
-    missing = [one for one in signals if one.get("alarm") and is_missing(one)]
-    reason = "signals of recsys monitor that say that part of the input is missing"
-    if missing:
-        titles = ", ".join(str(one.get("title") or one.get("name")) for one in missing)
-        reason += f": {titles}; repair the input, then run recsys monitor"
-    yield at_most("input of the day", len(missing), 0, reason)
-
-
-def is_missing(signal: dict[str, Any]) -> bool:
-    """True if a signal means far fewer events or users than usual."""
-    value, low = signal.get("value"), signal.get("low")
-    if signal.get("drift") or signal.get("group") not in DATA_GROUPS:
-        return False
-    return value is not None and low is not None and float(value) < float(low)
-
-
-def is_recent(document: dict[str, Any], now: float) -> bool:
-    """True if the monitor ran within two days; an older alarm says nothing of this input."""
-    try:
-        moment = datetime.fromisoformat(str(document.get("as_of"))).astimezone(UTC)
-    except ValueError:
-        return False
-    return abs(now - moment.timestamp()) <= MAX_AGE_SECONDS
-
+from serving.recommend import Recommender
+from serving.schemas import Context, Request
 
 MIN_KNOWN = 10
 """Items or users of the champion without which a share of them says nothing."""
+HOUR = 3_600
+CLOCK_SKEW = HOUR
+"""Seconds that an event may be ahead of this machine's clock."""
+MIN_SHARED = 50
+"""Events that both know without which their times say nothing."""
+COMPARED_USERS = 2_000
+CALIBRATION = "calibration.json"
+MIN_POSITIVES = 50
+MIN_USERS = 20
+"""Users without whom lists show no variety."""
+WARM_UP = 3
+FAST_ENOUGH_MS = 20.0
+"""Below it a list is fast, however fast the champion's are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A challenger that is written and loaded, and what it is held against."""
+
+    challenger: Bundle
+    champion: Bundle | None = None
+    config: GateConfig = field(default_factory=GateConfig)
+    paired: Paired | None = None
+    """Difference on the same queries, if both answered enough of them."""
+    report: dict[str, Any] = field(default_factory=dict)
+    now: float = 0.0
+    seed: int = 0
+
+
+Check = Callable[[Subject], Iterator[Verdict]]
+
+
+def at_least(name: str, value: float, bound: float, reason: str) -> Verdict:
+    """Pass if the value reaches the bound; a value that is not a number never does."""
+    return _verdict(name, value, bound, value >= bound, reason)
+
+
+def at_most(name: str, value: float, bound: float, reason: str) -> Verdict:
+    """Pass if the value does not exceed the bound; one that is not a number always does."""
+    return _verdict(name, value, bound, value <= bound, reason)
+
+
+def _verdict(name: str, value: float, bound: float, holds: bool, reason: str) -> Verdict:
+    finite = math.isfinite(value)
+    return Verdict(
+        name=name,
+        value=float(value) if finite else None,
+        bound=float(bound),
+        passed=bool(finite and holds),
+        reason=reason if finite else f"{reason}; the value is {value}",
+    )
 
 
 def complete(subject: Subject) -> Iterator[Verdict]:
@@ -116,15 +135,6 @@ def described_alike(subject: Subject) -> Iterator[Verdict]:
     yield at_most("texts of the catalogue", float(np.mean(changed)), most, why)
 
 
-Ints = NDArray[np.int64]
-DAY, HOUR = 86_400, 3_600
-MIN_SHARED = 50
-"""Events that both know without which their times say nothing."""
-COMPARED_USERS = 2_000
-CLOCK_SKEW = HOUR
-"""Seconds that an event may be ahead of this machine's clock."""
-
-
 def not_in_the_future(subject: Subject) -> Iterator[Verdict]:
     """Refuse events that have not happened yet."""
     times = subject.challenger.users.times
@@ -153,7 +163,7 @@ def at_the_same_times(subject: Subject) -> Iterator[Verdict]:
         yield at_most("times of known events", share, subject.config.max_moved_times, reason)
 
 
-def shifts(champion: Bundle, challenger: Bundle) -> Ints:
+def shifts(champion: Bundle, challenger: Bundle) -> NDArray[np.int64]:
     """Seconds by which events of users that both know moved; items that a user took once."""
     before, after = (_rows(one.users.user_ids) for one in (champion, challenger))
     common = sorted(before.keys() & after.keys())[:COMPARED_USERS]
@@ -184,48 +194,19 @@ def read_once(subject: Subject) -> Iterator[Verdict]:
         yield at_most("duplicated rows", share, subject.config.max_duplicates, why)
 
 
-LOOK = (
-    "looks too good: find out why before it is served. If it is real, raise release.gate.max_gain"
-)
-MIN_ANSWERS = 200
-
-
 def too_good(subject: Subject) -> Iterator[Verdict]:
-    """Hold back a gain that no retraining brings."""
-    most = subject.config.max_gain
-    if not most:
+    """Hold back a gain that no retraining brings; models that the champion lacks may double it."""
+    by, most, champion = subject.paired, subject.config.max_gain, subject.champion
+    before = () if champion is None else champion.manifest.models
+    if not most or by is None or {*subject.challenger.manifest.models} - {*before}:
         return
-    by = subject.paired
-    if by is not None and np.isfinite(by.relative) and not new_models(subject):
-        yield at_most(
-            "gain over the champion",
-            by.relative,
-            most,
+    if np.isfinite(by.relative):
+        reason = (
             f"relative gain on the same queries, {by.challenger:.4f} against {by.champion:.4f}; "
-            f"above the bound it {LOOK}",
+            "above the bound it looks too good: find out why before it is served. If it is real, "
+            "raise release.gate.max_gain"
         )
-    ranked, blend = (
-        subject.metrics.get(name, {}).get(subject.metric) for name in (RANKED, BLEND_FAST)
-    )
-    answers = subject.answered
-    if ranked is not None and blend and answers is not None and len(answers) >= MIN_ANSWERS:
-        yield at_most(
-            "gain of the ranker",
-            ranked / blend - 1,
-            most,
-            f"{ranked:.4f} against {blend:.4f} of the list that it reorders; above the bound one "
-            f"of its features may hold the label, and it {LOOK}",
-        )
-
-
-def new_models(subject: Subject) -> set[str]:
-    """List the models that the champion lacks: they may double its recall."""
-    before = () if subject.champion is None else subject.champion.manifest.models
-    return {*subject.challenger.manifest.models} - {*before}
-
-
-MIN_ROWS = 10
-"""Rows without which a table has no usual size."""
+        yield at_most("gain over the champion", by.relative, most, reason)
 
 
 def iterate_arrays(directory: Path, files: list[str]) -> Iterator[tuple[str, Tensor]]:
@@ -244,83 +225,27 @@ def iterate_arrays(directory: Path, files: list[str]) -> Iterator[tuple[str, Ten
                         yield f"{name}:{key}", tensor
 
 
-def norm_ratio(table: Tensor) -> float:
-    """Longest row against the median of rows that are not 0; 0 for a small table."""
-    norms = table[1:].float().norm(dim=1)
-    norms = norms[norms > 0]
-    if len(norms) < MIN_ROWS:
-        return 0.0
-    return float(norms.max() / norms.median())
-
-
-def finite_and_of_usual_size(subject: Subject) -> Iterator[Verdict]:
-    """Refuse NaN, infinities and rows far longer than the others, in any array."""
+def finite(subject: Subject) -> Iterator[Verdict]:
+    """Refuse NaN and infinities in any array."""
     bundle, broken = subject.challenger, list[str]()
-    longest, where = 0.0, "no table"
     for name, array in iterate_arrays(bundle.directory, sorted(bundle.manifest.files)):
         # Popularity gives row 0 minus infinity; missing properties are NaN.
-        whole = name.startswith(("popularity/", "properties/"))
-        if not whole and not bool(torch.isfinite(array).all()):
+        may_be = name.startswith(("popularity/", "properties/"))
+        if not may_be and not bool(torch.isfinite(array).all()):
             broken.append(name)
-        elif not whole and array.ndim == 2 and (ratio := norm_ratio(array)) > longest:
-            longest, where = ratio, name
     reason = "arrays of the bundle with NaN or infinite numbers"
     if broken:
         reason += f": {', '.join(broken[:3])}; training diverged or a file was damaged"
     yield at_most("finite numbers", len(broken), 0, reason)
-    why = f"longest row of {where} against the median row; far above it, training exploded there"
-    yield at_most("length of vectors", longest, subject.config.max_norm_ratio, why)
 
 
-MIN_ITEMS = 20
-"""Items without which codes cannot be spread."""
-MIN_CANDIDATES = 1_000
-"""Routed candidates an expert without which the load is chance."""
-MIN_POSITIVES = 50
-CALIBRATION = "calibration.json"
-
-
-def semantic_ids(subject: Subject) -> Iterator[Verdict]:
-    """Refuse IDs whose codes collapsed; those that two items share do not load."""
-    found = subject.challenger.semantic_ids
-    if found is None:
-        return
-    codes = found.codes[found.codes[:, 0] >= 0]
-    if len(codes) < MIN_ITEMS:
-        return
-    size = found.ids.level_sizes[0]
-    used = perplexity(torch.bincount(codes[:, 0].long(), minlength=size))
-    yield at_least(
-        "use of the first codes",
-        (used - 1) / max(1, min(size, len(codes)) - 1),
-        subject.config.min_code_use,
-        f"perplexity {used:.1f} of {size} codes over {len(codes)} items; near one code the "
-        "codebook collapsed, train it anew with another seed or fewer codes",
-    )
-
-
-def perplexity(counts: Tensor) -> float:
-    """2 to the entropy of the use of codes."""
-    share = counts[counts > 0].double() / counts.sum()
-    return float(2 ** -(share * share.log2()).sum())
-
-
-def ranker(subject: Subject) -> Iterator[Verdict]:
-    """Refuse a ranker with an expert without candidates, or with probabilities far from events."""
+def calibrated(subject: Subject) -> Iterator[Verdict]:
+    """Refuse a ranker with probabilities far from events."""
     config, path = subject.config, subject.challenger.directory / RANKER / CALIBRATION
     if subject.challenger.ranker is None or not path.is_file():
         return
-    measured = json.loads(path.read_text(encoding="utf-8"))
-    routing = measured.get("routing") or {}
-    if routing and routing["num_candidates"] >= MIN_CANDIDATES * routing["num_experts"]:
-        yield at_least(
-            "load of each expert",
-            min(routing["load"]) * routing["num_experts"],
-            config.min_expert_load,
-            "smallest share of candidates that an expert of the ranker gets, 1 is even; a dead "
-            "expert learns nothing, train with fewer experts",
-        )
-    for task, found in measured.get("tasks", {}).items():
+    tasks = json.loads(path.read_text(encoding="utf-8")).get("tasks", {})
+    for task, found in tasks.items():
         if found["observed"] * found["num_labels"] < MIN_POSITIVES:
             continue
         bound = min(config.max_calibration_error, found["observed"])
@@ -329,10 +254,85 @@ def ranker(subject: Subject) -> Iterator[Verdict]:
             "at most the share of positives"
         )
         yield at_most(f"calibration of {task}", found["calibration_error"], bound, why)
-        ratio = found["predicted"] / found["observed"]
-        away = max(ratio, 1 / ratio) if ratio > 0 else math.inf
-        why = f"{found['predicted']:.4f} predicted, {found['observed']:.4f} observed"
-        yield at_most(f"level of {task}", away, config.max_calibration_ratio, why)
+
+
+@dataclass(frozen=True)
+class BundleLists:
+    """Lists of one bundle."""
+
+    bundle: Bundle
+    items: list[list[str]] = field(default_factory=list)
+    milliseconds: list[float] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)
+
+
+def drawn_users(subject: Subject) -> list[str]:
+    """Draw users whom the challenger knows, and the champion if there is one."""
+    table = subject.challenger.users.user_ids
+    known = [table[row] for row in range(1, len(table))]
+    if subject.champion is not None:
+        of_champion = subject.champion.users
+        known = [one for one in known if of_champion.row_of(one) is not None]
+    order = np.random.default_rng(subject.seed).permutation(len(known))
+    return [known[place] for place in order[: subject.config.num_queries].tolist()]
+
+
+def made_lists(subject: Subject, users: Sequence[str]) -> list[BundleLists]:
+    """Query both bundles in turns, so that both meet the machine in the same state."""
+    bundles = [one for one in (subject.challenger, subject.champion) if one is not None]
+    found = [(BundleLists(one), Recommender(one)) for one in bundles]
+    moment = max((one.users.newest_time or 0) for one in bundles) + 1
+    context = Context(unix_time=moment if moment > 1 else None)
+    for place, user_id in enumerate([*users[:WARM_UP], *users]):
+        request = Request(user_id=user_id, k=subject.config.list_length, context=context)
+        for lists, recommender in found:
+            begin = time.perf_counter()
+            reply = recommender.answer(request)
+            spent = 1_000 * (time.perf_counter() - begin)
+            if place < WARM_UP:
+                continue
+            lists.milliseconds.append(spent)
+            lists.items.append([item.item_id for item in reply.items])
+            failed = [note for note in reply.degraded if note.code.startswith("failed_")]
+            lists.failed.update(note.detail or note.code for note in failed)
+    return [lists for lists, _ in found]
+
+
+def good_lists(subject: Subject) -> Iterator[Verdict]:
+    """Check lists for failures, time and coverage; coverage only against a champion."""
+    users = drawn_users(subject)
+    if not users:
+        return
+    challenger, *champion = made_lists(subject, users)
+    names = ", ".join(sorted(challenger.failed))
+    why = f"parts that raised an error while {len(users)} lists were made{names and ': ' + names}"
+    yield at_most("sources that failed", len(challenger.failed), 0, why)
+    empty = sum(not one for one in challenger.items) / len(users)
+    yield at_most("empty lists", empty, 0, f"share of {len(users)} lists without an item")
+    yield latency(subject, challenger, champion[0] if champion else None)
+    if champion and len(users) >= MIN_USERS:
+        yield coverage(challenger, champion[0], subject.config.min_coverage)
+
+
+def latency(subject: Subject, challenger: BundleLists, champion: BundleLists | None) -> Verdict:
+    """Hold the median time of a list against the budget and the champion's."""
+    median, high = (float(np.quantile(challenger.milliseconds, at)) for at in (0.5, 0.99))
+    bound = subject.config.max_latency_ms
+    reason = f"median milliseconds of a list in this process; 99% take at most {high:.1f}"
+    if champion is not None and subject.config.max_latency_ratio:
+        before = float(np.median(champion.milliseconds))
+        bound = min(bound, max(FAST_ENOUGH_MS, before * subject.config.max_latency_ratio))
+        reason += f"; the champion's median is {before:.1f}"
+    return at_most(TIMED, median, bound, reason)
+
+
+def coverage(challenger: BundleLists, champion: BundleLists, bound: float) -> Verdict:
+    """Hold the number of different items in the lists against the champion's."""
+    new, old = (
+        len({item for one in lists.items for item in one}) for lists in (challenger, champion)
+    )
+    why = f"different items in {len(challenger.items)} lists: {new}, of the champion {old}"
+    return at_least("catalogue coverage", new / max(1, old), bound, why)
 
 
 CHECKS: Sequence[Check] = (
@@ -341,10 +341,8 @@ CHECKS: Sequence[Check] = (
     read_once,
     at_the_same_times,
     not_in_the_future,
-    input_arrived,
-    finite_and_of_usual_size,
-    semantic_ids,
-    ranker,
+    finite,
+    calibrated,
     too_good,
     good_lists,
 )
