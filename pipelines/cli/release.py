@@ -143,13 +143,6 @@ def explain_decision(written: Written, bundles: Path) -> list[str]:
         "",
         *decision.words,
     ]
-    found = decision.power.get("found_in_4_of_5_cases") if decision.power else None
-    if isinstance(found, float):
-        lines.append(
-            f"Power: the smallest difference in {decision.power['metric']} that "
-            f"{decision.power['users']} users reliably show (4 times in 5) is "
-            f"{abs(found):.1%}; smaller ones may go unseen."
-        )
     if decision.outcome == "refused":
         lines += [
             "",

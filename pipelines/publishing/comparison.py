@@ -319,22 +319,19 @@ def format_result(verdict: Mapping[str, Any]) -> str:
     return "not tested" if is_untested(verdict) else "passed"
 
 
-def describe_failed(failed: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Describe failed checks, each with its reason."""
-    return [
-        f"{one['name']}: {found_in(one['value'], one['bound'])} ({one['reason']})" for one in failed
-    ]
-
-
 def explain_decision(
     champion: str | None, verdicts: Sequence[Verdict], compared: Compared | None
 ) -> list[str]:
     """Explain why a version is published or refused."""
-    failed = [one.model_dump() for one in verdicts if not one.passed]
+    failed = [
+        f"{one.name}: {found_in(one.value, one.bound)} ({one.reason})"
+        for one in verdicts
+        if not one.passed
+    ]
     kept = f"{champion} goes on serving" if champion else "nothing is served"
     if failed:
         first = f"Refused: {len(failed)} of {len(verdicts)} checks failed; {kept}."
-        return [first, *describe_failed(failed)]
+        return [first, *failed]
     untested = [one for one in verdicts if is_untested(one.model_dump())]
     found = [f"All {len(verdicts)} checks passed."]
     if untested:
@@ -343,27 +340,10 @@ def explain_decision(
         by = compared.by
         found.append(
             f"Against {champion} on {by.num_queries} equal queries: {by.decision}, "
-            f"{100 * by.relative:+.1f}%."
+            f"{100 * by.relative:+.1f}%; the smallest difference they reliably show is "
+            f"{_percent(by.relative_detectable)[1:]}."
         )
     elif champion is not None:
         why = untested[0].reason if untested else "too few queries are answered by both"
         found.append(f"Not compared with {champion}: {why}.")
     return found
-
-
-def record_power(
-    compared: Compared | None, deciding_metric: str
-) -> dict[str, float | int | str | None]:
-    """Build the record of the comparison's interval and smallest difference found."""
-    by = None if compared is None else compared.by
-    if by is None:
-        return {}
-    low, high = by.relative_interval
-    values = {
-        "difference": by.relative,
-        "low": low,
-        "high": high,
-        "found_in_4_of_5_cases": by.relative_detectable,
-    }
-    known = {name: value if abs(value) < 1e9 else None for name, value in values.items()}
-    return {"metric": deciding_metric, "users": by.num_users, **known}

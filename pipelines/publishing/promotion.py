@@ -88,6 +88,23 @@ def note_release(bundles: Path, version: str, *, promoted: bool, **about: Any) -
     return CHAMPION
 
 
+def refuse(bundles: Path, version: str, **about: Any) -> None:
+    """Append a refusal to the log and raise it.
+
+    Raises:
+        RefusedError: Always; names each failed check with its value, bound and reason.
+    """
+    decision = Decision(outcome="refused", challenger=version, **about)
+    append_decision(bundles, decision, signing_key())
+    served = served_version(bundles)
+    kept = f"bundle-{served} goes on serving" if served else "nothing is served"
+    lines = "".join(f"  {line}\n" for line in decision.words[1:])
+    raise RefusedError(
+        f"the new bundle is refused and was not published; {kept}.\n{lines}All verdicts: recsys "
+        f"release explain {bundles} {version}. The bounds are in [release] and [release.gate]."
+    )
+
+
 def note_champion(bundles: Path, version: str, action: str, **about: Any) -> Decision:
     """Point ``current`` at a version and record it; the caller holds the lock."""
     before = served_version(bundles)

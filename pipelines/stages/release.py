@@ -19,8 +19,6 @@ import polars as pl
 
 from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.console import log
-from pipelines.engine.errors import RefusedError
-from pipelines.engine.signing import signing_key
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir, digest_of_config, publishing
 from pipelines.inputs.tensors import read_inputs, released_order
@@ -28,18 +26,16 @@ from pipelines.publishing.comparison import (
     Compared,
     Metrics,
     compare,
-    describe_failed,
     explain_decision,
     item_domains,
     protected_slices,
-    record_power,
     release_verdicts,
     served_metrics,
     served_row,
 )
 from pipelines.publishing.gate import Subject, bundle_verdicts
 from pipelines.publishing.parts import make_parts
-from pipelines.publishing.promotion import note_release, served_base, served_version
+from pipelines.publishing.promotion import note_release, refuse, served_base, served_version
 from pipelines.publishing.released import (
     bounds_for,
     champion_metrics,
@@ -60,7 +56,6 @@ from pipelines.publishing.write_release import (
     write_release,
 )
 from pipelines.semantic_ids.artefact import open_id_store, publish_version
-from pipelines.tracking.decisions import Decision, append_decision
 from recsys.fitting.queries import ModelInputs
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import CURRENT, BundleManifest, Verdict, bundle_directory
@@ -147,25 +142,6 @@ def written_release(
         return WrittenRelease(name, "", [*checked, broken])
 
 
-def refuse(folder: Path, version: str, **about: Any) -> None:
-    """Append a refusal to the log and raise it.
-
-    Raises:
-        RefusedError: Always; names each failed check with its value, bound and reason.
-    """
-    decision = append_decision(
-        folder, Decision(outcome="refused", challenger=version, **about), signing_key()
-    )
-    served = served_version(folder)
-    kept = f"bundle-{served} goes on serving" if served else "nothing is served"
-    raise RefusedError(
-        f"the new bundle is refused and was not published; {kept}.\n"
-        + "\n".join(f"  {line}" for line in describe_failed(decision.failed))
-        + f"\nAll verdicts: recsys release explain {folder} {version}. The "
-        "bounds are in [release] and [release.gate]."
-    )
-
-
 def release(context: StageContext) -> StageRows:
     """Write the refitted models as a bundle if every check passes, and publish it."""
     config, features = context.config, context.inputs["build_features"]
@@ -205,7 +181,6 @@ def release(context: StageContext) -> StageRows:
             "challenger_digest": written.digest or None,
             "config_digest": digest_of_config(config),
             "verdicts": [one.model_dump() for one in written.verdicts],
-            "power": record_power(compared, config.release.deciding_metric),
             "words": explain_decision(former, written.verdicts, compared),
         }
         if not written.passed:

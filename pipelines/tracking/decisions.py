@@ -62,8 +62,6 @@ class Decision:
     """Digest of the bundle's manifest; None if no bundle could be written."""
     config_digest: str = ""
     verdicts: list[dict[str, Any]] = field(default_factory=list)
-    power: dict[str, float | int | str | None] = field(default_factory=dict)
-    """Smallest difference that could have been found."""
     words: list[str] = field(default_factory=list)
     forced: bool = False
     """True if a person published it though it was refused or has no decision."""
