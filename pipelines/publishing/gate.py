@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
@@ -89,24 +90,18 @@ def complete(subject: Subject) -> Iterator[Verdict]:
     """Refuse a catalogue, or a log, of which much is missing, and ids in the wrong column."""
     if subject.champion is None:
         return
-    bundles, config = (subject.champion, subject.challenger), subject.config
-    items, new_items = (_rows(one.catalogue.item_ids).keys() for one in bundles)
-    users, new_users = (_rows(one.users.user_ids).keys() for one in bundles)
-    kept_items, kept_users, as_items = (
-        len(known & found) / max(1, len(known))
-        for known, found in ((items, new_items), (users, new_users), (users, new_items))
-    )
-    swapped = as_items > kept_items
+    config, bundles = subject.config, (subject.champion, subject.challenger)
+    items, new_items = ({*_rows(one.catalogue.item_ids)} for one in bundles)
+    users, new_users = ({*_rows(one.users.user_ids)} for one in bundles)
+    swapped = len(users & new_items) * len(items) > len(items & new_items) * len(users)
     hint = "; its item ids are user ids: the columns were swapped" if swapped else ""
-    if len(items) >= MIN_KNOWN:
-        why = (
-            f"share of the champion's {len(items)} items that are in this bundle ({len(new_items)} "
-            f"items){hint}"
-        )
-        yield at_least("catalogue completeness", kept_items, config.min_kept_items, why)
-    if len(users) >= MIN_KNOWN:
-        why = f"share of the champion's {len(users)} users that are in this bundle{hint}"
-        yield at_least("user completeness", kept_users, config.min_kept_users, why)
+    for name, kind, before, after, bound in (
+        ("catalogue", "items", items, new_items, config.min_kept_items),
+        ("user", "users", users, new_users, config.min_kept_users),
+    ):
+        if len(before) >= MIN_KNOWN:
+            why = f"share of the champion's {len(before)} {kind} that are in this bundle{hint}"
+            yield at_least(f"{name} completeness", len(before & after) / len(before), bound, why)
 
 
 def _rows(table: StringTable) -> dict[str, int]:
@@ -165,25 +160,25 @@ def at_the_same_times(subject: Subject) -> Iterator[Verdict]:
 
 def shifts(champion: Bundle, challenger: Bundle) -> NDArray[np.int64]:
     """Seconds by which events of users that both know moved; items that a user took once."""
-    before, after = (_rows(one.users.user_ids) for one in (champion, challenger))
-    common = sorted(before.keys() & after.keys())[:COMPARED_USERS]
-    found: list[int] = []
-    for user_id in common:
-        old, new = _once(champion, before[user_id]), _once(challenger, after[user_id])
-        found += [new[item] - old[item] for item in old.keys() & new.keys()]
-    return np.array(found, np.int64)
+    known = _rows(champion.users.user_ids).keys() & _rows(challenger.users.user_ids).keys()
+    common = sorted(known)[:COMPARED_USERS]
+    before, after = (_times(one, common) for one in (champion, challenger))
+    joined = before.join(after, on=["user", "item"])
+    return (joined["time_right"] - joined["time"]).to_numpy()
 
 
-def _once(bundle: Bundle, user_row: int) -> dict[str, int]:
-    """Times of the items that a user took once."""
-    rows, times = bundle.users.history(user_row), bundle.users.history_times(user_row)
-    assert times is not None
-    items, first, counts = np.unique(np.asarray(rows), return_index=True, return_counts=True)
-    return {
-        bundle.catalogue.item_ids[row]: int(times[at])
-        for row, at, count in zip(items.tolist(), first.tolist(), counts.tolist(), strict=True)
-        if count == 1
-    }
+def _times(bundle: Bundle, user_ids: Sequence[str]) -> pl.DataFrame:
+    """List the times of the items that a user took once."""
+    users, names, events = bundle.users, bundle.catalogue.item_ids, []
+    for user_id in user_ids:
+        row = users.row_of(user_id) or 0
+        times = users.history_times(row)
+        assert times is not None
+        items = [names[item] for item in users.history(row).tolist()]
+        events += [(user_id, *one) for one in zip(items, times.tolist(), strict=True)]
+    columns = {"user": pl.String, "item": pl.String, "time": pl.Int64}
+    found = pl.DataFrame(events, columns, orient="row")
+    return found.filter(pl.len().over("user", "item") == 1)
 
 
 def read_once(subject: Subject) -> Iterator[Verdict]:

@@ -66,73 +66,96 @@ class RegisteredBundle(NamedTuple):
     """Signed version and digest (`check_pointer`); empty if there is none."""
 
 
-class Store:
-    """A tracking store with its model registry; imports MLflow and changes the environment."""
+def open_client(uri: str, config: TrackingConfig) -> Any:
+    """Open a store; a server that is gone costs one request, not the seconds of importing MLflow.
 
-    def __init__(self, uri: str, config: TrackingConfig) -> None:
-        os.environ |= {
-            "MLFLOW_DISABLE_TELEMETRY": "true",
-            "DO_NOT_TRACK": "true",
-            "GIT_PYTHON_REFRESH": "quiet",
-            "MLFLOW_HTTP_REQUEST_TIMEOUT": str(config.request_seconds),
-            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(config.max_retries),
-            "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-        }
-        from mlflow.tracking import MlflowClient
+    Raises:
+        UnreachableError: It gives no answer.
+    """
+    if uri.startswith("http"):
+        health = f"{uri.rstrip('/')}/health"
+        try:
+            urllib.request.urlopen(health, timeout=config.request_seconds).close()
+        except (OSError, ValueError):
+            raise copies.UnreachableError(f"no answer from {uri}") from None
+    os.environ |= {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DO_NOT_TRACK": "true",
+        "GIT_PYTHON_REFRESH": "quiet",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(config.request_seconds),
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(config.max_retries),
+        "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    }
+    from mlflow.tracking import MlflowClient
 
-        self.uri, self.config = uri, config
-        self.client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
-    def registered(self, model: str, **tags: str) -> list[Any]:
-        """List the versions of a model that have tags, newest first."""
-        mark = '"' if "'" in model else "'"
-        found = self.client.search_model_versions(f"name = {mark}{model}{mark}")
-        fitting = [one for one in found if tags.items() <= one.tags.items()]
-        return sorted(fitting, key=lambda one: -int(one.version))
 
-    def look_up(self, alias: str) -> RegisteredBundle:
-        """Find the bundle of an alias.
+def look_up(uri: str, config: TrackingConfig, alias: str) -> RegisteredBundle:
+    """Ask which bundle an alias names.
 
-        Raises:
-            ValueError: There is none, or it is none that this platform registered.
-        """
-        model, found = self.config.model, None
+    Raises:
+        UnreachableError: The registry gives no answer.
+        ValueError: There is no such alias, it is none that this platform registered, or the store
+            refuses the request.
+    """
+    model, found, database = config.model, None, Path(uri.removeprefix("sqlite:///"))
+    if uri.startswith("sqlite:") and not database.exists():
+        raise copies.UnreachableError(f"there is no registry at {uri}: {database} does not exist")
+    try:
+        client = open_client(uri, config)
         with passing(GONE, INVALID):
-            found = self.client.get_model_version_by_alias(model, alias)
-        if found is None:
-            raise ValueError(
-                f"the model {model!r} in {self.uri} has no alias {alias!r}; name another --model, "
-                "or promote a bundle where it was made"
-            )
-        named = (VERSION_TAG, DIGEST_TAG, BUNDLES, POINTER)
-        version, digest, bundles, pointer = (found.tags.get(one, "") for one in named)
-        if not re.fullmatch(VERSION_PATTERN, version) or not re.fullmatch("[0-9a-f]{64}", digest):
-            raise ValueError(
-                f"version {found.version} of the model {model!r} in {self.uri} has the "
-                f"tags {VERSION_TAG}={version!r} and {DIGEST_TAG}={digest!r}; a bundle that recsys "
-                "registered has its version and the sha256 of its manifest there. Nothing of it "
-                "is read: point the alias at a version that recsys registered"
-            )
-        return RegisteredBundle(str(found.version), version, digest, bundles, pointer)
+            found = client.get_model_version_by_alias(model, alias)
+    except copies.UnreachableError:
+        raise
+    except Exception as error:
+        # Any that a server, a database or a network can raise.
+        words = f"{uri}: {first_line(error)}"
+        code = getattr(error, "error_code", "INTERNAL_ERROR")
+        raise (copies.UnreachableError if code in LATER else ValueError)(words) from error
+    if found is None:
+        raise ValueError(
+            f"the model {model!r} in {uri} has no alias {alias!r}; name another --model, or "
+            "promote a bundle where it was made"
+        )
+    named = (VERSION_TAG, DIGEST_TAG, BUNDLES, POINTER)
+    version, digest, bundles, pointer = (found.tags.get(one, "") for one in named)
+    if not re.fullmatch(VERSION_PATTERN, version) or not re.fullmatch("[0-9a-f]{64}", digest):
+        raise ValueError(
+            f"version {found.version} of the model {model!r} in {uri} has the tags "
+            f"{VERSION_TAG}={version!r} and {DIGEST_TAG}={digest!r}; a bundle that recsys "
+            "registered has its version and the sha256 of its manifest there. Nothing of it is "
+            "read: point the alias at a version that recsys registered"
+        )
+    return RegisteredBundle(str(found.version), version, digest, bundles, pointer)
 
 
 class Sender:
-    """Sends the finished runs of an outbox to a store."""
+    """Sends the runs of an outbox to a store."""
 
-    def __init__(self, store: Store, outbox: Outbox) -> None:
-        self.store, self.client, self.outbox = store, store.client, outbox
+    def __init__(self, uri: str, config: TrackingConfig, outbox: Outbox) -> None:
+        self.client = open_client(uri, config)
+        self.uri, self.config, self.outbox = uri, config, outbox
 
     @cached_property
     def experiment(self) -> str:
         """Id of the experiment, which is made if there is none."""
-        name = self.store.config.experiment
+        name = self.config.experiment
         found = self.client.get_experiment_by_name(name)
         if found is not None:
             return str(found.experiment_id)
         # A server chooses the place itself.
-        is_server = self.store.uri.startswith("http")
+        is_server = self.uri.startswith("http")
         place = (self.outbox.path.parent / "artifacts").absolute().as_uri()
         return str(self.client.create_experiment(name, None if is_server else place))
+
+    def registered(self, model: str, version: str, digest: str | None = None) -> str | None:
+        """Return the newest number of a bundle in the registry; None without one."""
+        mark = '"' if "'" in model else "'"
+        found = self.client.search_model_versions(f"name = {mark}{model}{mark}")
+        named = {VERSION_TAG: version, **({} if digest is None else {DIGEST_TAG: digest})}
+        numbers = [int(one.version) for one in found if named.items() <= one.tags.items()]
+        return str(max(numbers)) if numbers else None
 
     def send_all(self) -> dict[str, Any]:
         """Send every finished run, oldest first; a fault that may pass leaves the rest for later.
@@ -159,9 +182,7 @@ class Sender:
 
     def send(self, name: str, events: list[Event]) -> None:
         """Send the events of one run: its numbers first, then what it enters into the registry."""
-        run_id = None
-        if events[0]["event"] == "start":
-            run_id = self.send_run(name, events)
+        run_id = self.send_run(name, events) if events[0]["event"] == "start" else None
         for event in events:
             if event["event"] == "register":
                 self.register(event, run_id)
@@ -197,7 +218,7 @@ class Sender:
     def register(self, event: Event, run_id: str | None) -> None:
         """Copy a bundle to where other machines fetch it, then enter a pointer to it."""
         model, version, digest = event["model"], event["version"], event["digest"]
-        bundles, place = event["tags"][BUNDLES], self.store.config.bundles
+        bundles, place = event["tags"][BUNDLES], self.config.bundles
         if place is not None:
             place = place if urlsplit(place).scheme else str(Path(place).absolute())
             copies.send(Path(bundles), version, place)
@@ -207,10 +228,10 @@ class Sender:
             VERSION_TAG: version,
             DIGEST_TAG: digest,
         }
-        there = self.store.registered(model, **{VERSION_TAG: version, DIGEST_TAG: digest})
-        if there:
+        number = self.registered(model, version, digest)
+        if number is not None:
             for name, value in tags.items():
-                self.client.set_model_version_tag(model, str(there[0].version), name, value)
+                self.client.set_model_version_tag(model, number, name, value)
             return
         with passing("RESOURCE_ALREADY_EXISTS"):
             self.client.create_registered_model(model)
@@ -224,12 +245,11 @@ class Sender:
     def move_alias(self, event: Event) -> None:
         """Point an alias at a bundle; a challenger that becomes champion is one no more."""
         model, alias, version = event["model"], event["alias"], event["version"]
-        there = self.store.registered(model, **{VERSION_TAG: version})
-        if not there:
+        number = self.registered(model, version)
+        if number is None:
             raise ValueError(f"bundle {version} is not in the registry")
-        number = str(there[0].version)
         self.client.set_registered_model_alias(model, alias, number)
-        self.outbox.note_alias(self.store.uri, model, alias, number)
+        self.outbox.note_alias(self.uri, model, alias, number)
         with passing(GONE, INVALID):
             waits = self.client.get_model_version_by_alias(model, CHALLENGER)
             if alias == CHAMPION and str(waits.version) == number:
@@ -241,42 +261,6 @@ def is_final(error: Exception) -> bool:
     code = getattr(error, "error_code", None)
     may_pass = isinstance(error, (OSError, copies.UnreachableError))
     return code in NEVER or (isinstance(error, (LookupError, ValueError)) and not may_pass)
-
-
-def open_store(uri: str, config: TrackingConfig) -> Store:
-    """Open a store; a server that is gone costs one request, not the seconds of importing MLflow.
-
-    Raises:
-        UnreachableError: It gives no answer.
-    """
-    if uri.startswith("http"):
-        health = f"{uri.rstrip('/')}/health"
-        try:
-            urllib.request.urlopen(health, timeout=config.request_seconds).close()
-        except (OSError, ValueError):
-            raise copies.UnreachableError(f"no answer from {uri}") from None
-    return Store(uri, config)
-
-
-def look_up(uri: str, config: TrackingConfig, alias: str) -> RegisteredBundle:
-    """Ask which bundle an alias names.
-
-    Raises:
-        UnreachableError: The registry gives no answer.
-        ValueError: There is no such alias, or the store refuses the request.
-    """
-    database = Path(uri.removeprefix("sqlite:///"))
-    if uri.startswith("sqlite:") and not database.exists():
-        raise copies.UnreachableError(f"there is no registry at {uri}: {database} does not exist")
-    try:
-        return open_store(uri, config).look_up(alias)
-    except ValueError:
-        raise
-    except Exception as error:
-        # Any that a server, a database or a network can raise.
-        words = f"{uri}: {first_line(error)}"
-        code = getattr(error, "error_code", "INTERNAL_ERROR")
-        raise (copies.UnreachableError if code in LATER else ValueError)(words) from error
 
 
 def first_line(error: Exception) -> str:
@@ -292,8 +276,8 @@ def send_outbox(request: dict[str, Any]) -> dict[str, Any]:
         try:
             if not alone:
                 raise copies.UnreachableError("another process is sending")
-            store = open_store(request["uri"], TrackingConfig(**request["config"]))
-            return Sender(store, outbox).send_all()
+            config = TrackingConfig(**request["config"])
+            return Sender(request["uri"], config, outbox).send_all()
         except copies.UnreachableError as error:
             problem = str(error)
         except Exception as error:

@@ -14,9 +14,9 @@ MODULE = "pipelines.tracking.store"
 def open_store(folder: str) -> None:
     """Import what the children will, by opening a store."""
     from pipelines.config.operation import TrackingConfig
-    from pipelines.tracking.store import Store
+    from pipelines.tracking.store import open_client
 
-    Store(f"sqlite:///{folder}/mlflow.db", TrackingConfig()).client.search_experiments()
+    open_client(f"sqlite:///{folder}/mlflow.db", TrackingConfig()).search_experiments()
 
 
 class ForkingSubprocess:
