@@ -52,18 +52,6 @@ def test_the_gain_over_popularity_that_was_set_is_asked_for(
         assert passed(verdicts)["ndcg@10 above popularity"] is passes
 
 
-@pytest.mark.parametrize(("error", "passes"), [(0.0, False), (0.002, True)])
-def test_a_loss_to_popularity_within_chance_is_none(error: float, passes: bool) -> None:
-    served = metrics(0.0113, popularity=0.0117)
-    verdicts = release_verdicts(served, 1.0, None, ReleaseConfig(), error=error)
-    assert passed(verdicts)["ndcg@10 above popularity"] is passes
-
-
-def test_unmeasured_metric_lists_the_measured() -> None:
-    with pytest.raises(ValueError, match=r"'ndcg@11' was not measured; it must be one of ndcg@10"):
-        release_verdicts(metrics(0.2), 1.0, None, ReleaseConfig(metric="ndcg@11"))
-
-
 def test_a_served_ranker_is_what_is_checked() -> None:
     ranked = {**metrics(0.2), "blend_fast": {"ndcg@10": 0.2}, "ranked": {"ndcg@10": 0.09}}
     verdicts = release_verdicts(ranked, 1.0, metrics(0.19), ReleaseConfig())

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from pipelines.config.release import ReleaseConfig
+from pipelines.config.toml import validate
 from pipelines.publishing.comparison import (
     Compared,
     compare,
@@ -152,8 +153,10 @@ def test_champion_that_learned_from_more_events_is_no_reason_to_refuse() -> None
         ({"max_loss": 1.5}, r"max_loss must be in \[0, 1\]"),
         ({"min_compared": 1}, "min_compared"),
         ({"deciding_metric": "auc"}, "metric must be one of"),
+        ({"gate": {"min_kept_items": 2}}, r"gate.min_kept_items must be in \[0, 1\], got 2"),
+        ({"gate": {"num_queries": 0}}, "gate.num_queries must be >= 1, got 0"),
     ],
 )
 def test_impossible_settings_are_refused(setting: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ReleaseConfig(**setting)  # type: ignore[arg-type]
+        validate(ReleaseConfig, setting, "shop.toml")

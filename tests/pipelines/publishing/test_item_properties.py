@@ -1,7 +1,6 @@
 from datetime import UTC, date, datetime
 
 import polars as pl
-import pytest
 
 from pipelines.publishing.items import MAX_LENGTH, item_properties
 
@@ -70,18 +69,16 @@ def test_columns_of_a_csv_file_are_what_all_their_texts_are():
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "column", "why"),
-    [
-        ("empty", [None, None, None], "it is empty"),
-        ("blank", ["", " ", None], "it is empty"),
-        ("story", ["w" * (MAX_LENGTH + 1), "b", "c"], "more than 200 characters"),
-        ("a.b", [1, 2, 3], "its name is too long, or has a dot"),
-        ("struct", [{"x": 1}, None, None], "is not a kind that filters compare"),
-        ("nested", [[["x"]], None, None], "is not a kind that filters compare"),
-    ],
-)
-def test_other_columns_are_left_out_and_the_reason_is_given(name, column, why):
-    found, left_out = of(**{name: column})
+def test_other_columns_are_left_out_and_the_reason_is_given():
+    columns = {
+        "empty": ([None, None, None], "it is empty"),
+        "blank": (["", " ", None], "it is empty"),
+        "story": (["w" * (MAX_LENGTH + 1), "b", "c"], "more than 200 characters"),
+        "a.b": ([1, 2, 3], "its name is too long, or has a dot"),
+        "struct": ([{"x": 1}, None, None], "is not a kind that filters compare"),
+        "nested": ([[["x"]], None, None], "is not a kind that filters compare"),
+    }
+    found, left_out = of(**{name: column for name, (column, _) in columns.items()})
     assert found.kinds == {}
-    assert why in left_out[name]
+    for name, (_, why) in columns.items():
+        assert why in left_out[name]

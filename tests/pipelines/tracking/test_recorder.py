@@ -1,9 +1,8 @@
-import json
 from pathlib import Path
 
 from pipelines.engine.artifacts import Manifest, begin, commit
 from pipelines.tracking.outbox import open_outbox, read_lines
-from pipelines.tracking.recorder import Recorder, collect_numbers
+from pipelines.tracking.recorder import Recorder
 from pipelines.training.train import Curve
 
 
@@ -78,17 +77,3 @@ def test_a_curve_is_sent_with_its_steps(tmp_path: Path):
     found = metrics(read_lines(outbox.waiting()[0]))
     assert (found["given/loss", 10], found["given/loss", 20]) == (0.5, "nan")
     assert [row["step"] for row in curve.rows] == [10, 20]
-
-
-def test_release_enters_the_bundle_under_its_alias(tmp_path: Path):
-    document = {"version": "v1", "digest": "d9", "alias": "challenger"}
-    events = told(tmp_path, "release", {"release.json": json.dumps(document)})
-    (entered,) = [event for event in events if event["event"] == "register"]
-    assert (entered["tags"]["bundles"], entered["digest"]) == (str(tmp_path / "bundles"), "d9")
-    (alias,) = [event for event in events if event["event"] == "alias"]
-    assert (alias["alias"], alias["version"]) == ("challenger", "v1")
-
-
-def test_numbers_are_collected_by_path():
-    table = {"a": {"b": 1, "c": None, "d": {"e": 0.5}}, "f": "text", "g": True}
-    assert collect_numbers(table) == {"a/b": 1.0, "a/d/e": 0.5, "g": 1.0}

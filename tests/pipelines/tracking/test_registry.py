@@ -14,7 +14,6 @@ from pipelines.publishing.from_registry import fetch
 from pipelines.tracking.outbox import SyncResult, sync_outbox
 from pipelines.tracking.store import look_up
 from serving.bundle.copies import UnreachableError
-from serving.bundle.manifest import read_manifest
 from tests.pipelines.tracking.mlflow_server import client
 from tests.pipelines.tracking.registries import Shop, bytes_of
 from tests.serving.writable import writable
@@ -22,21 +21,6 @@ from tests.serving.writable import writable
 
 def visible(bundles: Path) -> list[str]:
     return sorted(path.name for path in bundles.glob("[!.]*"))
-
-
-def test_a_bundle_is_copied_and_mlflow_gets_a_pointer(shop: Shop):
-    assert shop.register("v1").problem is None
-    stored = shop.stored("v1")
-    assert bytes_of(stored) == bytes_of(shop.bundles / "bundle-v1")
-    store = client(shop.uri)
-    found = store.get_model_version_by_alias(shop.config.model, "champion")
-    assert found.source == f"bundle://{stored}"
-    assert found.tags["bundle_digest"] == read_manifest(shop.bundles / "bundle-v1")[1]
-
-    before = {path: path.stat().st_mtime_ns for path in stored.rglob("*")}
-    assert shop.register("v1").problem is None
-    assert {path: path.stat().st_mtime_ns for path in stored.rglob("*")} == before
-    assert len(store.search_model_versions(f"name = '{shop.config.model}'")) == 1
 
 
 def register_as_it_is(shop: Shop, folder: Path, version: str) -> None:

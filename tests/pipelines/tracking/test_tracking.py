@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.cli.registry import tracked
 from pipelines.config.operation import TrackingConfig
-from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import Manifest
-from pipelines.engine.run_log import RunLog
 from pipelines.tracking.outbox import (
     Outbox,
     OutboxRun,
@@ -79,16 +76,6 @@ def test_an_error_ends_a_run_as_failed_and_rises(outbox: Outbox):
     told = lines(outbox)
     assert told[-2]["values"] == {"error": "ValueError: bad rows"}
     assert told[-1]["status"] == "FAILED"
-
-
-def test_a_disabled_tracker_has_every_method_of_a_real_one(tmp_path: Path):
-    config = RunConfig(workspace=tmp_path, tracking=TrackingConfig(enabled=False))
-    public = {name for name in dir(OutboxRun) if not name.startswith("_")}
-    assert public - {"append", "end", "alias", "register"} <= set(dir(RunLog))
-    planned = Manifest(stage="a", inputs={}, config={}, versions={}, rows={}, files={})
-    with tracked(config) as recorder, recorder.recording(planned, tmp_path / "a") as run:
-        run.log(1, loss=NAN)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_names_are_spelt_as_mlflow_takes_them():

@@ -73,13 +73,6 @@ def test_a_first_bundle_needs_no_champion(parts: BundleParts, tmp_path: Path) ->
     assert failed(judged(None, tmp_path, parts)) == set()
 
 
-def test_another_seed_of_a_model_passes(
-    parts: BundleParts, champion: Bundle, tmp_path: Path
-) -> None:
-    other = replace(parts, sequence=parts_of(tmp_path / "parts", replace(SIZE, seed=1)).sequence)
-    assert failed(judged(champion, tmp_path / "bundles", other)) == set()
-
-
 def test_half_the_catalogue_missing_is_refused(champion: Bundle, tmp_path: Path) -> None:
     half = parts_of(tmp_path / "parts", replace(SIZE, num_items=60))
     verdicts = judged(champion, tmp_path / "bundles", half)
