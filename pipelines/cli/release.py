@@ -224,10 +224,7 @@ def adapt(
 
 
 def enter_registry(bundles: Path, change: Decision) -> None:
-    """Enter a moved alias into the registry of a run's workspace.
-
-    A folder of bundles that no run made, as on a machine that only serves, has no registry.
-    """
+    """Enter a moved alias into the registry of the run that made the bundles, if one did."""
     from pipelines.operations.state import read_tracking
     from pipelines.tracking.outbox import open_outbox
 

@@ -211,8 +211,6 @@ def decision_on(bundles: Path, version: str, key: bytes | None) -> Written | Non
     """
     names = (version, version.partition("+")[0])
     for number, line in reversed(list(enumerate(read_lines(bundles), 1))):
-        if not any(name in line for name in names):
-            continue
         one = read_line(line, key, f"{bundles / LOG}, line {number}")
         if one.decision.challenger in names:
             if one.fault:
