@@ -39,7 +39,6 @@ from pipelines.publishing.released import shop_workspace
 from pipelines.tracking.decisions import (
     ALTERED,
     LOG,
-    AliasChange,
     Decision,
     Written,
     read_challenger,
@@ -382,7 +381,7 @@ def move(context: Context, values: Mapping[str, str], *, action: str) -> str:
         raise QueryError(
             f"nothing was changed: a rollback would not serve {version} any more; reload the page"
         )
-    change_alias: Callable[..., AliasChange] = rollback
+    change_alias: Callable[..., Decision] = rollback
     if action == "promote":
         change_alias = partial(promote, version=version)
     by_hand = partial(
@@ -395,7 +394,7 @@ def move(context: Context, values: Mapping[str, str], *, action: str) -> str:
         change = move_alias(action, folder.bundles, by_hand, folder.workspace).change
     except (WorkspaceBusyError, RefusedError, ValueError, OSError) as error:
         raise QueryError(f"nothing was changed: {error}") from error
-    before = f", before it was {change.previous}" if change.previous else ""
+    before = f", before it was {change.champion}" if change.champion else ""
     return f"{change.alias} is {change.version}{before}. The decision was written with your reason."
 
 
