@@ -29,8 +29,6 @@ class GateConfig:
     """Share of the kept items whose text may differ from the champion's."""
     min_coverage: float = 0.5
     """Different items in the sampled lists, as a share of the champion's."""
-    max_calibration_error: float = 0.05
-    """Absolute error of the ranker's probabilities on validation, up to the share of positives."""
     max_latency_ms: float = 500.0
     """Median of one list in this process."""
     max_latency_ratio: float = 3.0

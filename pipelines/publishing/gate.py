@@ -1,12 +1,11 @@
 """Checks on a bundle as it was written, in the order in which people read them.
 
-They find what is missing or broken: data, arrays, probabilities, lists. Its metrics are checked by
+They find what is missing or broken: data, arrays, lists. Its metrics are checked by
 `pipelines.publishing.comparison`.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,6 @@ from recsys.data.string_table import StringTable
 from recsys.evaluation.paired import Paired
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import Verdict
-from serving.bundle.ranker import RANKER
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
 
@@ -39,8 +37,6 @@ CLOCK_SKEW = HOUR
 MIN_SHARED = 50
 """Events that both know without which their times say nothing."""
 COMPARED_USERS = 2_000
-CALIBRATION = "calibration.json"
-MIN_POSITIVES = 50
 MIN_USERS = 20
 """Users without whom lists show no variety."""
 WARM_UP = 3
@@ -234,23 +230,6 @@ def finite(subject: Subject) -> Iterator[Verdict]:
     yield at_most("finite numbers", len(broken), 0, reason)
 
 
-def calibrated(subject: Subject) -> Iterator[Verdict]:
-    """Refuse a ranker with probabilities far from events."""
-    config, path = subject.config, subject.challenger.directory / RANKER / CALIBRATION
-    if subject.challenger.ranker is None or not path.is_file():
-        return
-    tasks = json.loads(path.read_text(encoding="utf-8")).get("tasks", {})
-    for task, found in tasks.items():
-        if found["observed"] * found["num_labels"] < MIN_POSITIVES:
-            continue
-        bound = min(config.max_calibration_error, found["observed"])
-        why = (
-            "expected calibration error of the ranker's probabilities on validation; the bound is "
-            "at most the share of positives"
-        )
-        yield at_most(f"calibration of {task}", found["calibration_error"], bound, why)
-
-
 @dataclass(frozen=True)
 class BundleLists:
     """Lists of one bundle."""
@@ -337,7 +316,6 @@ CHECKS: Sequence[Check] = (
     at_the_same_times,
     not_in_the_future,
     finite,
-    calibrated,
     too_good,
     good_lists,
 )

@@ -3,7 +3,6 @@
 Each changes copies in a scratch folder and leaves the originals alone.
 """
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,29 +44,6 @@ def infinite_weights(parts: BundleParts, scratch: Path) -> BundleParts:
         tensors[name].view(-1)[0] = torch.inf
 
     with_tensors(model / "ranker.safetensors", spoil)
-    return replace(parts, ranker=model)
-
-
-def miscalibrated_ranker(parts: BundleParts, scratch: Path) -> BundleParts:
-    """Predicted ten times as many positives as validation had."""
-    return with_measures(parts, scratch, predicted=10.0)
-
-
-def with_measures(parts: BundleParts, scratch: Path, *, predicted: float = 1.0) -> BundleParts:
-    """Write what train_ranker measured: calibrated, unless said otherwise."""
-    assert parts.ranker is not None
-    model = copied(parts.ranker, scratch)
-    measured = {
-        "tasks": {
-            "next": {
-                "observed": 0.01,
-                "predicted": 0.01 * predicted,
-                "calibration_error": 0.01 * abs(predicted - 1) + 0.0005,
-                "num_labels": 100_000,
-            }
-        },
-    }
-    (model / "calibration.json").write_text(json.dumps(measured))
     return replace(parts, ranker=model)
 
 
@@ -120,7 +96,6 @@ def lists_for_nobody(parts: BundleParts, scratch: Path) -> BundleParts:
 
 PLANTED: dict[str, tuple[Plant, str]] = {
     "infinite weights": (infinite_weights, "finite numbers"),
-    "miscalibrated ranker": (miscalibrated_ranker, "calibration of next"),
     "titles shifted": (texts_of_other_items, "texts of the catalogue"),
     "time-zone error": (time_zone_error, "times of known events"),
     "popular lists for all": (lists_for_nobody, "catalogue coverage"),
