@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 
 from pipelines.stages import release as stage
-from tests.pipelines.publishing.gate.planted import infinite_weights
+from tests.pipelines.publishing.gate.planted import exploding_rows
 
 Recsys = Callable[..., Result]
 QUICK = ("-q", "--set", "generative_training.enabled=false")
@@ -30,13 +30,13 @@ def served(workspace: Path) -> tuple[str, list[str]]:
 def test_a_defective_bundle_is_refused_and_the_champion_stays(
     released: tuple[Path, Path], recsys: Recsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    check = "finite numbers"
+    check = "length of vectors"
     config, workspace = released
     before = served(workspace)
     (tmp_path / "scratch").mkdir()
     sound = stage.make_parts
     monkeypatch.setattr(
-        stage, "make_parts", lambda *parts: infinite_weights(sound(*parts), tmp_path / "scratch")
+        stage, "make_parts", lambda *parts: exploding_rows(sound(*parts), tmp_path / "scratch")
     )
     result = recsys("run", "-c", config, "-w", workspace, "-q", "--force", "release")
     assert result.exit_code == 3, result.output

@@ -3,6 +3,7 @@
 Each changes copies in a scratch folder and leaves the originals alone.
 """
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from recsys.semantic_ids.codes import SemanticIds
 from serving.bundle.catalogue import Catalogue
+from serving.bundle.semantic_ids import ID_ROWS, QUANTIZER
 from serving.bundle.users import Users
 from serving.bundle.write import BundleParts
 
@@ -34,6 +37,24 @@ def with_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) 
     save_file({name: one.contiguous() for name, one in tensors.items()}, path)
 
 
+def widest(tensors: dict[str, torch.Tensor]) -> str:
+    """Name the largest table, such as one of embeddings."""
+    tables = {name: one.numel() for name, one in tensors.items() if one.ndim == 2}
+    return max(tables, key=tables.__getitem__)
+
+
+def exploding_rows(parts: BundleParts, scratch: Path) -> BundleParts:
+    assert parts.two_tower is not None
+    model = copied(parts.two_tower.model, scratch)
+
+    def explode(tensors: dict[str, torch.Tensor]) -> None:
+        name = widest(tensors)
+        tensors[name][1] *= 1e4
+
+    with_tensors(model / "two_tower.safetensors", explode)
+    return replace(parts, two_tower=replace(parts.two_tower, model=model))
+
+
 def infinite_weights(parts: BundleParts, scratch: Path) -> BundleParts:
     """The ranker diverged: a weight of its heads is infinite, which only some candidates meet."""
     assert parts.ranker is not None
@@ -44,6 +65,52 @@ def infinite_weights(parts: BundleParts, scratch: Path) -> BundleParts:
         tensors[name].view(-1)[0] = torch.inf
 
     with_tensors(model / "ranker.safetensors", spoil)
+    return replace(parts, ranker=model)
+
+
+def with_codes(parts: BundleParts, scratch: Path, codes: torch.Tensor) -> BundleParts:
+    """Give every ID other codes; the model that speaks the old ones is left out."""
+    assert parts.semantic_ids is not None
+    source = parts.semantic_ids
+    ids = SemanticIds.load(source)
+    target = scratch / "planted-ids"
+    made = SemanticIds.of_items(
+        codes,
+        level_sizes=ids.level_sizes,
+        quantizer_digest=ids.quantizer_digest,
+        item_rows=torch.from_numpy(np.load(source / ID_ROWS)[1:]),
+    )
+    made.save(target)
+    shutil.copytree(source / QUANTIZER, target / QUANTIZER)
+    np.save(target / ID_ROWS, np.load(source / ID_ROWS))
+    blends = {name: path for name, path in parts.blends.items() if name == "fast"}
+    return replace(parts, semantic_ids=target, generative=None, blends=blends)
+
+
+def collapsed_codebook(parts: BundleParts, scratch: Path) -> BundleParts:
+    """Nearly all items have one first code; what tells them apart are the later levels."""
+    assert parts.semantic_ids is not None
+    sizes = SemanticIds.load(parts.semantic_ids).level_sizes
+    number = torch.arange(parts.catalogue.num_item_rows - 1)
+    codes = torch.zeros((len(number), len(sizes)), dtype=torch.int32)
+    for level in range(len(sizes) - 1, 0, -1):
+        codes[:, level] = number % sizes[level]
+        number = number // sizes[level]
+    codes[:, 0] = number
+    return with_codes(parts, scratch, codes)
+
+
+def dead_expert(parts: BundleParts, scratch: Path) -> BundleParts:
+    """Validation sent nothing to the last expert, as `train_ranker` writes down."""
+    return with_load(parts, scratch, [0.34, 0.33, 0.33, 0.0])
+
+
+def with_load(parts: BundleParts, scratch: Path, load: list[float]) -> BundleParts:
+    """Write the load of the experts that train_ranker measured."""
+    assert parts.ranker is not None
+    model = copied(parts.ranker, scratch)
+    routing = {"num_experts": len(load), "num_candidates": 100_000, "load": load}
+    (model / "calibration.json").write_text(json.dumps({"routing": routing}))
     return replace(parts, ranker=model)
 
 
@@ -95,7 +162,10 @@ def lists_for_nobody(parts: BundleParts, scratch: Path) -> BundleParts:
 
 
 PLANTED: dict[str, tuple[Plant, str]] = {
+    "exploding rows": (exploding_rows, "length of vectors"),
     "infinite weights": (infinite_weights, "finite numbers"),
+    "collapsed codebook": (collapsed_codebook, "use of the first codes"),
+    "dead expert": (dead_expert, "load of each expert"),
     "titles shifted": (texts_of_other_items, "texts of the catalogue"),
     "time-zone error": (time_zone_error, "times of known events"),
     "popular lists for all": (lists_for_nobody, "catalogue coverage"),
