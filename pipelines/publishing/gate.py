@@ -1,11 +1,12 @@
 """Checks on a bundle as it was written, in the order in which people read them.
 
-They find what is missing or broken: data, arrays, lists. Its metrics are checked by
+They find what is missing or broken: data, arrays, models, lists. Its metrics are checked by
 `pipelines.publishing.comparison`.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from recsys.data.string_table import StringTable
 from recsys.evaluation.paired import Paired
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import Verdict
+from serving.bundle.ranker import RANKER
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
 
@@ -37,6 +39,17 @@ CLOCK_SKEW = HOUR
 MIN_SHARED = 50
 """Events that both know without which their times say nothing."""
 COMPARED_USERS = 2_000
+MAX_NORM_RATIO = 50.0
+"""Longest vector of a table against the median."""
+MIN_ITEMS = 20
+"""Items without which codes cannot be spread."""
+MIN_CODE_USE = 0.1
+"""Perplexity of the first codes, from 0 (one code for all) to 1 (all codes equally often)."""
+CALIBRATION = "calibration.json"
+MIN_CANDIDATES = 1_000
+"""Routed candidates an expert without which the load is chance."""
+MIN_EXPERT_LOAD = 0.05
+"""Share of candidates that each expert of the ranker gets, 1 is an even share."""
 MIN_USERS = 20
 """Users without whom lists show no variety."""
 WARM_UP = 3
@@ -216,18 +229,63 @@ def iterate_arrays(directory: Path, files: list[str]) -> Iterator[tuple[str, Ten
                         yield f"{name}:{key}", tensor
 
 
-def finite(subject: Subject) -> Iterator[Verdict]:
-    """Refuse NaN and infinities in any array."""
-    bundle, broken = subject.challenger, list[str]()
+def usual_numbers(subject: Subject) -> Iterator[Verdict]:
+    """Refuse NaN, infinities and rows far longer than the others, in any array."""
+    bundle, broken, longest, where = subject.challenger, list[str](), 0.0, "no table"
     for name, array in iterate_arrays(bundle.directory, sorted(bundle.manifest.files)):
         # Popularity gives row 0 minus infinity; missing properties are NaN.
-        may_be = name.startswith(("popularity/", "properties/"))
-        if not may_be and not bool(torch.isfinite(array).all()):
+        if name.startswith(("popularity/", "properties/")):
+            continue
+        if not bool(torch.isfinite(array).all()):
             broken.append(name)
+        elif array.ndim == 2 and (ratio := norm_ratio(array)) > longest:
+            longest, where = ratio, name
     reason = "arrays of the bundle with NaN or infinite numbers"
     if broken:
         reason += f": {', '.join(broken[:3])}; training diverged or a file was damaged"
     yield at_most("finite numbers", len(broken), 0, reason)
+    why = f"longest row of {where} against the median row; far above it, training exploded there"
+    yield at_most("length of vectors", longest, MAX_NORM_RATIO, why)
+
+
+def norm_ratio(table: Tensor) -> float:
+    """Longest row against the median of rows that are not 0; 0 for a small table."""
+    norms = table[1:].float().norm(dim=1)
+    norms = norms[norms > 0]
+    return float(norms.max() / norms.median()) if len(norms) >= MIN_KNOWN else 0.0
+
+
+def codes_used(subject: Subject) -> Iterator[Verdict]:
+    """Refuse semantic IDs whose codes collapsed; those that two items share do not load."""
+    found = subject.challenger.semantic_ids
+    codes = None if found is None else found.codes[found.codes[:, 0] >= 0]
+    if found is None or codes is None or len(codes) < MIN_ITEMS:
+        return
+    size = found.ids.level_sizes[0]
+    share = torch.bincount(codes[:, 0].long(), minlength=size).double() / len(codes)
+    used = 2 ** float(torch.special.entr(share).sum() / math.log(2))
+    yield at_least(
+        "use of the first codes",
+        (used - 1) / max(1, min(size, len(codes)) - 1),
+        MIN_CODE_USE,
+        f"perplexity {used:.1f} of {size} codes over {len(codes)} items; near one code the "
+        "codebook collapsed, train it again with another seed or fewer codes",
+    )
+
+
+def experts_used(subject: Subject) -> Iterator[Verdict]:
+    """Refuse a ranker with an expert without candidates."""
+    path = subject.challenger.directory / RANKER / CALIBRATION
+    if subject.challenger.ranker is None or not path.is_file():
+        return
+    routing = json.loads(path.read_text(encoding="utf-8")).get("routing") or {}
+    if routing and routing["num_candidates"] >= MIN_CANDIDATES * routing["num_experts"]:
+        least = min(routing["load"]) * routing["num_experts"]
+        why = (
+            "smallest share of candidates that an expert of the ranker gets, 1 is even; a dead "
+            "expert learns nothing, train with fewer experts"
+        )
+        yield at_least("load of each expert", least, MIN_EXPERT_LOAD, why)
 
 
 @dataclass(frozen=True)
@@ -315,7 +373,9 @@ CHECKS: Sequence[Check] = (
     read_once,
     at_the_same_times,
     not_in_the_future,
-    finite,
+    usual_numbers,
+    codes_used,
+    experts_used,
     too_good,
     good_lists,
 )

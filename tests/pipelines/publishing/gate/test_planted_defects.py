@@ -12,7 +12,7 @@ from pipelines.publishing.gate import Subject, bundle_verdicts
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import ContentSource, Verdict
 from serving.bundle.write import BundleParts, write_bundle
-from tests.pipelines.publishing.gate.planted import PLANTED, with_users
+from tests.pipelines.publishing.gate.planted import PLANTED, with_load, with_users
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 
 SIZE = SyntheticSize(
@@ -27,9 +27,8 @@ def parts_of(folder: Path, size: SyntheticSize = SIZE) -> BundleParts:
     source = ContentSource(encoder="hash", text_columns=["title"])
     times = np.asarray(parts.users.times)
     # Events of real people are not on the hour.
-    return with_users(
-        replace(parts, content_source=source), times=times + 37 * np.arange(len(times)) % 3_600
-    )
+    described = replace(with_load(parts, folder, [0.25] * 4), content_source=source)
+    return with_users(described, times=times + 37 * np.arange(len(times)) % 3_600)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,7 @@ def test_an_equal_bundle_passes_every_check(
 ) -> None:
     verdicts = judged(champion, tmp_path, parts)
     assert failed(verdicts) == set()
-    assert len({one.name for one in verdicts}) >= 9
+    assert len({one.name for one in verdicts}) >= 12
     assert all(one.reason for one in verdicts)
 
 
