@@ -15,8 +15,7 @@ from pipelines.cli.output import print_lines
 if TYPE_CHECKING:
     from pipelines.config.operation import TrackingConfig
     from pipelines.config.run import RunConfig
-    from pipelines.tracking.outbox import Outbox
-    from pipelines.tracking.recorder import Recorder
+    from pipelines.tracking.outbox import Outbox, Recorder
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -112,8 +111,7 @@ def tracked(config: RunConfig) -> Iterator[Recorder]:
     """Record the stages that run inside, and send them to MLflow at the end."""
     from pipelines.engine.errors import WorkspaceBusyError
     from pipelines.engine.workspace import bundles_dir
-    from pipelines.tracking.outbox import open_outbox, sync_outbox
-    from pipelines.tracking.recorder import Recorder
+    from pipelines.tracking.outbox import Recorder, open_outbox, sync_outbox
 
     tracking, outbox = config.tracking, open_outbox(config.workspace)
     recorder = Recorder(

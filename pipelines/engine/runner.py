@@ -28,7 +28,7 @@ from recsys.data.durable import digest_once, write_durably
 
 
 class StageRecorder(Protocol):
-    """Keeps each stage that runs as one tracked run (pipelines/tracking/recorder.py)."""
+    """Keeps each stage that runs as one tracked run (pipelines/tracking/outbox.py)."""
 
     def recording(self, planned: Manifest, artefact: Path) -> AbstractContextManager[RunLog]:
         """Track what happens inside, and what the stage then made; an error fails the run."""

@@ -5,6 +5,10 @@
     <time>-<stage>-<key>.refused  a file that the store will never accept; its last line says why
     aliases.json                  what each alias named when it was last set or obeyed here
 
+A finished stage is tracked by what its artefact holds; only the curve of a training is logged by
+the stage itself. Metrics are named <tie order>/<split>/<model>/<metric>, curves
+<tie order>/<metric>.
+
 MLflow takes seconds to import and changes the environment, so a child with a time limit sends the
 files (``pipelines.tracking.store``). Runs that are not sent by then are sent by the next command.
 """
@@ -18,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,18 +30,26 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
 from pipelines.config.operation import TrackingConfig
-from pipelines.engine.artifacts import Manifest
+from pipelines.engine.artifacts import MANIFEST, RUN, Manifest, read_json
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.signing import KEY, check_signature, signed, signing_key
-from pipelines.tracking.decisions import Decision
+from pipelines.tracking.decisions import CHAMPION, Decision
 from recsys.data.durable import write_durably
-from serving.bundle.manifest import bundle_directory, read_manifest
+from serving.bundle.manifest import CURRENT, bundle_directory, read_manifest
 
 ALIASES = "aliases.json"
 POINTER = "pointer"
 """Tag with the bundle's version and digest, signed if a key is set."""
 BUNDLES = "bundles"
 """Tag with the folder of bundles, or its URL, that has the files."""
+DOCUMENTS = {
+    **dict.fromkeys(
+        ("train_two_tower", "train_sequence", "train_generative", "refit"), "**/training.json"
+    ),
+    "evaluate": "metrics.json",
+    "build_index": "recall.json",
+}
+"""Files with a stage's results."""
 
 
 def leaves(table: Mapping[str, Any], mark: str, above: str = "") -> Iterator[tuple[str, Any]]:
@@ -181,6 +193,51 @@ class Outbox:
         run.register(config.model, bundles, change.version, digest)
         run.alias(config.model, change.alias, change.version, action=change.outcome)
         run.end("FINISHED")
+
+
+def collect_numbers(table: Mapping[str, Any], above: str = "") -> dict[str, float]:
+    """Collect the numbers of nested tables by path; other values are left out."""
+    found = leaves(table, "/", above)
+    return {key: float(value) for key, value in found if isinstance(value, (int, float))}
+
+
+def record_release(run: OutboxRun, artefact: Path, bundles: Path, model: str) -> None:
+    """Enter the released bundle into the registry, as champion or challenger."""
+    document = read_json(artefact / "release.json")
+    version, digest = document["version"], document["digest"]
+    run.register(model, bundles, version, digest)
+    served = (bundles / CURRENT).resolve().name.removeprefix("bundle-")
+    if document["alias"] == CHAMPION and served.partition("+")[0] == version:
+        # Deltas of the very same bundle stay served.
+        version = served
+    run.alias(model, document["alias"], version, action="release")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorder:
+    """Tracks each run of a stage in an outbox, or nowhere."""
+
+    outbox: Outbox | None = None
+    bundles: Path = Path("bundles")
+    model: str = "recsys"
+
+    @contextmanager
+    def recording(self, planned: Manifest, artefact: Path) -> Iterator[RunLog]:
+        """Track what happens inside, and what the stage then made; an error fails the run."""
+        if self.outbox is None:
+            yield RunLog()
+            return
+        with self.outbox.start_run(planned) as run:
+            yield run
+            run.metrics(collect_numbers(read_json(artefact / MANIFEST)["rows"], "rows"))
+            run.metrics(collect_numbers(read_json(artefact / RUN), "run"))
+            for path in sorted(artefact.glob(DOCUMENTS.get(planned.stage, "-"))):
+                above = path.parent.relative_to(artefact).as_posix()
+                run.metrics(collect_numbers(read_json(path), "" if above == "." else above))
+            if planned.stage == "release":
+                record_release(run, artefact, self.bundles, self.model)
+            # MLflow gets no files: this names the ones that the numbers are of.
+            run.tags({"artefact": str(artefact.absolute())})
 
 
 def check_pointer(pointer: str, version: str, digest: str) -> None:

@@ -1,8 +1,7 @@
 from pathlib import Path
 
 from pipelines.engine.artifacts import Manifest, begin, commit
-from pipelines.tracking.outbox import open_outbox, read_lines
-from pipelines.tracking.recorder import Recorder
+from pipelines.tracking.outbox import Recorder, open_outbox, read_lines
 from pipelines.training.train import Curve
 
 
