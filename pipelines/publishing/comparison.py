@@ -203,6 +203,7 @@ def _percent(share: float) -> str:
 
 
 Metrics = Mapping[str, Mapping[str, float]]
+MIN_ANSWERS = 200
 CHANCE = 2.6
 """Standard errors of a difference that one pair of equals in a hundred exceeds."""
 
@@ -231,6 +232,14 @@ def served_metrics(metrics: Metrics, ranker: Path) -> Metrics:
     if served_ranker(ranker) is not None:
         return metrics
     return {name: values for name, values in metrics.items() if name != RANKED}
+
+
+def ranked_gain(metrics: Metrics, metric: str, answers: pl.DataFrame | None) -> tuple[float, float]:
+    """Return a metric of the ranker and of the list that it reorders; zeros for few answers."""
+    found = [metrics.get(name, {}).get(metric) for name in (RANKED, BLEND_FAST)]
+    if answers is None or len(answers) < MIN_ANSWERS or found[0] is None or found[1] is None:
+        return 0.0, 0.0
+    return found[0], found[1]
 
 
 def served_row(metrics: Metrics) -> str:

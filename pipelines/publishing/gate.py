@@ -66,6 +66,8 @@ class Subject:
     config: GateConfig = field(default_factory=GateConfig)
     paired: Paired | None = None
     """Difference on the same queries, if both answered enough of them."""
+    ranked: tuple[float, float] = (0.0, 0.0)
+    """Metric of the ranker's lists and of those that it reorders, if enough users tell."""
     report: dict[str, Any] = field(default_factory=dict)
     now: float = 0.0
     seed: int = 0
@@ -198,19 +200,29 @@ def read_once(subject: Subject) -> Iterator[Verdict]:
         yield at_most("duplicated rows", share, subject.config.max_duplicates, why)
 
 
+LOOK = (
+    "looks too good: find out why before it is served. If it is real, raise release.gate.max_gain"
+)
+
+
 def too_good(subject: Subject) -> Iterator[Verdict]:
     """Hold back a gain that no retraining brings; models that the champion lacks may double it."""
     by, most, champion = subject.paired, subject.config.max_gain, subject.champion
     before = () if champion is None else champion.manifest.models
-    if not most or by is None or {*subject.challenger.manifest.models} - {*before}:
-        return
-    if np.isfinite(by.relative):
+    is_alike = not {*subject.challenger.manifest.models} - {*before}
+    if most and by is not None and np.isfinite(by.relative) and is_alike:
         reason = (
             f"relative gain on the same queries, {by.challenger:.4f} against {by.champion:.4f}; "
-            "above the bound it looks too good: find out why before it is served. If it is real, "
-            "raise release.gate.max_gain"
+            f"above the bound it {LOOK}"
         )
         yield at_most("gain over the champion", by.relative, most, reason)
+    ranked, blend = subject.ranked
+    if most and blend:
+        reason = (
+            f"{ranked:.4f} against {blend:.4f} of the list that it reorders; above the bound one "
+            f"of its features may hold the label, and it {LOOK}"
+        )
+        yield at_most("gain of the ranker", ranked / blend - 1, most, reason)
 
 
 def iterate_arrays(directory: Path, files: list[str]) -> Iterator[tuple[str, Tensor]]:

@@ -29,6 +29,7 @@ from pipelines.publishing.comparison import (
     explain_decision,
     item_domains,
     protected_slices,
+    ranked_gain,
     release_verdicts,
     served_metrics,
     served_row,
@@ -174,6 +175,7 @@ def release(context: StageContext) -> StageRows:
             metrics,
             champion=served,
             paired=None if compared is None else compared.by,
+            ranked=ranked_gain(metrics, config.release.metric, answered),
         )
         version, former = written.version, None if champion is None else champion.version
         about = {

@@ -53,6 +53,15 @@ def test_a_gain_that_doubles_the_champion_is_held_back(bundle: Bundle) -> None:
     assert "release.gate.max_gain" in verdict.reason
 
 
+@pytest.mark.parametrize(("ranked", "passed"), [(0.11, True), (0.19, True), (0.25, False)])
+def test_a_ranker_that_doubles_the_list_it_reorders_is_held_back(
+    bundle: Bundle, ranked: float, passed: bool
+) -> None:
+    (verdict,) = too_good(Subject(challenger=bundle, ranked=(ranked, 0.1)))
+    assert verdict.passed is passed
+    assert "may hold the label" in verdict.reason
+
+
 def test_a_slow_bundle_is_refused_by_the_champions_time(bundle: Bundle) -> None:
     def judged(challenger: float, champion: float) -> bool:
         lists = [BundleLists(bundle, [], [one] * 9) for one in (challenger, champion)]
