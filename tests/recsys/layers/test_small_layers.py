@@ -17,6 +17,9 @@ from recsys.layers.codes.decoder import (
     CodeBlock,
     CodeBlockConfig,
     SharedContext,
+    joint_attention,
+    merged_shares,
+    side_by_side,
 )
 from recsys.layers.wide_linear import HAS_ONEDNN, CrossNetwork, WideLinear
 from recsys.models.sequence.encoder import Calendar
@@ -168,3 +171,21 @@ def test_tokens_decoded_one_by_one_are_those_decoded_at_once(width: int) -> None
     for place in range(TOKENS):
         one, past = block.decode(tokens[:, :, place : place + 1], context, past)
         torch.testing.assert_close(one[:, :, 0], at_once[:, :, place])
+
+
+@torch.no_grad()
+def test_two_softmaxes_merged_are_one() -> None:
+    """What a fused kernel leaves to do, held to the scores written out."""
+    context, dim = context_of(1), DIM // HEADS
+    query = torch.randn(BATCH, WIDTH, TOKENS, HEADS, dim)
+    values = torch.randn(BATCH, WIDTH, 5, HEADS, dim)
+    scores = 20 * torch.randn(BATCH, WIDTH, TOKENS, HEADS, 5)
+    scores[..., 4] = -torch.inf
+    expected = joint_attention(query, scores, values, context)
+    shared = side_by_side(query) @ context.keys.mT * dim**-0.5 + context.bias
+    single = scores.flatten(1, 2).transpose(1, 2)
+    read, weights = merged_shares(shared.softmax(-1) @ context.values, shared.logsumexp(-1), single)
+    own = weights.transpose(1, 2).reshape(scores.shape)  # [B, W, S, H, all S]
+    found = read.transpose(1, 2).reshape(query.shape)
+    found = found + torch.einsum("bwsha,bwahd->bwshd", own, values)
+    torch.testing.assert_close(found.flatten(3), expected)
