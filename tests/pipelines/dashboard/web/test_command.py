@@ -56,12 +56,3 @@ def test_a_folder_without_runs_is_served_and_not_exported(served, tmp_path):
     result = ran("--root", tmp_path, "--export", tmp_path / "run.html")
     assert result.exit_code == 2
     assert "no complete run to export" in " ".join(result.output.split())
-
-
-@pytest.mark.slow
-def test_a_real_run_becomes_a_file_of_at_most_5_mb(workspace, tmp_path):
-    file = tmp_path / "run.html"
-    result = ran("--export", file, "--run", workspace)
-    assert result.exit_code == 0, result.output
-    assert file.stat().st_size <= 5_000_000
-    assert "MB" in result.output
