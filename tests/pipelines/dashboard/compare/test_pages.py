@@ -95,10 +95,11 @@ def summary(context: Context, *names: str) -> Page:
 
 
 def test_summary_chooses_runs_on_the_same_data_and_a_runs_counterpart(context: Context) -> None:
-    for query in (Query(), Query.of(run=key(context, "better"))):
+    queries = {"plain": Query(), "better": Query.of(run=key(context, "better"))}
+    for name, query in queries.items():
         page = PAGES[0].build(context, query)
-        assert "plain" in words(page)
-        assert "better" in words(page)
+        assert f"is workspace {name}," in words(page)
+        assert "B is workspace plain-2," in words(page)
     alone = PAGES[0].build(context, Query.of(run=key(context, "stranger")))
     assert alone.title == "stranger"
 
