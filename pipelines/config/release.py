@@ -34,8 +34,8 @@ class GateConfig:
     max_latency_ratio: float = 3.0
     """The same against the champion's, measured in turns; below 20 ms nothing is refused."""
     max_gain: float = 1.0
-    """Relative gain over a champion of the same models beyond which a person has to look; 1 is
-    twice as good, 0 switches the check off."""
+    """Relative gain over a champion of the same models, or of the ranker over the list it reorders,
+    beyond which a person has to look; 1 is twice as good, 0 switches the check off."""
     max_duplicates: float = 0.3
     """Share of the rows read that repeat another row."""
     max_moved_times: float = 0.1
