@@ -15,11 +15,12 @@ from features.schema import CLEAN
 from pipelines.config.run import RunConfig
 from pipelines.engine.daily_state import DailyState
 from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, list_parts, scan_parts
-from pipelines.partitions.manifest import PartitionsManifest
+from pipelines.partitions.manifest import Partition, PartitionsManifest
 
 CLICKS = ("click", "like", "cart", "purchase")
 KEYS = {"item": "item_id", "event_type": "event_type"}
 """Column that each table of counts is of."""
+NONE = pl.DataFrame(schema={"key": pl.String(), "count": pl.Float64()})
 
 
 class EventCounts(NamedTuple):
@@ -27,9 +28,7 @@ class EventCounts(NamedTuple):
 
     events: int = 0
     users: int = 0
-    tables: Mapping[str, pl.DataFrame] = {
-        name: pl.DataFrame(schema={"key": pl.String(), "count": pl.Float64()}) for name in KEYS
-    }
+    tables: Mapping[str, pl.DataFrame] = dict.fromkeys(KEYS, NONE)
     """Key and count, by table."""
 
 
@@ -51,9 +50,13 @@ class EventDays:
     """Days with events, each read when it is needed."""
 
     workspace: Path
-    digests: Mapping[date, str]
-    """In order; a corrected day has another digest."""
-    revisions: Mapping[date, int]
+    partitions: Mapping[date, Partition]
+    """In order."""
+
+    @property
+    def digests(self) -> dict[date, str]:
+        """Digest of each day; a corrected day has another one."""
+        return {day: one.digest for day, one in self.partitions.items()}
 
     @classmethod
     def find(cls, workspace: Path) -> EventDays:
@@ -66,20 +69,17 @@ class EventDays:
                 "of events for each day, and run recsys ingest"
             )
         days = {date.fromisoformat(key): one for key, one in sorted(partitions.items())}
-        return cls(
-            workspace=workspace,
-            digests={day: one.digest for day, one in days.items()},
-            revisions={day: one.revision for day, one in days.items()},
-        )
+        return cls(workspace=workspace, partitions=days)
 
     def read(self, day: date) -> pl.DataFrame:
         """Read who did what on a day."""
-        folder = DailyState(self.workspace).partition(str(day), self.revisions[day])
+        folder = DailyState(self.workspace).partition(str(day), self.partitions[day].revision)
         found = [pl.DataFrame(schema={"user_id": pl.String(), "item_id": pl.String()})]
         for path in sorted(folder.glob(CLEAN)):
             with naming(path):
-                rows = pl.read_parquet(path, hive_partitioning=False)
-            found.append(rows.select(pl.col("^(user_id|item_id|event_type)$").cast(pl.String)))
+                rows = pl.scan_parquet(path, hive_partitioning=False)
+                names = pl.col("^(user_id|item_id|event_type)$")
+                found.append(rows.select(names.cast(pl.String)).collect())
         return pl.concat(found, how="diagonal")
 
 

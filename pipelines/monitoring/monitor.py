@@ -72,6 +72,7 @@ class Watcher:
 
     def __init__(self, config: RunConfig, days: EventDays, as_of: datetime) -> None:
         self.config, self.days, self.as_of = config, days, as_of
+        self.digests = days.digests
         self.state = DailyState(config.workspace)
         self.watched = read_watched(self.state.watched)
         self.record = SignalRecord.load(self.state.signals)
@@ -80,11 +81,11 @@ class Watcher:
 
     def run(self) -> Monitored:
         """Bring everything up to the last whole day."""
-        known = [day for day in self.days.digests if day < self.as_of.date()]
+        known = [day for day in self.digests if day < self.as_of.date()]
         if not known:
             raise ValueError(
                 f"no day with events is over by {self.as_of:%Y-%m-%d %H:%M} UTC; the first is "
-                f"{next(iter(self.days.digests))}"
+                f"{next(iter(self.digests))}"
             )
         last = min(
             self.as_of.date() - timedelta(days=1), known[-1] + timedelta(days=MAX_MISSING_DAYS)
@@ -118,7 +119,7 @@ class Watcher:
     def changed_days(self, known: Sequence[date], first: date, last: date) -> set[date]:
         """List the days whose files or served lists are new, changed or gone."""
         now: dict[str, list[Any]] = {
-            str(day): [self.days.digests.get(day), list(self.served.get(day, ()))]
+            str(day): [self.digests.get(day), list(self.served.get(day, ()))]
             for day in {*known, *self.served}
             if first <= day <= last
         }
@@ -131,7 +132,7 @@ class Watcher:
         config = self.config.monitoring
         reach = timedelta(days=config.reference_days)
         reference = [self.counts(one) for one in known if day - reach <= one < day]
-        counts = self.counts(day) if day in self.days.digests else EventCounts()
+        counts = self.counts(day) if day in self.digests else EventCounts()
         served = self.served.get(day)
         if served is None and self.served and day > min(self.served):
             served = ServedDay(0, 0, None)

@@ -56,8 +56,10 @@ def _differing(
     for name in names:
         before, after = was.get(name), now.get(name)
         if before != after:
-            is_number = isinstance(before, int | float) and isinstance(after, int | float)
-            yield name, float(abs(after - before)) if is_number else 1.0
+            apart = 1.0
+            if isinstance(before, int | float) and isinstance(after, int | float):
+                apart = float(abs(after - before))
+            yield name, apart
 
 
 def _compare_events(history: History) -> Iterator[NamedDifference]:

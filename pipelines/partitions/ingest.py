@@ -41,8 +41,6 @@ class IngestReport:
     late: list[str] = field(default_factory=list)
     """New ones that came after a later partition."""
     missing: list[str] = field(default_factory=list)
-    gone: list[str] = field(default_factory=list)
-    """Those that the source no longer lists."""
     set_aside: dict[str, str] = field(default_factory=dict)
     """Reasons."""
     schema_changes: dict[str, str] = field(default_factory=dict)
@@ -63,7 +61,6 @@ class IngestReport:
         lines = [f"{key} came late" for key in self.late]
         lines += [f"{key} was corrected" for key in self.corrected]
         lines += [f"{key} is missing" for key in self.missing]
-        lines += [f"{key} is gone from the source; its events still count" for key in self.gone]
         lines += [f"{key} was set aside: {reason}" for key, reason in self.set_aside.items()]
         if self.quarantined:
             lines.append(f"{self.quarantined:,} rows were quarantined")
@@ -98,21 +95,18 @@ def ingest(
             "as s3://shop/events) in the [data] table"
         )
     source = PartitionSource(data.partitions)
-    listed = {key: files for key, files in source.partitions().items() if not is_later(key, until)}
+    listed = {
+        key: files for key, files in source.partitions().items() if until is None or key <= until
+    }
     with PartitionReader() as reader:
         forgotten = forgotten_users(config)
         with locked_manifest(config, source) as manifest:
             call = Ingest(config, source, reader, manifest, accepted)
-            call.read_changed(listed, say, until)
+            call.read_changed(listed, say)
             _, call.report.forgotten = leave_out_forgotten(
                 config.workspace, call.manifest, forgotten, data.columns
             )
             return call.report
-
-
-def is_later(key: str, until: str | None) -> bool:
-    """Check whether a partition is of a later day."""
-    return until is not None and key > until
 
 
 @contextmanager
@@ -156,7 +150,7 @@ class Ingest:
         self.manifest, self.accepted = manifest, accepted
         self.now, self.report = datetime.now(UTC), IngestReport()
 
-    def read_changed(self, listed: Mapping[str, Files], say: Say, until: str | None) -> None:
+    def read_changed(self, listed: Mapping[str, Files], say: Say) -> None:
         """Read each partition that is new or has changed, and write the manifest after each."""
         report = self.report
         for key, files in listed.items():
@@ -172,8 +166,6 @@ class Ingest:
                 self.manifest.write(self.config.workspace)
                 reason = report.set_aside.get(key)
                 say(f"{key}: read" if reason is None else f"{key}: set aside: {reason}")
-        known = [key for key in self.manifest.partitions if not is_later(key, until)]
-        report.gone = [key for key in known if key not in listed]
         missing = self.manifest.missing
         report.missing = [key for key in missing if self.manifest.is_behind_watermark(key)]
         self.manifest.write(self.config.workspace)
