@@ -26,11 +26,11 @@ from recsys.data.durable import shared
 from serving.bundle.manifest import CURRENT, bundle_directory
 from serving.bundle.published import ADAPTERS
 
-DAYS_LATE = 1.5
-"""A partition is late when this many days have passed since the newest one ended: one for the day
-itself, the rest for it to arrive."""
-OUTBOX_DAYS = 1.0
-"""Tracking records that wait for longer say that the server is away."""
+DAY = timedelta(days=1)
+LATE = 1.5 * DAY
+"""A partition is late when this much time has passed since the newest one ended: one day for the
+day itself, the rest for it to arrive."""
+MONITORED = ("time", "day", "alarm", "alarms", "retrain", "reason")
 
 
 @dataclass(kw_only=True)
@@ -54,27 +54,23 @@ def read_status(workspace: Path, *, max_bundle_days: float, now: datetime | None
     """Look at a workspace; writes nothing."""
     now = now or datetime.now(UTC)
     found = Status(workspace=str(workspace.absolute()), time=now.isoformat(timespec="seconds"))
-    bundles = bundles_of(workspace)
-    look_at_served(found, workspace, bundles, now, max_bundle_days)
+    look_at_served(found, workspace, now, max_bundle_days)
     look_at_commands(found, workspace)
-    look_at_partitions(found, workspace, now)
-    look_at_monitor(found, workspace)
-    look_at_outbox(found, workspace, now)
-    look_at_disk(found, workspace)
+    look_at_inputs(found, workspace, now)
+    look_at_space(found, workspace, now)
     return found
 
 
-def look_at_served(
-    found: Status, workspace: Path, bundles: Path, now: datetime, max_days: float
-) -> None:
+def look_at_served(found: Status, workspace: Path, now: datetime, max_days: float) -> None:
     """Look at champion, challenger and adapters."""
+    bundles = bundles_of(workspace)
     version = served_version(bundles)
     if version is None or not (bundles / CURRENT / MANIFEST).is_file():
         what = "no bundle was released" if version is None else f"bundle {version} is missing"
         found.problems.append(f"nothing is served from {bundles}: {what}")
         return
     released = written_at(bundle_directory(bundles, version), MANIFEST)
-    age = (now - released) / timedelta(days=1)
+    age = (now - released) / DAY
     since = [one.time for one in history(bundles) if one.version == version]
     made = Released.read(released_folder(workspace, version))
     until = None if made is None else made.until
@@ -99,12 +95,11 @@ def look_at_served(
 
 def look_at_commands(found: Status, workspace: Path) -> None:
     """Look at what ran last, and what runs."""
-    for one in read_history(workspace):
-        found.commands[one.command] = {"last": asdict(one)}
+    found.commands = {one.command: {"last": asdict(one)} for one in read_history(workspace)}
     for name, command in found.commands.items():
         last = command["last"]
         if last["outcome"] == "failed":
-            why = f": {last['reasons'][0]}" if last["reasons"] else ""
+            why = "".join(f": {reason}" for reason in last["reasons"][:1])
             found.problems.append(
                 f"recsys {name} failed at {last['time']} with exit code {last['exit_code']}{why}"
             )
@@ -118,40 +113,33 @@ def look_at_commands(found: Status, workspace: Path) -> None:
                     found.running.append({"command": run["command"], "since": run["time"]})
 
 
-def look_at_partitions(found: Status, workspace: Path, now: datetime) -> None:
-    """Check for late, missing and unusable partitions."""
+def look_at_inputs(found: Status, workspace: Path, now: datetime) -> None:
+    """Look at late, missing and unusable partitions, and at what the monitor found last."""
     try:
         manifest = PartitionsManifest.read(workspace)
     except ValueError as error:
+        manifest = None
         found.problems.append(str(error))
-        return
-    if manifest is None or not manifest.partitions:
-        return
-    newest, set_aside = manifest.newest or "", manifest.set_aside
-    found.partitions = {
-        "newest": newest,
-        "count": len(manifest.partitions),
-        "missing": manifest.missing,
-        "set_aside": {key: one.reason for key, one in set_aside.items()},
-    }
-    if now - parse_end(newest) > timedelta(days=DAYS_LATE):
-        found.problems.append(f"partitions: none since {newest}")
-    missing, aside = (
-        [key for key in keys if not manifest.is_behind_watermark(key)]
-        for keys in (manifest.missing, set_aside)
-    )
-    if missing:
-        found.problems.append(f"partitions missing: {', '.join(missing)}")
-    found.problems += [f"partition {key} was set aside: {set_aside[key].reason}" for key in aside]
-
-
-def look_at_monitor(found: Status, workspace: Path) -> None:
-    """Look at what the monitor found last."""
-    names = ("time", "day", "alarm", "alarms", "retrain", "reason")
+    if manifest is not None and manifest.newest is not None:
+        aside = {key: one.reason for key, one in manifest.set_aside.items()}
+        found.partitions = {
+            "newest": manifest.newest,
+            "count": len(manifest.partitions),
+            "missing": manifest.missing,
+            "set_aside": aside,
+        }
+        if now - parse_end(manifest.newest) > LATE:
+            found.problems.append(f"partitions: none since {manifest.newest}")
+        is_old = manifest.is_behind_watermark
+        if missing := [key for key in manifest.missing if not is_old(key)]:
+            found.problems.append(f"partitions missing: {', '.join(missing)}")
+        found.problems += [
+            f"partition {key} was set aside: {why}" for key, why in aside.items() if not is_old(key)
+        ]
     path = DailyState(workspace).monitor
     try:
         document = read_result(path)
-        found.monitor = {name: document[name] for name in names if document}
+        found.monitor = {name: document[name] for name in MONITORED if document}
     except (ValueError, KeyError) as error:
         found.problems.append(f"{path} cannot be read ({error}); run recsys monitor")
         return
@@ -160,21 +148,18 @@ def look_at_monitor(found: Status, workspace: Path) -> None:
         found.problems.append(f"the monitor raised {alarms} for {document['day']}")
 
 
-def look_at_outbox(found: Status, workspace: Path, now: datetime) -> None:
-    """Look at the tracking records that wait for their server."""
+def look_at_space(found: Status, workspace: Path, now: datetime) -> None:
+    """Look at tracking records that wait for their server, and at the room for the next run."""
     waiting = open_outbox(workspace).waiting()
     found.waiting_records = len(waiting)
     written = (datetime.fromtimestamp(path.stat().st_mtime, UTC) for path in waiting)
     oldest = min(written, default=now)
-    if (now - oldest) / timedelta(days=1) > OUTBOX_DAYS:
+    if now - oldest > DAY:
         found.problems.append(
             f"{len(waiting)} tracked runs wait since {oldest:%Y-%m-%d %H:%M}: "
             "recsys registry send says why"
         )
-
-
-def look_at_disk(found: Status, workspace: Path) -> None:
-    """Compare the free disk with what a run may write before it removes the old artefacts."""
+    # A run writes that much before it removes the old artefacts.
     artefacts = sum(folder_size(path.parent) for path in workspace.glob(f"*/{MANIFEST}"))
     free = shutil.disk_usage(workspace).free
     found.disk = {"artefacts": artefacts, "free": free}

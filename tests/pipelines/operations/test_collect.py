@@ -121,17 +121,6 @@ input()
     assert present(shop) == {"v4", "v5"}
 
 
-def test_a_bundle_that_is_being_removed_is_not_loaded(shop: Path) -> None:
-    import fcntl
-
-    descriptor = os.open(shop / "bundles/bundle-v1", os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with pytest.raises(ValueError, match="is being removed"):
-        load_bundle(shop / "bundles/bundle-v1")
-    os.close(descriptor)
-    load_bundle(shop / "bundles/bundle-v1")
-
-
 def test_links_are_never_followed_out_of_the_folder(shop: Path, tmp_path: Path) -> None:
     outside = tmp_path / "elsewhere"
     shutil.copytree(shop / "bundles/bundle-v1", outside)
