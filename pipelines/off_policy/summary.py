@@ -21,13 +21,11 @@ KNOWN = 0.01
 """Share of lists older than the policy's newest event above which a warning is given."""
 
 
-def estimates_table(document: Document, name: str = "") -> Table:
-    """Tabulate every estimate; ``name`` distinguishes several documents on one page."""
+def estimates_table(document: Document) -> Table:
+    """Tabulate every estimate."""
     fields = ("value", "low", "high", "gain", "gain_low", "gain_high", "effective")
-    # Documents of earlier versions have further estimators.
-    known = [row for row in document["rows"] if row["estimator"] in ESTIMATORS]
     return Table(
-        key=f"table-estimates{name}",
+        key="table-estimates",
         title="Estimates",
         note=f"{document['config']['confidence']:.0%} intervals. Effective: how many "
         f"{document['unit']}s of the policy's own the log is worth.",
@@ -44,7 +42,7 @@ def estimates_table(document: Document, name: str = "") -> Table:
                 *(row.get(field) for field in fields),
                 "" if row["estimator"] == "logging" else TRUST[row["trust"]],
             )
-            for row in known
+            for row in document["rows"]
         ],
     )
 
