@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipelines.config.removed import REMOVED_KEYS
 from pipelines.dashboard.compare.blocks import (
     difference_row,
     difference_words,
@@ -19,7 +18,7 @@ from pipelines.dashboard.compare.gate import (
     recorded_answer,
 )
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.answers import SERVED, Side
+from pipelines.dashboard.data.answers import Side
 from pipelines.dashboard.data.measures import read_measures
 from pipelines.dashboard.data.pairs import Pairs, join_pairs
 from pipelines.dashboard.data.sides import (
@@ -33,33 +32,23 @@ from pipelines.dashboard.data.sides import (
 )
 from pipelines.dashboard.data.slices import slice_label
 from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.dashboard.runs.differences import about, settings_section
 from pipelines.dashboard.runs.run import build as build_run
-from pipelines.dashboard.runs.runs import tags_text, time_text
-from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.charts import Row, texts
+from pipelines.pages.charts import Row
 from pipelines.pages.document import (
     Block,
     Cell,
     Link,
     Page,
     Section,
-    Table,
     Tile,
     Tiles,
     Tone,
     Words,
 )
-from pipelines.pages.wording import metric_label, model_label
+from pipelines.pages.wording import metric_label
 from pipelines.publishing.comparison import MIN_SLICE_USERS, format_default
-from recsys.evaluation.paired import Paired
 
-PLACES = (
-    "workspace",
-    "tracking.",
-    "release.bundles",
-    *(f"data.{name}" for name in ("dataset", "events", "items", "users", "partitions", "online_")),
-)
-"""Beginnings of the settings that name a place; the data themselves are compared by digests."""
 DRAWN = ("user_activity", "item_popularity", "domain")
 """Slicings whose slices are drawn, even if nothing is shown."""
 TONES: dict[str, Tone] = {
@@ -143,13 +132,6 @@ def sentence(judged: PairJudgement, names: Sequence[str]) -> str:
     return f"No evidence that {a} or {b} is better: {format_default(judged.config)}."
 
 
-def about(letter: str, side: Side) -> str:
-    """Describe a side."""
-    run, model = side.run, None if side.model == SERVED else model_label(side.model)
-    facts = [f"{letter} is {run.kind} {run.name}", time_text(run), model, tags_text(run)]
-    return f"{', '.join(filter(None, facts))}."
-
-
 def reason_sections(judged: PairJudgement) -> list[Section]:
     """List the reasons, those for the other side apart."""
     decisive = [one.words for one in judged.reasons if one.speaks_for == judged.answer]
@@ -185,66 +167,24 @@ def tiles(judged: PairJudgement, pairs: Pairs) -> list[Tile]:
     return found
 
 
-def changed_settings(first: Run, second: Run) -> list[list[str]] | None:
-    """List the settings that differ, but for places; None if those of one are not on record.
-
-    A bundle has those of its models' stages: with a run, the bundle's settings are compared.
-    """
-    configs = (first.config, second.config)
-    if not all(configs):
-        return None
-    sections = [{name.partition(".")[0] for name in config} for config in configs]
-    names = {*first.config, *second.config}
-    if first.kind != second.kind:
-        names = {*(first if first.kind == "bundle" else second).config}
-    return [
-        [name, *(config.get(name, "(not set)") for config in configs)]
-        for name in sorted(names - REMOVED_KEYS.keys())
-        if name.partition(".")[0] in sections[0] & sections[1]
-        and first.config.get(name) != second.config.get(name)
-        and not name.startswith(PLACES)
-    ]
-
-
-def settings_section(first: Run, second: Run) -> Section:
-    """List the settings that differ, and whether the data do."""
-    found = changed_settings(first, second)
-    data = (first.data_digest, second.data_digest)
-    state = "are the same" if data[0] == data[1] else "differ"
-    lines = [f"The data {state if all(data) else 'are not on record for both'}."]
-    if not found:
-        none = "No setting that shapes results differs."
-        lines.append("Settings are not on record for both." if found is None else none)
-    table = Table(
-        key="settings",
-        title="Settings that differ",
-        note="By the dotted names of the TOML file; places are left out.",
-        columns=texts("Setting", "A", "B"),
-        rows=found or (),
-        origins=[first.origin, second.origin],
-    )
-    blocks: list[Block] = [Words(lines=lines), *([table] if found else [])]
-    return Section(key="differences", title="What differs", blocks=blocks)
-
-
 def slices_section(judged: PairJudgement, sides: Sequence[Side]) -> Section:
     """Draw differences of all queries and of the main slices; the chart's table has all slices."""
     config, losses = judged.config, judged.compared.losses
     named = {*judged.slices("first"), *judged.slices("second")}
     drawn: list[Cell] = []
     rows: list[Row] = []
-
-    def add(label: str, one: Paired, shown: str, *, is_drawn: bool) -> None:
-        if one.champion > 0:
-            drawn.extend([label] if is_drawn else [])
-            rows.append(difference_row(label, "B", one, shown))
-
-    for name, whole in judged.overall.items():
-        add(f"All queries, {metric_label(name)}", whole, "", is_drawn=True)
+    found = [
+        (f"All queries, {metric_label(name)}", whole, "", True)
+        for name, whole in judged.overall.items()
+    ]
     for loss in losses:
         shown = "; lost" if loss.harmed else "; gained" if loss.gained else "; not shown"
         is_drawn = loss.name in named or loss.name.partition("/")[0] in DRAWN
-        add(slice_label(loss.name), loss.found, shown, is_drawn=is_drawn)
+        found.append((slice_label(loss.name), loss.found, shown, is_drawn))
+    for label, one, shown, is_drawn in found:
+        if one.champion > 0:
+            drawn.extend([label] if is_drawn else [])
+            rows.append(difference_row(label, "B", one, shown))
     chart = differences_chart(
         f"B against A, {metric_label(config.deciding_metric)} by slice",
         f"Each line is where the true difference may lie, at {config.confidence:.0%}. B is refused "

@@ -67,6 +67,13 @@ def report_page(data: ReportData) -> Page:
     )
 
 
+def measured_parts(
+    data: ReportData, origins: Sequence[Origin]
+) -> tuple[str, Sequence[Tile], list[Section]]:
+    """Build the answer, its tiles and the sections on models, for another page."""
+    return answer(data), headline_tiles(data).tiles, measured_sections(data, origins)
+
+
 def headline_tiles(data: ReportData) -> Tiles:
     """Show the served list, its lead over popularity, and the users it serves worst."""
     model, name = headline_model(data), metric_label(data.primary)

@@ -8,7 +8,6 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.search import KINDS
 from pipelines.dashboard.data.sides import run_control, suggest_runs
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.runs import nothing_there, tags_text, time_text
@@ -31,9 +30,8 @@ from pipelines.pages.document import (
     Tone,
     Words,
 )
-from pipelines.pages.report import headline_tiles, measured_sections
+from pipelines.pages.report import measured_parts
 from pipelines.pages.report_data import TRAININGS, read_measured
-from pipelines.pages.summary import answer
 from pipelines.pages.wording import (
     METRICS,
     by_fame,
@@ -84,7 +82,8 @@ def build(context: Context, query: Query) -> Page:
         run = next(complete, runs[0])
     data = f" on {run.dataset}" if run.dataset else ""
     ended = (time_text(run) or "no time")[:16].replace("T", " ")
-    lead = f"{KINDS[run.kind].capitalize()}{data}, {run.status}, {ended} UTC"
+    kind = "Bundle" if run.kind == "bundle" else "Run"
+    lead = f"{kind}{data}, {run.status}, {ended} UTC"
     served = f"; it serves: {model_label(run.served)}" if run.served else ""
     plain = plain_table(run)
     sections = [Section(key="results", title="Results", blocks=[plain])] if plain.rows else []
@@ -117,9 +116,7 @@ def measure(context: Context, run: Run) -> Measured:
     files += [stage / MANIFEST for stage in stages.values()]
 
     def draw() -> Measured:
-        data = read_measured(stages, run.name)
-        tiles, sections = headline_tiles(data).tiles, measured_sections(data, [run.origin])
-        return Measured(answer(data), tiles, sections)
+        return Measured(*measured_parts(read_measured(stages, run.name), [run.origin]))
 
     return context.cache.get(("report of a run", run.key), files, draw)
 

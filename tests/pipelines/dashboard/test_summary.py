@@ -4,7 +4,8 @@ from pathlib import Path
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.summary import build, changed_settings, settings_section
+from pipelines.dashboard.runs.differences import changed_settings, settings_section
+from pipelines.dashboard.summary import build
 from pipelines.dashboard.workspaces.read import read_workspace
 from tests.pipelines.dashboard.documents import lines_of, table
 from tests.pipelines.dashboard.synthetic_runs import write_run
