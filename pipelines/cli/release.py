@@ -22,7 +22,7 @@ from pipelines.cli.output import print_lines, print_table
 from pipelines.cli.registry import send
 
 if TYPE_CHECKING:
-    from pipelines.tracking.decisions import Decision, Written
+    from pipelines.engine.decisions import Decision, Written
 
 app = typer.Typer(no_args_is_help=True)
 STATES = {"signed": "signed", "unsigned": "unsigned", "not verified": "signed, no key to verify"}
@@ -72,8 +72,8 @@ def move_champion(command: str, run: Path, move: Callable[..., Decision]) -> Non
 
 def read_verified(run: Path) -> tuple[Path, list[Written], list[str]]:
     """Read a run's decisions and their faults."""
+    from pipelines.engine.decisions import LOG, read_decisions
     from pipelines.engine.signing import KEY, signing_key
-    from pipelines.tracking.decisions import LOG, read_decisions
 
     bundles, _ = find_bundles(run)
     if not (bundles / LOG).exists():

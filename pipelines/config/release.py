@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pipelines.config.operation import check_bounds
 from recsys.evaluation.config import PairedConfig
 from recsys.evaluation.ranking import check_metric_name
-from recsys.models.configs import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pipelines.config.operation import check_bounds
 from recsys.evaluation.ranking import check_metric_name
 from recsys.layers.lora.linear import LoraConfig
-from recsys.models.configs import check_bounds
 from recsys.models.generative.config import TeachingConfig
 from recsys.training.distributed.sharded import ShardingConfig
 from recsys.training.optim import ScheduleConfig

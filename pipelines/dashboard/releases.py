@@ -15,6 +15,14 @@ from pipelines.dashboard.context import Act, Context, PageEntry
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.workspaces.files import names_in, place_key
 from pipelines.dashboard.workspaces.run import Run
+from pipelines.engine.decisions import (
+    ALTERED,
+    LOG,
+    Decision,
+    Written,
+    read_challenger,
+    read_decisions,
+)
 from pipelines.engine.errors import RefusedError, WorkspaceBusyError
 from pipelines.engine.signing import KEY, signing_key
 from pipelines.operations.state import move_alias
@@ -36,14 +44,6 @@ from pipelines.pages.document import (
 from pipelines.publishing.comparison import format_result, found_in, is_untested
 from pipelines.publishing.promotion import champions, promote, rollback, served_version
 from pipelines.publishing.released import shop_workspace
-from pipelines.tracking.decisions import (
-    ALTERED,
-    LOG,
-    Decision,
-    Written,
-    read_challenger,
-    read_decisions,
-)
 from serving.bundle.manifest import MANIFEST, bundle_directory
 
 TITLE = "Releases"

@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 from pipelines.engine.artifacts import Manifest
 from pipelines.engine.daily_state import DailyState
+from pipelines.engine.decisions import CHALLENGER, read_challenger
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.workspace import Workspace, publishing
 from pipelines.operations.state import parents, served_until
 from pipelines.publishing.promotion import champions
 from pipelines.publishing.released import Released
 from pipelines.publishing.same_queries import answers_file
-from pipelines.tracking.decisions import CHALLENGER, read_challenger
 from recsys.data.durable import PARTIAL, unused
 from serving.bundle.manifest import MANIFEST, bundle_directory
 from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS

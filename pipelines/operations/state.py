@@ -12,8 +12,8 @@ from typing import NamedTuple
 from pipelines.config.operation import TrackingConfig
 from pipelines.config.removed import removal
 from pipelines.config.toml import validate
+from pipelines.engine.decisions import CHAMPION, Decision, history
 from pipelines.engine.history import recorded
-from pipelines.tracking.decisions import CHAMPION, Decision, history
 from pipelines.tracking.outbox import Outbox, open_outbox
 from serving.bundle.manifest import bundle_directory, read_manifest
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipelines.engine.artifacts import MANIFEST
 from pipelines.engine.daily_state import DailyState
+from pipelines.engine.decisions import history, read_challenger
 from pipelines.engine.history import RUNNING, read_history, read_result
 from pipelines.engine.memory import GIB
 from pipelines.operations.collect import ADAPTER, folder_size, linked, written_at
@@ -20,7 +21,6 @@ from pipelines.partitions.manifest import PartitionsManifest
 from pipelines.partitions.source import parse_end
 from pipelines.publishing.promotion import served_version
 from pipelines.publishing.released import Released, released_folder
-from pipelines.tracking.decisions import history, read_challenger
 from pipelines.tracking.outbox import open_outbox
 from recsys.data.durable import shared
 from serving.bundle.manifest import CURRENT, bundle_directory

@@ -12,11 +12,11 @@ import polars as pl
 from features.scan import read_whole, scan_file
 from features.schema import SourceConfig
 from pipelines.config.toml import validate
+from pipelines.engine.decisions import Decision
 from pipelines.engine.workspace import publishing
 from pipelines.publishing.encode_items import content_config, encode_items, item_vectors
 from pipelines.publishing.promotion import note_champion, served_version
 from pipelines.semantic_ids.append import published_ids
-from pipelines.tracking.decisions import Decision
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import CURRENT, read_manifest

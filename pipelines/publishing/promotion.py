@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.engine.console import log
-from pipelines.engine.errors import RefusedError
-from pipelines.engine.signing import KEY, TamperedError, signing_key
-from pipelines.engine.workspace import PATIENCE_SECONDS, publishing
-from pipelines.tracking.decisions import (
+from pipelines.engine.decisions import (
     ACTIONS,
     CHALLENGER,
     CHAMPION,
@@ -26,6 +23,9 @@ from pipelines.tracking.decisions import (
     read_challenger,
     read_champions,
 )
+from pipelines.engine.errors import RefusedError
+from pipelines.engine.signing import KEY, TamperedError, signing_key
+from pipelines.engine.workspace import PATIENCE_SECONDS, publishing
 from serving.bundle.manifest import (
     CURRENT,
     BundleManifest,

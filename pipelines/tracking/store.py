@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from pipelines.config.operation import TrackingConfig
-from pipelines.tracking.decisions import CHALLENGER, CHAMPION
+from pipelines.engine.decisions import CHALLENGER, CHAMPION
 from pipelines.tracking.outbox import BUNDLES, POINTER, Outbox, read_lines
 from recsys.data.durable import append_line, locked
 from serving.bundle import copies

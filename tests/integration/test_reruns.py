@@ -15,8 +15,8 @@ import polars as pl
 import pytest
 from click.testing import Result
 
+from pipelines.engine.decisions import read_decisions
 from pipelines.stages.list import STAGES
-from pipelines.tracking.decisions import read_decisions
 from serving.recommend import Recommender
 from tests.recsys.testing.synthetic import World
 

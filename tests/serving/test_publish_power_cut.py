@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.engine.decisions import CHAMPION, history
 from pipelines.publishing.promotion import note_champion
-from pipelines.tracking.decisions import CHAMPION, history
 from serving.bundle.load import load_bundle
 from serving.bundle.write import write_bundle
 from tests.fake_disk import fake_disk

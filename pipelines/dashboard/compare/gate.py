@@ -17,10 +17,10 @@ from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
 from pipelines.dashboard.data.pairs import Mask, Pairs
 from pipelines.dashboard.data.slices import slice_label
 from pipelines.dashboard.workspaces.run import Run
+from pipelines.engine.decisions import decision_on
 from pipelines.pages.wording import metric_label
 from pipelines.publishing.comparison import Compared, compare
 from pipelines.publishing.same_queries import SameQueries
-from pipelines.tracking.decisions import decision_on
 from recsys.evaluation.paired import Paired, SliceLoss
 
 Answer = Literal["first", "second", "no evidence"]

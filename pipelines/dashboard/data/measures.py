@@ -11,10 +11,10 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Side, answers
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.workspaces.files import read_or_empty
+from pipelines.engine.decisions import LOG, decision_on
 from pipelines.engine.formats import duration, size
 from pipelines.evaluation.analysis import ANALYSIS, Analysis
 from pipelines.publishing.write_release import TIMED
-from pipelines.tracking.decisions import LOG, decision_on
 
 COSTS = {
     "seconds": "training",

@@ -29,11 +29,11 @@ from pipelines.dashboard.workspaces.files import (
 )
 from pipelines.dashboard.workspaces.run import Run, Status, dataset_name, flat, flat_settings
 from pipelines.engine.artifacts import FORMAT, RUN, Manifest, digest_of_json
+from pipelines.engine.decisions import read_decisions
 from pipelines.engine.workspace import RELEASED, UPDATE, read_holder
 from pipelines.publishing.comparison import served_row
 from pipelines.publishing.promotion import REFUSED_BUNDLES
 from pipelines.publishing.released import shop_workspace
-from pipelines.tracking.decisions import read_decisions
 from recsys.data.durable import PARTIAL
 from serving.bundle.manifest import CURRENT, MANIFEST, SCHEMA_VERSION
 

@@ -23,9 +23,9 @@ from pipelines.dashboard.workspaces.read import (
     read_workspace,
 )
 from pipelines.dashboard.workspaces.run import Run
+from pipelines.engine.decisions import LOG as DECISIONS
 from pipelines.engine.workspace import RELEASED, UPDATE
 from pipelines.publishing.released import shop_workspace
-from pipelines.tracking.decisions import LOG as DECISIONS
 from recsys.replay.replay import DESCRIPTION
 from serving.bundle.manifest import CURRENT, MANIFEST
 

@@ -9,11 +9,11 @@ import pytest
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.releases import ENTRY, build
+from pipelines.engine.decisions import Decision, append_decision, read_decisions
 from pipelines.engine.history import read_history
 from pipelines.engine.workspace import publishing
 from pipelines.pages.document import Action, Page, Section, Table
 from pipelines.publishing.promotion import note_champion, note_release, served_version
-from pipelines.tracking.decisions import Decision, append_decision, read_decisions
 from serving.bundle.manifest import read_manifest
 from tests.pipelines.dashboard.browser import served, windows
 from tests.pipelines.dashboard.documents import block_of, dashboard

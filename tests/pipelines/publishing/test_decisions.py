@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.engine.errors import RefusedError
-from pipelines.engine.signing import TamperedError, key_name, signing_key
-from pipelines.publishing.promotion import champions, promote, rollback
-from pipelines.tracking.decisions import (
+from pipelines.engine.decisions import (
     Decision,
     append_decision,
     decision_on,
     read_decisions,
 )
+from pipelines.engine.errors import RefusedError
+from pipelines.engine.signing import TamperedError, key_name, signing_key
+from pipelines.publishing.promotion import champions, promote, rollback
 from serving.bundle.manifest import read_manifest
 from tests.serving.synthetic_bundle import write_synthetic_bundle
 

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pipelines.cli.main import app
+from pipelines.engine.decisions import history
 from pipelines.publishing import from_registry
 from pipelines.publishing.promotion import rollback, served_version
-from pipelines.tracking.decisions import history
 from pipelines.tracking.outbox import POINTER, sync_outbox
 from serving.bundle.manifest import publish
 from serving.recommend import Recommender

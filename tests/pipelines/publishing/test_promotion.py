@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipelines.engine.decisions import history, read_challenger
 from pipelines.publishing.promotion import (
     champions,
     note_champion,
@@ -11,7 +12,6 @@ from pipelines.publishing.promotion import (
     promote,
     rollback,
 )
-from pipelines.tracking.decisions import history, read_challenger
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.manifest import publish, read_manifest
 from tests.serving.synthetic_bundle import write_synthetic_bundle

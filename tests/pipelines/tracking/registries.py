@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.config.operation import TrackingConfig
+from pipelines.engine.decisions import Decision
 from pipelines.publishing.from_registry import Pulled, pull
 from pipelines.publishing.promotion import promote
-from pipelines.tracking.decisions import Decision
 from pipelines.tracking.outbox import Outbox, SyncResult, open_outbox, sync_outbox
 from pipelines.tracking.store import RegisteredBundle, look_up
 from serving.bundle.delta import NewItem, write_delta

@@ -12,7 +12,7 @@ from pipelines.dashboard.data.measures import Measures
 from pipelines.dashboard.data.pairs import Pairs
 from pipelines.dashboard.data.slices import Slices
 from pipelines.dashboard.workspaces.stores import Places, Stores
-from pipelines.tracking.decisions import Decision, append_decision
+from pipelines.engine.decisions import Decision, append_decision
 from tests.pipelines.dashboard.synthetic_runs import write_bundle, write_run
 
 NUM_USERS = 4000
