@@ -29,6 +29,8 @@ class GateConfig:
     """Share of the kept items whose text may differ from the champion's."""
     min_coverage: float = 0.5
     """Different items in the sampled lists, as a share of the champion's."""
+    min_novelty: float = 0.7
+    """Mean novelty of the listed items (bits), as a share of the champion's."""
     max_latency_ms: float = 500.0
     """Median of one list in this process."""
     max_latency_ratio: float = 3.0

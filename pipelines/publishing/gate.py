@@ -343,7 +343,7 @@ def made_lists(subject: Subject, users: Sequence[str]) -> list[BundleLists]:
 
 
 def good_lists(subject: Subject) -> Iterator[Verdict]:
-    """Check lists for failures, time and coverage; coverage only against a champion."""
+    """Check lists for failures, time and variety; variety only against a champion."""
     users = drawn_users(subject)
     if not users:
         return
@@ -355,7 +355,7 @@ def good_lists(subject: Subject) -> Iterator[Verdict]:
     yield at_most("empty lists", empty, 0, f"share of {len(users)} lists without an item")
     yield latency(subject, challenger, champion[0] if champion else None)
     if champion and len(users) >= MIN_USERS:
-        yield coverage(challenger, champion[0], subject.config.min_coverage)
+        yield from variety(subject, challenger, champion[0])
 
 
 def latency(subject: Subject, challenger: BundleLists, champion: BundleLists | None) -> Verdict:
@@ -370,13 +370,29 @@ def latency(subject: Subject, challenger: BundleLists, champion: BundleLists | N
     return at_most(TIMED, median, bound, reason)
 
 
-def coverage(challenger: BundleLists, champion: BundleLists, bound: float) -> Verdict:
-    """Hold the number of different items in the lists against the champion's."""
+def variety(subject: Subject, challenger: BundleLists, champion: BundleLists) -> Iterator[Verdict]:
+    """Hold coverage and novelty of the lists against the champion's."""
+    config = subject.config
     new, old = (
         len({item for one in lists.items for item in one}) for lists in (challenger, champion)
     )
     why = f"different items in {len(challenger.items)} lists: {new}, of the champion {old}"
-    return at_least("catalogue coverage", new / max(1, old), bound, why)
+    yield at_least("catalogue coverage", new / max(1, old), config.min_coverage, why)
+    # Both by the champion's counts, so that the same lists are as novel.
+    bits = [_novelty(lists, champion.bundle) for lists in (challenger, champion)]
+    if bits[1] > 0:
+        why = (
+            f"mean novelty of listed items {bits[0]:.2f} bits, of the champion {bits[1]:.2f}; "
+            "lower lists what everybody knows"
+        )
+        yield at_least("novelty", bits[0] / bits[1], config.min_novelty, why)
+
+
+def _novelty(lists: BundleLists, counted: Bundle) -> float:
+    counts, num_users = counted.item_counts, max(2, counted.users.num_user_rows - 1)
+    rows = [counted.catalogue.row_of(item) for one in lists.items for item in one]
+    known = [min(num_users, max(1.0, float(counts[row]))) for row in rows if row]
+    return float(np.mean([math.log2(num_users / one) for one in known])) if known else 0.0
 
 
 CHECKS: Sequence[Check] = (

@@ -189,11 +189,12 @@ def _slice_reasons(
 
 
 def _coverage_reasons(measures: tuple[Measures, Measures], config: GateConfig) -> Iterator[Reason]:
-    """Compare the coverage of the lists by the bound of ``[release.gate]``."""
+    """Compare coverage and novelty of the lists by the bounds of ``[release.gate]``."""
     before, after = (one.beyond_accuracy for one in measures)
-    bound = config.min_coverage
+    bounds = {"coverage": config.min_coverage, "novelty": config.min_novelty}
     for name in before:
-        if name not in after or name.partition("@")[0] != "coverage":
+        bound = bounds.get(name.partition("@")[0])
+        if name not in after or bound is None:
             continue
         less = after[name] < bound * before[name]
         if not less and before[name] >= bound * after[name]:
