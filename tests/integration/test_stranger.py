@@ -1,4 +1,4 @@
-"""A stranger's files, with names of their own: init, describe, run, recommend."""
+"""A stranger's files, with names of their own: init, run, recommend."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,6 @@ def test_strangers_files_become_recommendations(
     result = recsys("data", "init", *files, "--out", target)
     assert result.exit_code == 0, result.output
     assert "times: " in result.output
-    assert recsys("data", "describe", target).exit_code == 0
     settings = [part for one in TINY for part in ("--set", one)]
     result = recsys("run", "-c", target, "-w", workspace, "-q", *settings)
     assert result.exit_code == 0, result.output
