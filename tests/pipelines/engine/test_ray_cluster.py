@@ -155,7 +155,7 @@ def test_a_node_killed_midway_leaves_the_lists_of_one_process(cluster, tmp_path:
             cluster.remove_node(third, allow_graceful=False)
 
     out = tmp_path / "out"
-    request = replace(whole, out=str(out), engine="ray", address=cluster.address)
+    request = replace(whole, out=str(out), engine="ray")
     outcome = score(request, kill)
     assert outcome["parts_made"] == outcome["parts"] == 4
     assert contents(out) == contents(tmp_path / "whole")
