@@ -28,10 +28,13 @@ HOW_TO = (
     'text: set semantic_ids.method = "rq_kmeans" in the run\'s TOML file and run '
     "recsys run --until build_semantic_ids"
 )
-HOW = (
-    "Version {parent} was before it; this one is {how} (trained: by a new quantiser; aligned: and "
-    "its codes follow those before; appended: no ID moved; kept: unchanged)."
-)
+HOW = {
+    "trained": "by a new quantiser",
+    "aligned": "by a new quantiser, whose codes follow those before",
+    "appended": "by the quantiser before, and no ID moved",
+    "kept": "unchanged",
+}
+"""What each way of making a version means."""
 MEANING = (
     "A semantic ID is a short sequence of codes, coarse to fine: items with the same prefix are "
     "similar. A generative model recommends only items that have one."
@@ -77,12 +80,15 @@ def build(context: Context, query: Query) -> Page:
             f"Items without content and therefore without an ID: {without:,}; the generative model "
             "cannot recommend them."
         )
-    parent = str(report["parent"] or "none")[:SHORT]
+    how = f"{report['how']} ({HOW.get(report['how'], 'in another way')})"
+    before = (
+        f"It follows version {report['parent'][:SHORT]}" if report["parent"] else "It is the first"
+    )
     lines = [
         MEANING,
-        f"{HOW.format(parent=parent, how=report['how'])} New items: {report['num_new']:,}.",
-        f"{quality.collisions_before:,} items were encoded to the codes of an earlier one, at most "
-        f"{quality.largest_group:,} to the same; {quality.collisions_after:,} share an ID as "
+        f"{before}; IDs were {how}, with {report['num_new']:,} new items.",
+        f"The quantiser gave {quality.collisions_before:,} items the codes of another one, at most "
+        f"{quality.largest_group:,} the same; {quality.collisions_after:,} share an ID as "
         "published.",
     ]
     if drift is not None:

@@ -58,8 +58,8 @@ def test_collisions_and_drift_of_each_level_are_those_of_the_report(shop: Path) 
     ]
     assert table(page, "levels").rows[1][1:] == (4, 4, 1.0, 3.0, 4, 0.5, 0.1, 0.2, 0.25, 0.5, 0.5)
     assert table(page, "levels").rows[2][8:] == (None, None, 1.0, 0.5)
-    assert "2 items were encoded to the codes of an earlier one, at most 2 to the" in words(page)
-    assert "Version 0123456789 was before it; this one is aligned" in words(page)
+    assert "gave 2 items the codes of another one, at most 2 the same" in words(page)
+    assert "It follows version 0123456789; IDs were aligned" in words(page)
     assert "6 items with an ID in both versions 50.0% kept it whole" in words(page)
     assert page.notices[0].startswith("Items without content and therefore without an ID: 1;")
 
