@@ -186,14 +186,14 @@ class Shop:
         """
         from pipelines.engine.artifacts import read_json
         from pipelines.inputs.tensors import released_order
-        from pipelines.publishing.comparison import served_row
+        from pipelines.publishing.comparison import served_metrics, served_row
 
         workspace = self._of_run("evaluate")
         order = released_order(workspace / "build_features")
         found = read_json(workspace / "evaluate" / "metrics.json")[order]["test"]
         if not found:
             raise ValueError("no user has a held-out event, so nothing was measured")
-        served = served_row(found)
+        served = served_row(served_metrics(found, workspace / "train_ranker" / order))
         rows = [{"model": name, "served": name == served, **found[name]} for name in found]
         return self._frame(sorted(rows, key=lambda row: -row["ndcg@10"]))
 

@@ -12,7 +12,6 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.candidates.blends import BLEND, BLEND_FAST, RANKED
 from pipelines.cli.output import Cell, make_table, print_lines
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
@@ -20,6 +19,7 @@ from pipelines.engine.console import log
 from pipelines.engine.workspace import bundles_dir
 from pipelines.inputs.tensors import released_order, split_kind
 from pipelines.pages.wording import MODELS
+from pipelines.publishing.comparison import served_metrics, served_row
 from pipelines.ranking.artefact import FILE
 from serving.bundle.manifest import CURRENT
 
@@ -73,14 +73,14 @@ def print_results(config: RunConfig) -> None:
         return
     order = released_order(built)
     if metrics := read_json(path)[order]["test"]:
-        ranker = workspace / "train_ranker" / order / FILE
-        made: Mapping[str, Any] = read_json(ranker) if ranker.exists() else {"served": False}
-        blend = BLEND_FAST if BLEND_FAST in metrics else BLEND
+        ranker = workspace / "train_ranker" / order
+        made: Mapping[str, Any] = read_json(ranker / FILE) if (ranker / FILE).exists() else {}
+        served = served_row(served_metrics(metrics, ranker))
         what = "Last event of each user"
         if split_kind(built) == "global_time":
             what = "Events after a moment"
         title = f"{what}, full catalogue (test)"
-        log.print(metric_table(title, metrics, RANKED if made["served"] else blend))
+        log.print(metric_table(title, metrics, served))
         if reason := made.get("reason"):
             print_lines(f"{'ranker' if made['served'] else 'blend'} served: {reason}", note=True)
     else:

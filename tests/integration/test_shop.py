@@ -1,6 +1,7 @@
 """The Python door: frames in, lists, explanations, a report and a bundle out."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,21 @@ def test_lists_are_explained_searched_and_measured(shop: Shop, items: pl.DataFra
     measured = shop.evaluate()
     assert measured["served"].sum() == 1
     assert measured["ndcg@10"].is_sorted(descending=True)
+
+
+def test_a_measured_ranker_that_is_not_served_is_not_named_as_served(
+    shop: Shop, tmp_path: Path
+) -> None:
+    assert shop.workspace is not None
+    shutil.copytree(shop.workspace, tmp_path / "run")
+    path = tmp_path / "run" / "evaluate" / "metrics.json"
+    metrics = json.loads(path.read_text())
+    for splits in metrics.values():
+        splits["test"]["ranked"] = dict(next(iter(splits["test"].values())))
+    path.write_text(json.dumps(metrics))
+    measured = Shop(shop.bundle, tmp_path / "run").evaluate()
+    assert "ranked" in measured["model"].to_list()
+    assert measured.filter("served")["model"][0] != "ranked"
 
 
 def test_a_saved_bundle_loads_and_knows_of_no_run(shop: Shop, tmp_path: Path) -> None:
