@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -140,13 +139,6 @@ def _wait_for_gpu() -> None:
     # Not imported here: some scripts measure their own memory without it.
     if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def median_seconds(call: Callable[[], object], repeats: int, warmup: int = 1) -> float:
-    """Median time of a call after some that do not count."""
-    for _ in range(warmup):
-        call()
-    return statistics.median(timed(call)[0] for _ in range(repeats))
 
 
 def first_sentence(script: Path) -> str:

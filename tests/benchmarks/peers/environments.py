@@ -1,6 +1,6 @@
 """Make the environments that peers run in.
 
-    python -m tests.benchmarks.peers.environments [rectools obp ...] [--folder FOLDER]
+    python -m tests.benchmarks.peers.environments [rectools ...] [--folder FOLDER]
 
 Each is a virtual environment of its own below ``tests/benchmarks/.peers`` (ignored by git), with
 the versions that results were measured with. Torch is whatever build the package index gives for
@@ -23,8 +23,6 @@ class Environment(NamedTuple):
 
     python: str
     packages: tuple[str, ...]
-    alone: tuple[str, ...] = ()
-    """Installed without what their metadata names."""
 
 
 ENVIRONMENTS_OF_PEERS = {
@@ -42,23 +40,6 @@ ENVIRONMENTS_OF_PEERS = {
             "safetensors",
         ),
     ),
-    # Its metadata holds back NumPy and pandas that its estimators work with.
-    "obp": Environment(
-        "python3.11",
-        (
-            "torch==2.13.0",
-            "numpy==1.26.4",
-            "pandas==2.3.3",
-            "scipy==1.15.3",
-            "scikit-learn==1.6.1",
-            "matplotlib==3.10.1",
-            "seaborn==0.13.2",
-            "mypy-extensions",
-            "pyyaml",
-            "tqdm",
-        ),
-        ("obp==0.4.1",),
-    ),
 }
 
 
@@ -67,11 +48,10 @@ def commands(name: str, folder: Path) -> list[list[str]]:
     environment = ENVIRONMENTS_OF_PEERS[name]
     where = folder / name
     install = [str(where / "bin" / "python"), "-m", "pip", "install", "-q"]
-    found = [
+    return [
         [environment.python, "-m", "venv", str(where)],
         [*install, *environment.packages],
     ]
-    return [*found, [*install, "--no-deps", *environment.alone]] if environment.alone else found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

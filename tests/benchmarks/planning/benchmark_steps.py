@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import statistics
 import time
 from itertools import pairwise
@@ -27,7 +28,6 @@ from recsys.training.loop import train
 from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
 from recsys.training.progress import SilentProgress, SilentTracker
 from tests.benchmarks.harness import command_line
-from tests.benchmarks.kernels.benchmark_training_step import zipf
 
 WARM_UP = 6
 NUM_BATCHES = 4
@@ -66,6 +66,13 @@ HELD_OUT = [
     Case(80_000, 128, 512, 15, 1_536),
 ]
 """Sizes that no constant is fitted to."""
+
+
+def zipf(num_items: int, count: int, generator: torch.Generator) -> Tensor:
+    """Draw item rows >= 1 with frequency about 1 / rank, ranks scattered over the rows."""
+    draws = torch.rand(count, generator=generator, dtype=torch.float64)
+    rank = (draws * math.log(num_items)).exp().long().clamp(max=num_items) - 1
+    return rank * 2_654_435_761 % num_items + 1
 
 
 def batches_of(case: Case, device: torch.device) -> tuple[list[tuple[JaggedBatch, Tensor]], float]:

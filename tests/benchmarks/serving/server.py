@@ -1,10 +1,9 @@
-"""A server in a process of its own, and a browser, for benchmarks of what is served."""
+"""A server in a process of its own, for benchmarks of what is served."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,10 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, sync_playwright
-
-CHROMIUM = shutil.which("chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-sync"]
 SERVE = (
     "-c",
     "from serving.server.serve import serve; from serving.settings import Settings; "
@@ -84,12 +79,3 @@ def reply_of(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
             return json.loads(reply.read())
     except (urllib.error.URLError, ConnectionError):
         return None
-
-
-@contextmanager
-def chromium(path: str | None) -> Iterator[Browser]:
-    """Run a headless browser."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield browser
-        browser.close()

@@ -16,23 +16,6 @@ EVERY = 50
 NUM_STEPS = 3 * EVERY + 6
 
 
-class Clock:
-    """A tracker that times a training behind its first steps."""
-
-    def __init__(self) -> None:
-        self.times: list[tuple[int, float]] = []
-
-    def log(self, step: int, **values: float) -> None:
-        if "loss" in values:
-            torch.cuda.synchronize()
-            self.times.append((step, time.perf_counter()))
-
-    def step_ms(self) -> float:
-        """Take the mean behind the first 2 x 50 steps."""
-        (first, begin), (last, end) = self.times[1], self.times[-1]
-        return (end - begin) / (last - first) * 1e3
-
-
 class ProfiledSteps(NamedTuple):
     """Times of one training's steps."""
 

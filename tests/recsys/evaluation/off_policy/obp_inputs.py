@@ -3,10 +3,7 @@
 Axes: n rounds, A actions, P positions, S slates of P slots.
 """
 
-from pathlib import Path
-
 import numpy as np
-import polars as pl
 
 from recsys.evaluation.off_policy.estimators import (
     cascade_doubly_robust,
@@ -14,12 +11,7 @@ from recsys.evaluation.off_policy.estimators import (
     snips,
 )
 from recsys.evaluation.off_policy.logs import LoggedLists, cascade
-from tests.benchmarks.evaluation.open_bandit import impressions
 from tests.recsys.evaluation.off_policy.worlds import logged_actions
-
-SWITCH_AT = 3.0
-POLICIES = ("random", "bts")
-CAMPAIGNS = ("all", "men", "women")
 
 
 def synthetic_actions(number=1_000, actions=6, positions=3, seed=0):
@@ -48,33 +40,6 @@ def synthetic_slates(number=500, slots=3, seed=1):
         "reward": random.random((number, slots)) * (random.random((number, slots)) < 0.4),
         "logged": random.uniform(0.05, 1, (number, slots)),
         "evaluated": random.uniform(0, 1, (number, slots)),
-    }
-
-
-def open_bandit_actions(folder, policy, campaign):
-    """A policy's impressions, with the other one's shares of each item in each position."""
-    logged, own = (
-        impressions(Path(folder) / f"{name}_{campaign}.csv.gz", name, campaign)
-        for name in (next(one for one in POLICIES if one != policy), policy)
-    )
-    number = pl.col("item_id").str.split("-").list.last().cast(pl.Int64).alias("action")
-    logged, own = (one.with_columns(number) for one in (logged, own))
-    actions = int(max(logged["action"].max(), own["action"].max())) + 1
-    shares = np.zeros((actions, 3))
-    np.add.at(shares, (own["action"].to_numpy(), own["slot"].to_numpy()), 1.0)
-    shares /= shares.sum(0)
-    action, slot = logged["action"].to_numpy(), logged["slot"].to_numpy()
-    reward = logged["click"].to_numpy().astype(np.float64)
-    clicks = np.bincount(action, reward, minlength=actions) + 0.05
-    rates = clicks / (np.bincount(action, minlength=actions) + 10.0)
-    shape = (len(reward), actions, 3)
-    return {
-        "reward": reward,
-        "action": action,
-        "position": slot,
-        "pscore": logged["propensity"].to_numpy(),
-        "action_dist": np.broadcast_to(shares, shape).copy(),
-        "predictions": np.broadcast_to(rates[None, :, None], shape).copy(),
     }
 
 
