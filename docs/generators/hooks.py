@@ -45,15 +45,14 @@ MAKERS = dict(
 RESULTS = {"results/index.md": results_index}
 BOOSTS = {
     "faq": 2.0,
-    "decisions/": 0.3,
-    "results/": 0.3,
     "changelog": 0.3,
-    "contributing": 0.3,
     "examples/": 0.3,
     "install": 0.3,
     "licences": 0.3,
 }
-"""Weight of pages in a search by how their names begin: answers come before records of why."""
+"""Weight of pages in a search by how their names begin."""
+UNSEARCHED = ("decisions/", "stages/", "results/", "source/", "contributing")
+"""Pages for developers, by how their names begin: a search of the site leaves them out."""
 ORIGINS: dict[str, Path] = {}
 """File of the repository that a page comes from, by the page's place in the site."""
 
@@ -108,7 +107,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Fill in what a page's markers name, and turn its links into the site's."""
     uri = page.file.src_uri
     boost = next((weight for name, weight in BOOSTS.items() if uri.startswith(name)), 1.0)
-    page.meta.setdefault("search", {"boost": boost})
+    found = {"exclude": True} if uri.startswith(UNSEARCHED) else {"boost": boost}
+    page.meta.setdefault("search", found)
     markdown = re.sub(r"^<!-- stage (\w+) -->$", lambda m: stage_facts(m[1]), markdown, flags=re.M)
     # Markdown ends a comment at a blank line only.
     markdown = re.sub(r"^(<!-- .*? -->)\n(?=\|)", r"\1\n\n", markdown, flags=re.M)
