@@ -1,8 +1,11 @@
 """Whatever is wrong with the files: a sentence that names it, or the quarantine."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -17,6 +20,7 @@ from features.build import (
     SplitConfig,
     build_features,
 )
+from tests.recsys.testing.refusals import assert_refused
 
 NOW = datetime(2024, 6, 1, tzinfo=UTC)
 START = 1_700_000_000
@@ -118,31 +122,17 @@ def test_poisoned_rows_are_kept_with_their_reasons(tmp_path: Path) -> None:
         ("u1", "i1", START, float("nan"), "value is not finite"),
         ("u1", "i1", START, float("inf"), "value is not finite"),
     ]
-    names = ["user_id", "item_id", "event_time", "value"]
-    frame = pl.concat(
-        [
-            good_events().with_columns(value=pl.lit(None, pl.Float64)),
-            pl.DataFrame([row[:4] for row in bad], names, orient="row"),
-            good_events(3).with_columns(value=pl.lit(None, pl.Float64)),
-        ]
-    )
-    frame.write_parquet(tmp_path / "events.parquet")
-    out = tmp_path / "out"
-    report = build(tmp_path / "events.parquet", out)
-    expected = [(12 + place, row[4]) for place, row in enumerate(bad)]
-    assert quarantined(out) == expected
-    assert report.rows_in == 26
-    assert report.duplicates == 3
-    assert report.events == 12
+    good = good_events().with_columns(value=pl.lit(None, pl.Float64))
+    spoilt = pl.DataFrame([row[:4] for row in bad], good.columns, orient="row")
+    path, out = tmp_path / "events.parquet", tmp_path / "out"
+    pl.concat([good, spoilt, good.head(3)]).write_parquet(path)
+    report = build(path, out)
+    assert quarantined(out) == [(12 + place, row[4]) for place, row in enumerate(bad)]
+    assert (report.rows_in, report.duplicates, report.events) == (26, 3, 12)
     assert json.loads((out / "report.json").read_text())["quarantined"] == report.quarantined
     first = pl.read_parquet(out / "quarantine/*.parquet").row(0, named=True)
-    assert first["file"] == str(tmp_path / "events.parquet")
-    assert json.loads(first["raw"]) == {
-        "user_id": "",
-        "item_id": "i1",
-        "event_time": START,
-        "value": 1.0,
-    }
+    assert first["file"] == str(path)
+    assert json.loads(first["raw"]) == dict(zip(good.columns, ("", "i1", START, 1.0), strict=True))
 
 
 def test_bad_texts_in_csv_cost_their_rows_only(tmp_path: Path) -> None:
@@ -160,9 +150,8 @@ def test_bad_texts_in_csv_cost_their_rows_only(tmp_path: Path) -> None:
 
 
 def test_too_many_bad_rows_stop_the_run_with_counts(tmp_path: Path) -> None:
-    bad = pl.lit(0).alias("event_time")
-    frame = pl.concat([good_events(8), good_events(4).with_columns(bad.cast(pl.Int64))])
-    frame.write_parquet(tmp_path / "events.parquet")
+    bad = good_events(4).with_columns(event_time=pl.lit(0, pl.Int64))
+    pl.concat([good_events(8), bad]).write_parquet(tmp_path / "events.parquet")
     filters = FilterConfig(max_bad_share=0.25)
     with pytest.raises(ValueError, match="4 of 12 event rows") as caught:
         build(tmp_path / "events.parquet", tmp_path / "out", filters)
@@ -170,9 +159,9 @@ def test_too_many_bad_rows_stop_the_run_with_counts(tmp_path: Path) -> None:
     assert "events.parquet, row 8" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "unit", "zone"),
-    [
+def test_times_may_be_written_in_many_ways(tmp_path: Path) -> None:
+    path = tmp_path / "events.csv"
+    for text, unit, zone in (
         ("1700000000", "s", "UTC"),
         ("1700000000.0", "s", "UTC"),
         ("1700000000000", "ms", "UTC"),
@@ -181,13 +170,10 @@ def test_too_many_bad_rows_stop_the_run_with_counts(tmp_path: Path) -> None:
         ("2023-11-14T23:13:20+01:00", "s", "UTC"),
         ("2023-11-14T22:13:20.000Z", "s", "UTC"),
         ("2023-11-14 23:13:20", "s", "Europe/Berlin"),
-    ],
-)
-def test_times_may_be_written_in_many_ways(tmp_path: Path, text: str, unit: str, zone: str) -> None:
-    path = tmp_path / "events.csv"
-    path.write_text(f"user_id,item_id,event_time\na,x,{text}\nb,y,{text}\n")
-    report = build(path, tmp_path / "out", time_unit=unit, time_zone=zone)
-    assert report.first_time == report.last_time == "2023-11-14T22:13:20+00:00"
+    ):
+        path.write_text(f"user_id,item_id,event_time\na,x,{text}\nb,y,{text}\n")
+        report = build(path, tmp_path / "out", time_unit=unit, time_zone=zone)
+        assert report.first_time == report.last_time == "2023-11-14T22:13:20+00:00", text
 
 
 def test_hour_that_the_clock_shows_twice_is_unreadable(tmp_path: Path) -> None:
@@ -204,27 +190,25 @@ def test_hour_that_the_clock_shows_twice_is_unreadable(tmp_path: Path) -> None:
     assert report.last_time == "2023-10-29T02:30:00+00:00"
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: FilterConfig(max_bad_share=2), "max_bad_share must be in"),
-        (lambda: FilterConfig(min_user_events=-1), "min_user_events must be >= 0"),
-        (lambda: FilterConfig(max_user_events=0), "max_user_events must be >= 1"),
-        (lambda: SplitConfig(test_share=1.0), "add up to less than 1"),
-        (lambda: SplitConfig(tie_orders=("sorted",)), "'sorted'"),  # type: ignore[arg-type]
-        (lambda: SourceConfig(paths=()), "at least one file"),
-        (lambda: SourceConfig(paths=(Path("e"),), time_zone="Mars/Olympus"), "Mars/Olympus"),
-        (
-            lambda: FeaturesConfig(
-                events=SourceConfig(paths=(Path("e"),)), context_features=("day_of_wek",)
+def test_configuration_out_of_range_is_refused() -> None:
+    source = SourceConfig(paths=(Path("e"),))
+    assert_refused(
+        {
+            "max_bad_share must be in": lambda: FilterConfig(max_bad_share=2),
+            "min_user_events must be >= 0": lambda: FilterConfig(min_user_events=-1),
+            "max_user_events must be >= 1": lambda: FilterConfig(max_user_events=0),
+            r"\['view'\] are in event_types and in shown_types": lambda: FilterConfig(
+                event_types=("view", "buy"), shown_types=("view",)
             ),
-            "did you mean 'day_of_week'",
-        ),
-    ],
-)
-def test_configuration_out_of_range_is_refused(make: object, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        make()  # type: ignore[operator]
+            "add up to less than 1": lambda: SplitConfig(test_share=1.0),
+            "'sorted'": lambda: SplitConfig(tie_orders=("sorted",)),  # type: ignore[arg-type]
+            "at least one file": lambda: SourceConfig(paths=()),
+            "Mars/Olympus": lambda: replace(source, time_zone="Mars/Olympus"),
+            "did you mean 'day_of_week'": lambda: FeaturesConfig(
+                events=source, context_features=("day_of_wek",)
+            ),
+        }
+    )
 
 
 HEADER = "user_id,item_id,event_time\n"
@@ -232,39 +216,34 @@ FILES = {
     "empty.csv": ("", "is empty (0 bytes)"),
     "header.csv": (HEADER, "no data rows"),
     "events.xlsx": ("x", "'.xlsx'"),
-    "long.csv": (
-        f"{HEADER}u,i,1700000000\nu,i,j,1700000000\n",
-        "line 3 has 4 fields, the header 3",
-    ),
-    "broken.jsonl": (
-        '{"user_id": "u", "item_id": "i", "event_time": 1700000000}\n{"user_id": \n',
-        "",
-    ),
+    "long.csv": (f"{HEADER}u,i,1700000000\nu,i,j,17\n", "line 3 has 4 fields, the header 3"),
+    "broken.jsonl": ('{"user_id": "u", "item_id": "i", "event_time": 17}\n{"user_id": \n', ""),
 }
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_that_holds_no_events_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    text, says = FILES[name]
-    (tmp_path / name).write_text(text)
-    refused(tmp_path / name, tmp_path / "out", name, says)
+def test_a_file_that_holds_no_events_is_refused_by_name(tmp_path: Path) -> None:
+    for name, (text, says) in FILES.items():
+        (tmp_path / name).write_text(text)
+        refused(tmp_path / name, tmp_path / "out", name, says)
 
 
 def test_events_that_leave_nothing_to_learn_from_are_refused(tmp_path: Path) -> None:
-    path, out = tmp_path / "events.parquet", tmp_path / "out"
+    path, other, out = tmp_path / "events.parquet", tmp_path / "b.parquet", tmp_path / "out"
     good_events().write_parquet(path)
+    good_events().rename({"event_time": "sequence_index"}).write_parquet(other)
     refused(tmp_path / "event.parquet", out, "no file", "did you mean", "events.parquet")
-    for changes, says in (
-        ({"filters": FilterConfig(min_user_events=100)}, "no event is left of 12"),
-        ({"filters": FilterConfig(min_value=3)}, "needs a column value"),
-        ({"splits": SplitConfig(kind="global_time")}, "span 1 day"),
-    ):
-        config = FeaturesConfig(events=SourceConfig(paths=(path,)), now=NOW, **changes)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=says):
-            build_features(config, out)
-    good_events().rename({"event_time": "sequence_index"}).write_parquet(tmp_path / "b.parquet")
-    both = SourceConfig(paths=(path, tmp_path / "b.parquet"))
-    with pytest.raises(ValueError, match=r"b.parquet has no column event_time but .*events"):
-        build_features(FeaturesConfig(events=both), out)
+
+    def building(*paths: Path, **changes: Any) -> Callable[[], object]:
+        events = SourceConfig(paths=paths or (path,))
+        return lambda: build_features(FeaturesConfig(events=events, now=NOW, **changes), out)
+
+    assert_refused(
+        {
+            "no event is left of 12": building(filters=FilterConfig(min_user_events=100)),
+            "needs a column value": building(filters=FilterConfig(min_value=3)),
+            "span 1 day": building(splits=SplitConfig(kind="global_time")),
+            "b.parquet has no column event_time but .*events": building(path, other),
+        }
+    )
     good_events().with_columns(user_id=pl.lit("me")).write_parquet(path)
     refused(path, out, "all 12 events are of one user ('me')")

@@ -3,6 +3,7 @@
 import json
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -133,30 +134,24 @@ def slow_truth(
     rows: list[tuple[str, str, int, float]], filters: FilterConfig
 ) -> dict[str, list[str]]:
     """Clean and order events in plain Python."""
-    kept = []
-    seen = set()
+    first: dict[tuple[str, str, int], int] = {}
     for place, (user, item, time, value) in enumerate(rows):
-        if filters.min_value is not None and value < filters.min_value:
-            continue
-        if (user, item, time) not in seen:
-            seen.add((user, item, time))
-            kept.append((time, place, user, item))
-    kept.sort()
+        if filters.min_value is None or value >= filters.min_value:
+            first.setdefault((user, item, time), place)
+    kept = sorted((time, place, user, item) for (user, item, time), place in first.items())
     if filters.max_user_events is not None:
         latest: dict[str, list] = defaultdict(list)
         for event in kept:
             latest[event[2]].append(event)
         kept = sorted(e for events in latest.values() for e in events[-filters.max_user_events :])
-    while True:
-        users, items = Counter(e[2] for e in kept), Counter(e[3] for e in kept)
-        left = [
+    before = None
+    while kept != before:
+        users, items, before = Counter(e[2] for e in kept), Counter(e[3] for e in kept), kept
+        kept = [
             e
             for e in kept
             if users[e[2]] >= filters.min_user_events and items[e[3]] >= filters.min_item_events
         ]
-        if len(left) == len(kept):
-            break
-        kept = left
     result: dict[str, list[str]] = defaultdict(list)
     for _, _, user, item in kept:
         result[user].append(item)
@@ -169,37 +164,29 @@ EVENT = st.tuples(
     st.integers(START, START + 12),
     st.sampled_from([1.0, 3.0, 5.0]),
 )
+FILTERS = st.builds(
+    FilterConfig,
+    min_value=st.sampled_from([None, 3.0]),
+    min_user_events=st.integers(0, 3),
+    min_item_events=st.integers(0, 3),
+    max_user_events=st.sampled_from([None, 2, 5]),
+    max_bad_share=st.just(1.0),
+)
+SPLITS = (SplitConfig(), SplitConfig(tie_orders=("shuffled",), validation_share=0.2))
 
 
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    rows=st.lists(EVENT, min_size=1, max_size=60),
-    min_value=st.sampled_from([None, 3.0]),
-    min_user=st.integers(0, 3),
-    min_item=st.integers(0, 3),
-    cap=st.sampled_from([None, 2, 5]),
-    splits=st.sampled_from(
-        [SplitConfig(), SplitConfig(tie_orders=("shuffled",), validation_share=0.2)]
-    ),
+    rows=st.lists(EVENT, min_size=1, max_size=60), filters=FILTERS, splits=st.sampled_from(SPLITS)
 )
 def test_agrees_with_plain_python_loses_nothing_and_leaks_nothing(
     tmp_path_factory: pytest.TempPathFactory,
     rows: list[tuple[str, str, int, float]],
-    min_value: float | None,
-    min_user: int,
-    min_item: int,
-    cap: int | None,
+    filters: FilterConfig,
     splits: SplitConfig,
 ) -> None:
-    filters = FilterConfig(
-        min_value=min_value,
-        min_user_events=min_user,
-        min_item_events=min_item,
-        max_user_events=cap,
-        max_bad_share=1.0,
-    )
     frame = pl.DataFrame(rows, ["user_id", "item_id", "event_time", "value"], orient="row")
     good = [row for row in rows if row[0] != "" and row[1] not in ("nan", "x\0y")]
     truth = slow_truth(good, filters)
@@ -220,13 +207,22 @@ def test_agrees_with_plain_python_loses_nothing_and_leaks_nothing(
     assert accounted == len(rows) == report.rows_in
     assert sum(report.quarantined.values()) == len(rows) - len(good)
     assert pl.read_parquet(out / "events/*/*.parquet").height == report.events
+    assert_nothing_later_is_trained_on(out, order)
+
+
+def assert_nothing_later_is_trained_on(out: Path, order: str = "given") -> None:
+    """Hold that each user's events are in order of time, and the cuts between two times."""
     folder = out / "sequences" / order
-    times, offsets = np.load(folder / "times.npy"), np.load(folder / "offsets.npy")
-    train_end = np.load(folder / "train_end.npy")
-    for start, middle, end in zip(offsets[:-1], train_end, offsets[1:], strict=True):
-        assert (np.diff(times[start:end]) >= 0).all()
-        if start < middle < end:
-            assert times[start:middle].max() <= times[middle:end].min()
+    times, offsets, *cuts = (
+        np.load(folder / f"{name}.npy")
+        for name in ("times", "offsets", "train_end", "validation_end")
+    )
+    for user, (begin, end) in enumerate(pairwise(offsets)):
+        assert (np.diff(times[begin:end]) >= 0).all()
+        assert begin <= cuts[0][user] <= cuts[1][user] <= end
+        for cut in (cuts[0][user], cuts[1][user]):
+            if begin < cut < end:
+                assert times[begin:cut].max() <= times[cut:end].min()
 
 
 def test_catalogue_and_users_lie_by_row(tmp_path: Path) -> None:
@@ -363,16 +359,14 @@ def test_impossible_slots_and_propensities_are_quarantined(tmp_path: Path) -> No
     ]
 
 
-SHOWN = FilterConfig(event_types=("click",), shown_types=("impression",))
 ROWS = [
-    # user, item, seconds, type, request, slot
-    ("ann", "x", 0, "impression", "r1", 0),
-    ("ann", "y", 0, "impression", "r1", 1),
-    ("ann", "y", 3, "click", "r1", 1),
-    ("ann", "never taken", 0, "impression", "r1", 2),
-    ("bo", "x", 5, "view", "r2", 0),
-    ("bo", "x", 6, "click", "r2", 0),
-    ("only looks", "x", 9, "impression", "r3", 0),
+    ("ann", "x", START, "impression", "r1", 0),
+    ("ann", "y", START, "impression", "r1", 1),
+    ("ann", "y", START + 3, "click", "r1", 1),
+    ("ann", "never taken", START, "impression", "r1", 2),
+    ("bo", "x", START + 5, "view", "r2", 0),
+    ("bo", "x", START + 6, "click", "r2", 0),
+    ("only looks", "x", START + 9, "impression", "r3", 0),
 ]
 
 
@@ -381,15 +375,9 @@ NAMES = ["user_id", "item_id", "event_time", "event_type", "request_id", "slot"]
 
 def test_what_was_shown_is_no_part_of_a_history(tmp_path: Path) -> None:
     frame = pl.DataFrame(ROWS, schema=NAMES, orient="row")
-    _, report = build(tmp_path, frame.with_columns(pl.col("event_time") + START), filters=SHOWN)
+    shown = FilterConfig(event_types=("click",), shown_types=("impression",))
+    out, report = build(tmp_path, frame, filters=shown)
     assert report.events == 2
     assert report.filtered == {"shown, no part of histories": 4, "event_type not selected": 1}
     assert report.rows_in == report.events + sum(report.filtered.values())
-    items = dict(pl.read_parquet(tmp_path / "out" / "vocabularies" / "items.parquet").rows())
-    rows = np.load(tmp_path / "out" / "sequences" / "given" / "item_rows.npy")
-    assert sorted(items[row] for row in rows.tolist()) == ["x", "y"]
-
-
-def test_a_type_is_shown_or_taken_not_both() -> None:
-    with pytest.raises(ValueError, match=r"\['view'\] are in event_types and in shown_types"):
-        FilterConfig(event_types=("view", "buy"), shown_types=("view",))
+    assert histories(out) == {"ann": ["y"], "bo": ["x"]}

@@ -1,5 +1,6 @@
 """Features of the moment, in a batch and in a request; and what a column holds."""
 
+from collections.abc import Callable
 from datetime import date
 
 import polars as pl
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from features.point_in_time import FEATURES, UserState
 from features.tables import kind_of_column
+from tests.recsys.testing.refusals import assert_refused
 
 EVENTS = st.lists(
     st.tuples(st.integers(1, 4), st.integers(0, 3 * 86_400).map(lambda s: s // 7_200 * 7_200)),
@@ -53,13 +55,6 @@ def test_known_answers() -> None:
     assert FEATURES["user_num_events"].value(state, monday_noon + 1) == 3
 
 
-def test_events_must_come_oldest_first() -> None:
-    state = UserState()
-    state.update(10)
-    with pytest.raises(ValueError, match="oldest first"):
-        state.update(9)
-
-
 @pytest.mark.parametrize(
     ("column", "kind"),
     [
@@ -81,15 +76,17 @@ def test_the_kind_of_a_column(column: pl.Series, kind: str) -> None:
     assert kind_of_column(column) == kind
 
 
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        (pl.Series("sku", ["a1", "b2", "c3"]), "sku has 3 different texts in 3 items"),
-        (pl.Series("meta", [{"a": 1}]), "meta is Struct"),
-        (pl.Series("raw", [b"1"]), "raw is Binary"),
-    ],
-)
-def test_what_is_no_kind_is_refused(column: pl.Series, message: str) -> None:
-    with pytest.raises(ValueError, match=r"content\.columns") as raised:
-        kind_of_column(column)
-    assert message in str(raised.value)
+def test_what_is_no_kind_is_refused_nor_an_event_before_the_last() -> None:
+    def kind(name: str, *values: object) -> Callable[[], object]:
+        return lambda: kind_of_column(pl.Series(name, values))
+
+    state = UserState()
+    state.update(10)
+    assert_refused(
+        {
+            r"content\.columns: sku has 3 different texts in 3": kind("sku", "a1", "b2", "c3"),
+            r"content\.columns: meta is Struct": kind("meta", {"a": 1}),
+            r"content\.columns: raw is Binary": kind("raw", b"1"),
+            "oldest first": lambda: state.update(9),
+        }
+    )

@@ -36,28 +36,21 @@ def good(request: Request) -> Reply:
 
 
 def run(
-    chat: Callable[[Request], Reply],
-    texts: Sequence[str],
-    folder: Path,
-    config: EnrichmentConfig = PLENTY,
-    **endpoint: object,
+    chat: Callable[[Request], Reply], texts: Sequence[str], folder: Path, concurrency: int = 4
 ) -> tuple[Enrichment, list[Request]]:
     with openai_server(chat=chat) as server:
-        fields = {"model": "tiny", "timeout_seconds": 5.0, "max_retries": 1, **endpoint}
-        # The port changes with every server; the model's name must not.
-        model = Endpoint(EndpointConfig(base_url=server.base_url, **fields), sleep=lambda _: None)
-        named = Named(model)
-        return enrich(texts, named, folder, config), server.requests
+        config = EndpointConfig(
+            base_url=server.base_url, model="tiny", timeout_seconds=5.0, max_retries=1,
+            concurrency=concurrency,
+        )  # fmt: skip
+        named = Named(config, sleep=lambda _: None)
+        return enrich(texts, named, folder, PLENTY), server.requests
 
 
-class Named:
-    """An endpoint under a name without its port."""
+class Named(Endpoint):
+    """An endpoint under a name without its port, which changes with every server."""
 
     name = "tiny@test"
-
-    def __init__(self, model: Endpoint) -> None:
-        self.token_bound = model.token_bound
-        self.complete_json = model.complete_json
 
 
 class Script:
@@ -121,23 +114,15 @@ def test_a_second_run_asks_nothing_and_a_changed_text_is_the_only_one_asked(tmp_
     assert changed.attributes[0] == first.attributes[0]
 
 
-# ---- budget
-
-
 def test_the_token_budget_is_never_exceeded_and_restarts_do_not_stretch_it(tmp_path):
-    texts = [f"item {i}" for i in range(20)]
-    config = EnrichmentConfig(token_budget=200)
-    script = Script()
+    config, script = EnrichmentConfig(token_budget=200), Script()
     for _ in range(3):
-        result = enrich(texts, script, tmp_path, config)
+        result = enrich([f"item {i}" for i in range(20)], script, tmp_path, config)
         assert result.spent.total <= 200
         assert result.budget_reached
     # A request may take 100: with 15 a request, the seventh still fits, the eighth does not.
     assert len(script.requested) == 7
     assert sum(attributes is not None for attributes in result.attributes) == 7
-
-
-# ---- bad answers
 
 
 BROKEN = {
@@ -175,35 +160,25 @@ def test_an_answer_outside_the_schema_is_asked_again_once_and_paid_for_twice_at_
     assert result.spent == Tokens(30, 15)
 
 
-# ---- endpoints that fail
-
-
-# ---- killed runs, damaged ledgers
-
-
 @pytest.mark.parametrize("damage", ["cut", "garbage", "poisoned"])
 def test_a_damaged_ledger_loses_the_damaged_answer_only(tmp_path, damage):
     texts = ["a", "b", "c"]
     enrich(texts, Script(), tmp_path, PLENTY)
     (ledger,) = tmp_path.glob("*.jsonl")
-    content = ledger.read_bytes()
-    lines = content.splitlines()
-    assert len(lines) == 6
-    if damage == "cut":
-        ledger.write_bytes(content[:-20])
-    elif damage == "garbage":
-        ledger.write_bytes(b"\n".join([*lines[:5], b"\xff\xfe{]", b'{"key": 3}', b"[]"]))
-    else:
-        document = json.loads(lines[5])
-        document["values"]["extra"] = "key"
-        ledger.write_bytes(b"\n".join([*lines[:5], json.dumps(document).encode()]))
-    script = Script()
-    result = enrich(texts, script, tmp_path, PLENTY)
-    assert script.requested == ["c"]
-    assert result.reasons == [None] * 3
-    script = Script()
-    enrich(texts, script, tmp_path, PLENTY)
-    assert script.requested == []
+    *lines, last = ledger.read_bytes().splitlines()
+    assert len(lines) == 5
+    poisoned = json.loads(last)
+    poisoned["values"]["extra"] = "key"
+    damages = {
+        "cut": [last[:-20]],
+        "garbage": [b"\xff\xfe{]", b'{"key": 3}', b"[]"],
+        "poisoned": [json.dumps(poisoned).encode()],
+    }
+    ledger.write_bytes(b"\n".join([*lines, *damages[damage]]))
+    for requested in (["c"], []):
+        script = Script()
+        assert enrich(texts, script, tmp_path, PLENTY).reasons == [None] * 3
+        assert script.requested == requested
 
 
 def test_two_processes_do_not_pay_for_the_same_items(tmp_path):
@@ -256,9 +231,7 @@ def test_the_cost_budget_prices_what_is_read_and_written(tmp_path):
 
 def test_a_server_that_does_not_say_what_it_took_is_charged_the_bound(tmp_path):
     def silent(request: Request) -> Reply:
-        body = good(request).body
-        assert isinstance(body, dict)
-        return Reply({key: value for key, value in body.items() if key != "usage"})
+        return Reply({**good(request).body, "usage": None})
 
     result, _ = run(silent, ["a"], tmp_path)
     assert result.spent.total > 1000
@@ -276,9 +249,6 @@ def test_a_server_that_goes_away_stops_the_run_after_some_misses(tmp_path):
     assert len(requests) == 36
     # Requests without an answer were not paid for.
     assert result.spent == Tokens(4000, 2000)
-
-
-# ---- several answers to one text
 
 
 def test_a_value_is_kept_where_enough_draws_give_it() -> None:

@@ -1,6 +1,7 @@
 """A tiny random Llama stands in where weights do not matter; see test_smollm2.py where they do."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from recsys.content.language_model import LocalLanguageModel, model_digest
 from recsys.content.prompt import Completion
 from recsys.content.transformer_encoder import TransformerEncoder
 from tests.recsys.content.test_attribute_schema import OWN
+from tests.recsys.testing.refusals import assert_refused
 
 TEXTS = ["rose soap", "a much longer text about a clay mask for dry skin", "", "x", "\ud800 odd"]
 
@@ -84,10 +86,7 @@ def test_the_name_changes_with_weights_pooling_and_length(tiny, tmp_path):
     before = model_digest(tiny)
     (tiny / "README.md").write_text("not a weight")
     assert model_digest(tiny) == before
-    other = tmp_path / "tiny"
-    other.mkdir()
-    for file in tiny.iterdir():
-        (other / file.name).write_bytes(file.read_bytes())
+    other = shutil.copytree(tiny, tmp_path / "tiny")
     assert model_digest(other) == before
     content = (other / "model.safetensors").read_bytes()
     (other / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -95,18 +94,16 @@ def test_the_name_changes_with_weights_pooling_and_length(tiny, tmp_path):
 
 
 def test_weights_that_could_run_code_and_folders_without_a_model_are_refused(tiny, tmp_path):
-    with pytest.raises(ValueError, match=r"must be a folder with a config\.json, or a \.gguf file"):
-        TransformerEncoder(tmp_path)
-    with pytest.raises(ValueError, match="is no model"):
-        LocalLanguageModel(tmp_path / "gone.gguf")
     pickled = tmp_path / "pickled"
-    pickled.mkdir()
-    for file in tiny.iterdir():
-        if file.suffix == ".json":
-            (pickled / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(tiny, pickled, ignore=shutil.ignore_patterns("*.safetensors"))
     (pickled / "pytorch_model.bin").write_bytes(b"a pickle")
-    with pytest.raises(ValueError, match=r"cannot load the model .*pickled"):
-        TransformerEncoder(pickled, device="cpu")
+    assert_refused(
+        {
+            r"a folder with a config\.json, or a \.gguf": lambda: TransformerEncoder(tmp_path),
+            "is no model": lambda: LocalLanguageModel(tmp_path / "gone.gguf"),
+            "cannot load the model .*pickled": lambda: TransformerEncoder(pickled, device="cpu"),
+        }
+    )
 
 
 # ---- as a language model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,13 @@ def three_users() -> Sequences:
     )
 
 
+def of_users(*events: list[int]) -> Sequences:
+    """Users' events, all of them in train."""
+    offsets = np.cumsum([0, 0, *map(len, events)])
+    rows, ends = np.array([row for own in events for row in own]), offsets[1:]
+    return Sequences(rows, offsets, ends, ends, times=np.arange(len(rows)) * 60)
+
+
 def test_labels_of_each_split() -> None:
     sequences = three_users()
     expected = {"train": [1, 5], "validation": [2], "test": [3], "all": [1, 2, 3, 5]}
@@ -82,38 +90,24 @@ def test_a_query_holds_only_what_came_before_its_label() -> None:
     assert queries["context.hour"].values.tolist() == [3, 0, 5]
 
 
-def test_sequences_come_back_from_disk(tmp_path: Path) -> None:
+def test_sequences_come_back_from_disk_and_ends_outside_a_users_events_are_refused(
+    tmp_path: Path,
+) -> None:
     sequences = three_users()
     for name in ("item_rows", "offsets", "train_end", "validation_end"):
         np.save(tmp_path / f"{name}.npy", getattr(sequences, name))
     loaded = Sequences.load(tmp_path)
-    assert loaded.times is None
-    assert loaded.context == {}
+    assert (loaded.times, loaded.context) == (None, {})
     assert loaded.label_positions("all").tolist() == [1, 2, 3, 5]
-
-
-def test_split_ends_outside_a_users_events_are_refused() -> None:
     with pytest.raises(ValueError, match="user row 1 has split ends outside"):
-        Sequences(
-            item_rows=np.array([1, 2]),
-            offsets=np.array([0, 0, 2]),
-            train_end=np.array([0, 3]),
-            validation_end=np.array([0, 3]),
-        )
-
-
-def walks(lengths: list[int]) -> Sequences:
-    """Users whose events are numbered through, all of them in train."""
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    rows = np.arange(1, offsets[-1] + 1)
-    return Sequences(rows, offsets, offsets[1:], offsets[1:], times=rows * 60)
+        replace(sequences, train_end=np.array([0, 5, 5, 6]), validation_end=np.array([0, 5, 5, 6]))
 
 
 @pytest.mark.parametrize("max_length", [1, 2, 3, 50])
 def test_every_event_but_the_first_is_a_label_once(max_length: int) -> None:
-    sequences = walks([0, 1, 2, 7, 4])
-    windows = training_windows(sequences, "train", max_length)
-    labels, has_label = next_events(window_batch(sequences, *windows)["history"])
+    numbered = of_users([], [1], [2, 3], [4, 5, 6, 7, 8, 9, 10], [11, 12, 13, 14])
+    windows = training_windows(numbered, "train", max_length)
+    labels, has_label = next_events(window_batch(numbered, *windows)["history"])
     assert sorted(labels[has_label].tolist()) == [3, 5, 6, 7, 8, 9, 10, 12, 13, 14]
     assert (windows.ends - windows.starts).max() <= max_length + 1
     assert (windows.ends - windows.starts).min() >= 2
@@ -139,34 +133,26 @@ def test_masks_combine_like_sets_and_never_hold_row_zero(left: set[int], right: 
 
 
 # Items 1..4 are of the domain, 5..9 are not; user 3 never is in it but at the first event.
-EVENTS = [[1, 5, 2, 6, 7], [5, 6, 7, 3], [4, 5, 6]]
 OWN = np.arange(10) < 5
 
 
-def sequences() -> Sequences:
-    offsets = np.cumsum([0, 0, *map(len, EVENTS)])
-    return Sequences(
-        item_rows=np.concatenate(EVENTS),
-        offsets=offsets,
-        train_end=offsets[1:],
-        validation_end=offsets[1:],
-    )
+# Items 1..4 are of the domain, 5..9 are not; user 3 never is in it but at the first event.
+EVENTS = of_users([1, 5, 2, 6, 7], [5, 6, 7, 3], [4, 5, 6])
 
 
 def test_positions_are_the_labels_that_are_items_of_the_domain():
-    found = domain_positions(sequences(), "train", OWN)
-    assert sequences().item_rows[found].tolist() == [2, 3]
-    assert domain_positions(sequences(), "train", ~OWN).tolist() == [1, 3, 4, 6, 7, 10, 11]
+    found = domain_positions(EVENTS, "train", OWN)
+    assert EVENTS.item_rows[found].tolist() == [2, 3]
+    assert domain_positions(EVENTS, "train", ~OWN).tolist() == [1, 3, 4, 6, 7, 10, 11]
 
 
 def test_windows_without_a_label_of_the_domain_are_left_out():
-    windows = training_windows(sequences(), "train", 8)
-    kept = domain_windows(sequences(), windows, OWN)
+    kept = domain_windows(EVENTS, training_windows(EVENTS, "train", 8), OWN)
     assert kept.starts.tolist() == [0, 5]
-    short = domain_windows(sequences(), training_windows(sequences(), "train", 2), OWN)
+    short = domain_windows(EVENTS, training_windows(EVENTS, "train", 2), OWN)
     # Neighbours share an event: 5 ends one window and begins the next, where it is no label.
     assert list(zip(short.starts, short.ends, strict=True)) == [(0, 3), (6, 9)]
-    counted = domain_window_batch(sequences(), kept.starts, kept.ends, OWN)
+    counted = domain_window_batch(EVENTS, kept.starts, kept.ends, OWN)
     assert counted["history.counted"].values.tolist() == [1, 0, 1, 0, 0, 0, 0, 0, 1]
 
 
@@ -185,14 +171,6 @@ def test_one_bad_value_anywhere_is_found(bad: float) -> None:
 def full_softmax_loss(scores: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
     """The truth: cross-entropy over items 1.., scores [B, N] by item row."""
     return functional.cross_entropy(scores[:, 1:], labels - 1, label_smoothing=smoothing)
-
-
-def loss_from(
-    scores: torch.Tensor, labels: torch.Tensor, num_uniform: int, counts: torch.Tensor
-) -> torch.Tensor:
-    candidates = mixed_candidates(labels, num_uniform, counts)
-    label_scores = scores.gather(1, labels[:, None])[:, 0]
-    return sampled_softmax_loss(label_scores, scores[:, candidates.rows], candidates, labels)
 
 
 def test_every_item_gives_the_full_softmax_with_smoothing() -> None:
@@ -219,10 +197,11 @@ def test_the_corrected_sum_estimates_the_full_partition_without_bias() -> None:
 
 
 def test_an_accidental_hit_never_stands_against_its_own_label() -> None:
-    scores = torch.tensor([[0.0, 3.0, 1.0], [0.0, 1.0, 2.0]])
-    counts = torch.tensor([0, 1, 1])
-    same = loss_from(scores[:1].expand(4, -1), torch.tensor([1, 1, 1, 1]), 0, counts)
-    assert same == 0.0
-    different = loss_from(scores, torch.tensor([1, 2]), 0, counts)
-    truth = full_softmax_loss(scores, torch.tensor([1, 2]), 0.0)
-    torch.testing.assert_close(different, truth)
+    scores, counts = torch.tensor([[0.0, 3.0, 1.0], [0.0, 1.0, 2.0]]), torch.tensor([0, 1, 1])
+    for rows, labels in (([0, 0, 0, 0], [1, 1, 1, 1]), ([0, 1], [1, 2])):
+        own, wanted = scores[rows], torch.tensor(labels)
+        candidates = mixed_candidates(wanted, 0, counts)
+        label_scores = own.gather(1, wanted[:, None])[:, 0]
+        loss = sampled_softmax_loss(label_scores, own[:, candidates.rows], candidates, wanted)
+        truth = full_softmax_loss(own, wanted, 0.0) if len(rows) == 2 else torch.tensor(0.0)
+        torch.testing.assert_close(loss, truth)

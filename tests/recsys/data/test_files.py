@@ -30,6 +30,7 @@ from recsys.data.durable import (
 )
 from recsys.data.string_table import StringTable, write_string_table
 from recsys.data.threads import side_by_side
+from tests.recsys.testing.refusals import assert_refused
 
 
 def test_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -124,18 +125,19 @@ def test_a_written_table_opens_again_and_finds_rows(tmp_path: Path) -> None:
     assert len(table) == 4
 
 
-def test_a_lone_surrogate_is_refused_with_its_row(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="string 1 of table 'titles'"):
-        write_string_table(tmp_path, "titles", ["fine", "\ud800"])
+def test_texts_that_are_no_texts_are_refused(tmp_path: Path) -> None:
+    def read(content: bytes, *offsets: int) -> list[str]:
+        return list(StringTable(np.frombuffer(content, np.uint8), np.array(offsets)))
 
-
-def test_a_text_that_ends_inside_a_character_is_refused() -> None:
-    whole = "aé".encode()
-    table = StringTable(np.frombuffer(whole, np.uint8), np.array([0, 2, 3]))
-    with pytest.raises(ValueError, match="begins inside a character"):
-        list(table)
-    with pytest.raises(ValueError, match="utf-8"):
-        list(StringTable(np.frombuffer(b"a\xff", np.uint8), np.array([0, 2])))
+    assert_refused(
+        {
+            "string 1 of table 'titles'": lambda: write_string_table(
+                tmp_path, "titles", ["fine", "\ud800"]
+            ),
+            "begins inside a character": lambda: read("aé".encode(), 0, 2, 3),
+            "utf-8": lambda: read(b"a\xff", 0, 2),
+        }
+    )
 
 
 @given(
@@ -153,27 +155,22 @@ def test_an_extended_table_is_as_if_it_had_been_built_whole(old: list[str], new:
     assert whole.first_repeated() == min(repeated, default=None)
 
 
-def test_a_folder_that_is_held_cannot_be_taken_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_held_cannot_be_taken_alone_nor_held_while_it_is_removed(
+    tmp_path: Path,
+) -> None:
     first, second = Held([tmp_path]), Held([tmp_path, tmp_path / "nowhere"])
-    assert not taken_alone(tmp_path)
-    del first
-    assert not taken_alone(tmp_path), "each holder counts"
-    del second
-    assert taken_alone(tmp_path)
-
-
-def taken_alone(folder: Path) -> bool:
-    script = f"""
-import fcntl, os
-fcntl.flock(os.open({str(folder)!r}, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True)
-    return done.returncode == 0
-
-
-def test_a_folder_that_is_being_removed_cannot_be_held(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+    def take_alone() -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    with pytest.raises(BlockingIOError):
+        take_alone()
+    del first
+    with pytest.raises(BlockingIOError):  # each holder counts
+        take_alone()
+    del second
+    take_alone()
     with pytest.raises(ValueError, match="is being removed"):
         Held([tmp_path])
     os.close(descriptor)

@@ -11,6 +11,7 @@ from recsys.data.top_k import (
     best_of_one,
     reranked_places,
 )
+from tests.recsys.testing.refusals import assert_refused
 from tests.recsys.testing.tensors import top_k_of_scores
 
 
@@ -44,23 +45,19 @@ def test_agrees_with_a_plain_sort_under_heavy_ties(seed, num_items, num_levels, 
     assert torch.equal(kept, found.scores[~padded])
 
 
-def test_a_nan_is_refused_and_its_query_named():
+def test_a_nan_is_refused_unless_it_is_masked_and_a_mask_of_another_catalogue_too():
     scores = torch.zeros(3, 50)
     scores[2, 40] = torch.nan
-    with pytest.raises(ValueError, match="query 2 hold NaN"):
-        top_k_of_scores(scores, 5)
-
-
-def test_a_nan_of_a_masked_item_does_no_harm():
-    scores = torch.tensor([[0.0, torch.nan, 3.0]])
-    assert top_k_of_scores(scores, 1, ItemMask(np.isin(np.arange(3), [2]))).item_rows.tolist() == [
-        [2]
-    ]
-
-
-def test_a_mask_of_another_catalogue_is_refused():
-    with pytest.raises(ValueError, match="mask covers 4 item rows, the catalogue has 3"):
-        top_k_of_scores(torch.zeros(1, 3), 1, ItemMask.all(4))
+    masked = top_k_of_scores(scores, 1, ItemMask(np.arange(50) == 39))
+    assert masked.item_rows.tolist() == [[39]] * 3
+    assert_refused(
+        {
+            "query 2 hold NaN": lambda: top_k_of_scores(scores, 5),
+            "mask covers 4 item rows, the catalogue has 50": lambda: top_k_of_scores(
+                scores, 1, ItemMask.all(4)
+            ),
+        }
+    )
 
 
 @pytest.mark.parametrize("few", [0, 10_000])
@@ -80,9 +77,10 @@ def test_one_list_is_a_plain_sort_however_many_scores_there_are(few, monkeypatch
 
 
 def test_first_places_take_a_new_order_and_the_rest_follows():
-    assert reranked_places(torch.tensor([[0.1, 0.9, 0.1]]), 4).tolist() == [[1, 0, 2, 3]]
-    short = torch.tensor([[0.1, 0.9, -torch.inf]])
-    assert reranked_places(short, 3).tolist() == [[1, 0, 2]]
-    # A catalogue with fewer items than a ranker reads.
-    padded = torch.tensor([[0.1, 0.9, -torch.inf, -torch.inf]])
-    assert reranked_places(padded, 3).tolist() == [[1, 0, 2]]
+    # A catalogue with fewer items than a ranker reads has holes.
+    for scores, k, places in (
+        ([0.1, 0.9, 0.1], 4, [1, 0, 2, 3]),
+        ([0.1, 0.9, -torch.inf], 3, [1, 0, 2]),
+        ([0.1, 0.9, -torch.inf, -torch.inf], 3, [1, 0, 2]),
+    ):
+        assert reranked_places(torch.tensor([scores]), k).tolist() == [places]

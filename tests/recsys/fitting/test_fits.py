@@ -107,18 +107,14 @@ def test_weights_of_another_model_are_refused(inputs: ModelInputs) -> None:
 NUM_ROWS, DIM, NUM_USERS, LENGTH = 2_001, 16, 60, 12
 
 
-def clustered() -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    centres = normalize(torch.randn(40, DIM, generator=generator))
-    noise = torch.randn(NUM_ROWS, DIM, generator=generator) / DIM**0.5
-    return normalize(centres[torch.arange(NUM_ROWS) % 40] + 0.5 * noise)
-
-
 class LatestItem:
-    """The latest item's vector is the query's."""
+    """The latest item's vector is the query's; vectors lie around 40 centres."""
 
     def __init__(self) -> None:
-        self.vectors = clustered()
+        generator = torch.Generator().manual_seed(0)
+        centres = normalize(torch.randn(40, DIM, generator=generator))
+        noise = torch.randn(NUM_ROWS, DIM, generator=generator) / DIM**0.5
+        self.vectors = normalize(centres[torch.arange(NUM_ROWS) % 40] + 0.5 * noise)
 
     def all_item_vectors(self) -> Tensor:
         return self.vectors
@@ -133,25 +129,26 @@ class LatestItem:
         return scores
 
 
+def inputs_of(rows: np.ndarray, num_rows: int, num_held_out: int, *, times: bool) -> ModelInputs:
+    """Lay out events of users with as many each, [U, T], of items without content."""
+    offsets = np.arange(len(rows) + 1) * rows.shape[1]
+    sequences = Sequences(
+        item_rows=rows.reshape(-1),
+        offsets=offsets,
+        train_end=offsets[1:] - num_held_out,
+        validation_end=offsets[1:] - num_held_out // 2,
+        times=np.arange(rows.size) * 3600 if times else None,
+    )
+    catalogue, sizes = ItemCatalogue.empty(num_rows), FeatureSizes(num_item_rows=num_rows)
+    return ModelInputs(sequences=sequences, catalogue=catalogue, sizes=sizes)
+
+
 def sources_inputs() -> ModelInputs:
     """Users stay in a cluster."""
     rng = np.random.default_rng(0)
     steps = rng.integers(0, NUM_ROWS // 40, (NUM_USERS, LENGTH)) * 40
     rows = np.clip(steps + rng.integers(0, 40, (NUM_USERS, 1)), 1, NUM_ROWS - 1)
-    offsets = np.arange(NUM_USERS + 1) * LENGTH
-    sequences = Sequences(
-        item_rows=rows.reshape(-1),
-        offsets=offsets,
-        train_end=offsets[1:] - 2,
-        validation_end=offsets[1:] - 1,
-        times=None,
-        context={},
-    )
-    catalogue = ItemCatalogue(
-        content=torch.zeros(NUM_ROWS, 0), categories=Jagged.from_lists([[]] * NUM_ROWS)
-    )
-    sizes = FeatureSizes(num_item_rows=NUM_ROWS, num_categories=1, content_dim=0)
-    return ModelInputs(sequences=sequences, catalogue=catalogue, sizes=sizes)
+    return inputs_of(rows, NUM_ROWS, 2, times=False)
 
 
 def test_metrics_of_lists_are_those_of_every_items_score() -> None:
@@ -185,7 +182,7 @@ def test_a_large_catalogue_has_an_index_tuned_on_train_events(
 WEIGHTS_NUM_ROWS = 41
 
 
-def inputs_where_the_latest_item_decides(*, times: bool = True) -> ModelInputs:
+def inputs_where_the_latest_item_decides() -> ModelInputs:
     """Each event is followed by its item's successor, with a jump elsewhere now and then."""
     rng = np.random.default_rng(0)
     num_users, length = 200, 8
@@ -195,25 +192,11 @@ def inputs_where_the_latest_item_decides(*, times: bool = True) -> ModelInputs:
         jumps = rng.random(num_users) < 0.4
         after = rows[:, place - 1] % (WEIGHTS_NUM_ROWS - 1) + 1
         rows[:, place] = np.where(jumps, rng.integers(1, WEIGHTS_NUM_ROWS, num_users), after)
-    offsets = np.arange(num_users + 1) * length
-    sequences = Sequences(
-        item_rows=rows.reshape(-1),
-        offsets=offsets,
-        train_end=offsets[1:] - 1,
-        validation_end=offsets[1:],
-        times=np.arange(num_users * length) * 3600 if times else None,
-    )
-    nothing = Jagged(torch.empty(0, dtype=torch.int64), torch.zeros(WEIGHTS_NUM_ROWS + 1).long())
-    return ModelInputs(
-        sequences=sequences,
-        catalogue=ItemCatalogue(torch.empty(WEIGHTS_NUM_ROWS, 0), nothing),
-        sizes=FeatureSizes(num_item_rows=WEIGHTS_NUM_ROWS, content_dim=0, num_categories=0),
-    )
+    return inputs_of(rows, WEIGHTS_NUM_ROWS, 1, times=True)
 
 
 def judge_of(inputs: ModelInputs) -> EvaluationQueries:
-    settings = RetrievalSettings(exclude_history=False)
-    return EvaluationQueries.of(inputs, "validation", settings)
+    return EvaluationQueries.of(inputs, "validation", RetrievalSettings(exclude_history=False))
 
 
 def test_validation_finds_that_the_latest_item_counts_most() -> None:
@@ -232,24 +215,22 @@ def inputs_of_weekly_baskets() -> ModelInputs:
     rng = np.random.default_rng(1)
     num_users, num_weeks = 80, 6
     bread, jam = 39, 40
-    rows, times, lengths = [], [], []
+    rows, times, ends, last = [], [], [], []
     for _ in range(num_users):
-        own, events = rng.choice(np.arange(1, 30), 3, replace=False), 0
+        own = rng.choice(np.arange(1, 30), 3, replace=False)
         first = int(rng.integers(0, num_weeks - 1))
         for week in range(num_weeks):
             basket = [*own[rng.random(3) < 0.7], *rng.integers(30, 39, 1)]
             basket += [bread] * (week == first) + [jam] * (week == first + 1)
             rows += basket
             times += [week * 7 * 86_400] * len(basket)
-            events += len(basket)
-        lengths.append((events, len(basket)))
-    ends = np.cumsum([one for one, _ in lengths])
-    train_end = ends - np.array([last for _, last in lengths])
+        ends.append(len(rows))
+        last.append(len(basket))
     sequences = Sequences(
         item_rows=np.array(rows),
-        offsets=np.concatenate([[0], ends]),
-        train_end=train_end,
-        validation_end=ends,
+        offsets=np.array([0, *ends]),
+        train_end=np.array(ends) - np.array(last),
+        validation_end=np.array(ends),
         times=np.array(times),
     )
     return replace(inputs_where_the_latest_item_decides(), sequences=sequences)

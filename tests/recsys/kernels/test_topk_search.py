@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
@@ -11,6 +10,7 @@ from recsys.data.top_k import ItemMask
 from recsys.kernels.topk_search.op import best_groups, fused_top_k, mask_words
 from tests.recsys.kernels.devices import DEVICE, ON_A_GPU, RUNS_KERNELS
 from tests.recsys.kernels.topk_reference import reference_top_k
+from tests.recsys.testing.refusals import assert_refused
 from tests.recsys.testing.tensors import top_k_of_scores
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -43,20 +43,22 @@ def test_mask_words_hold_the_rows_of_the_mask() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((torch.ones(2, 3), torch.ones(4, 5), 1), r"queries must be \[B, 5\]"),
-        ((torch.ones(2, 5), torch.ones(4, 5), 0), "k, the list length, must be 1 to 1024, got 0"),
-        ((torch.ones(2, 5).half(), torch.ones(4, 5), 1), "cast the queries"),
-        ((torch.ones(2, 5), torch.ones(5, 4).T, 1), "items must be contiguous"),
-        ((torch.ones(2, 600), torch.ones(4, 600), 1), "1 to 512 wide, got 600"),
-        ((torch.ones(2, 5), torch.ones(40, 5), 1, torch.zeros(1, dtype=torch.int32)), "mask_words"),
-    ],
-)
-def test_says_what_is_wrong(arguments: tuple[object, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fused_top_k(*arguments)  # type: ignore[arg-type]
+def test_says_what_is_wrong() -> None:
+    queries, items, words = torch.ones(2, 5), torch.ones(40, 5), torch.zeros(1).int()
+    wide = torch.ones(40, 600)
+    assert_refused(
+        {
+            r"queries must be \[B, 5\]": lambda: fused_top_k(torch.ones(2, 3), items, 1),
+            "the list length, must be 1 to 1024, got 0": lambda: fused_top_k(queries, items, 0),
+            "cast the queries": lambda: fused_top_k(queries.half(), items, 1),
+            "items must be contiguous": lambda: fused_top_k(queries, torch.ones(5, 4).T, 1),
+            "1 to 512 wide, got 600": lambda: fused_top_k(wide[:2], wide, 1),
+            "mask_words": lambda: fused_top_k(queries, items, 1, words),
+            r"copies of the items, \(40, 5\), got \(39, 5\)": lambda: fused_top_k(
+                queries, items, 1, halves=items[1:].half()
+            ),
+        }
+    )
 
 
 SMALL = [(1, 1, 1, 1), (3, 33, 5, 40), (17, 70, 20, 10), (2, 1100, 40, 3)]
@@ -131,9 +133,3 @@ def check_lists(found: object, queries: Tensor, items: Tensor, k: int, words: Te
 def test_lists_are_those_of_float64_by_every_type_and_mask() -> None:
     # Interpreted, each type meets each kind of mask over the sizes.
     check_kernel(DEVICE, SMALL + LARGE * ON_A_GPU, num_masks=3 if ON_A_GPU else 1)
-
-
-def test_half_copies_of_other_items_are_refused() -> None:
-    queries, items = torch.ones(2, 5), torch.ones(40, 5)
-    with pytest.raises(ValueError, match=r"copies of the items, \(40, 5\), got \(39, 5\)"):
-        fused_top_k(queries, items, 1, halves=items[1:].half())

@@ -23,13 +23,9 @@ from recsys.layers.codes.decoder import (
 )
 from recsys.layers.wide_linear import HAS_ONEDNN, CrossNetwork, WideLinear
 from recsys.models.sequence.encoder import Calendar
+from tests.recsys.testing.refusals import assert_refused
 
 pytestmark = pytest.mark.numerics
-
-
-def test_steps_of_less_than_a_day_are_refused() -> None:
-    with pytest.raises(ValueError, match="days must be in"):
-        Calendar(4, 0.5)
 
 
 def drawn(num_rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -61,10 +57,13 @@ def test_unobserved_labels_are_left_out_and_one_class_is_refused():
     labels[1000:] = torch.nan
     other.fit(logits, labels)
     torch.testing.assert_close(one.values, other.values)
-    with pytest.raises(ValueError, match="0 positive of 2000"):
-        other.fit(logits, torch.zeros_like(labels))
-    with pytest.raises(ValueError, match="wrong way round"):
-        other.fit(-logits[:1000], labels[:1000])
+    assert_refused(
+        {
+            "0 positive of 2000": lambda: other.fit(logits, torch.zeros_like(labels)),
+            "wrong way round": lambda: other.fit(-logits[:1000], labels[:1000]),
+            "days must be in": lambda: Calendar(4, 0.5),
+        }
+    )
 
 
 def test_a_loaded_line_replaces_the_one_before_and_a_curve_is_refused():

@@ -99,24 +99,20 @@ def test_the_last_events_alone_are_those_of_the_whole(block: SparseBlock) -> Non
     torch.testing.assert_close(block.last(events, layout), expected)
 
 
-OFFSETS = torch.tensor([0, 3, 4, 10])
-
-
+@torch.no_grad()
 def test_the_block_reads_the_mean_of_attention_and_of_earlier_events_by_distance():
     torch.manual_seed(0)
-    config = BlockConfig(dim=8, num_heads=2, hidden_dim=16, dropout=0.0, max_length=6)
-    block = ConvolutionBlock(config).eval()
-    block.taps.data.normal_()
-    block.bias.positions.data.normal_()
-    events = torch.randn(10, 8)
-    segments = torch.repeat_interleave(torch.arange(3), OFFSETS.diff())
-    layout = SequenceLayout.of(OFFSETS, segments, 6, None)
-    normed = block.attention_norm(events)
-    attended = AttentionBlock._read(block, normed, layout)
+    convolution = ConvolutionBlock(CONFIG).double().eval()
+    convolution.taps.normal_()
+    convolution.bias.positions.normal_()
+    events, layout = laid_out(3, 1, 6)
+    normed = convolution.attention_norm(events)
+    attended = AttentionBlock._read(convolution, normed, layout)
     for event, first in ((2, 0), (3, 3), (9, 4)):
         near = range(first, event + 1)
-        read = sum(block.taps[:, event - other] * normed[other] for other in near)
+        read = sum(convolution.taps[:, event - other] * normed[other] for other in near)
         mean = 0.5 * (attended[event] + read)
-        torch.testing.assert_close(block._read(normed, layout)[event], mean)
-    last = OFFSETS[1:] - 1
-    torch.testing.assert_close(block.last(events, layout), block(events, layout)[last])
+        torch.testing.assert_close(convolution._read(normed, layout)[event], mean)
+    last = layout.offsets[1:] - 1
+    whole = convolution(events, layout)
+    torch.testing.assert_close(convolution.last(events, layout), whole[last])

@@ -1,7 +1,6 @@
 """Models that count: popularity, neighbours, regressions, content."""
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,49 +20,32 @@ from recsys.models.item_to_item import ItemToItem
 from recsys.models.item_weights.ease import Ease
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
-from tests.recsys.models.contracts import Retriever, assert_retriever_contract
+from tests.recsys.models.contracts import assert_retriever_contract
+from tests.recsys.testing.refusals import assert_refused
 
 pytestmark = pytest.mark.numerics
 
 DAY = 86_400
 
 
-def counted_models(sequences: Sequences) -> dict[str, tuple[Retriever, Callable]]:
-    """Each model that counts, and what reads it from a folder."""
-    rows, ends = sequences.item_rows, sequences.train_end
-    config = PopularityConfig(half_life_days=5.0)
-    pairs = ItemToItemConfig(window=5)
-    vectors = content(41)
-    vectors[3] = 0
-    return {
-        "popularity": (Popularity.fit(rows, sequences.times, 41, config), Popularity.load),
-        "item to item": (
-            ItemToItem.fit(rows, sequences.offsets[:-1], ends, 41, pairs),
-            ItemWeights.load,
-        ),
-        "content": (
-            ContentSimilarity(ContentSimilarityConfig(history_power=0.5), vectors),
-            ContentSimilarity.load,
-        ),
-    }
-
-
 @pytest.mark.parametrize("name", ["popularity", "item to item", "content"])
 def test_keeps_the_contract_of_every_retriever(
     name: str, tastes: Sequences, tmp_path: Path
 ) -> None:
-    model, load = counted_models(tastes)[name]
+    rows, ends, vectors = tastes.item_rows, tastes.train_end, content(41)
+    vectors[3] = 0
+    popular, pairs = PopularityConfig(half_life_days=5.0), ItemToItemConfig(window=5)
+    by_content = ContentSimilarityConfig(history_power=0.5)
+    model, load = {
+        "popularity": (Popularity.fit(rows, tastes.times, 41, popular), Popularity.load),
+        "item to item": (
+            ItemToItem.fit(rows, tastes.offsets[:-1], ends, 41, pairs),
+            ItemWeights.load,
+        ),
+        "content": (ContentSimilarity(by_content, vectors), ContentSimilarity.load),
+    }[name]
     asked = histories([1, 2, 40], [0], [], [99, 5])
     assert_retriever_contract(lambda _: model, load, asked, 41, tmp_path)
-
-
-QUERIES = JaggedBatch({"history": Jagged.from_lists([[1], [], [99]])})
-
-
-def test_an_event_counts_half_after_the_half_life() -> None:
-    rows, times = np.array([1, 2, 2, 3]), np.array([10 * DAY, 0, 10 * DAY, 5 * DAY])
-    model = Popularity.fit(rows, times, 5, PopularityConfig(half_life_days=5.0))
-    assert model.score(QUERIES)[0].tolist() == [-torch.inf, 1.0, 1.25, 0.5, 0.0]
 
 
 def test_events_in_parts_age_from_the_newest_of_all_parts() -> None:
@@ -74,14 +56,9 @@ def test_events_in_parts_age_from_the_newest_of_all_parts() -> None:
     for parts in ([old, new], [new, old]):
         counted = Popularity.fit_parts(lambda parts=parts: iter(parts), 5, config)
         assert torch.equal(counted.item_scores, whole.item_scores)
-    assert whole.item_scores[2] == 2 ** -(28 / 5) + 2 ** -(20 / 5)
-
-
-def test_a_row_outside_the_catalogue_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"item row 9 is not in \[0, 4\)"):
-        Popularity.fit(np.array([9]), None, 4, PopularityConfig())
-    with pytest.raises(ValueError, match=r"item rows must be in \[0, 4\), got 1 to 9"):
-        fit([[1, 9]], PLAIN, 4)
+    expected = [-torch.inf, 2**-6, 2 ** -(28 / 5) + 2 ** -(20 / 5), 1.0, 0.0]
+    for scores in whole.score(histories([1], [], [99])):
+        torch.testing.assert_close(scores, torch.tensor(expected))
 
 
 def test_a_log_of_years_ago_keeps_its_order_below_what_happens_today() -> None:
@@ -169,16 +146,6 @@ def test_the_strongest_neighbours_are_kept_and_ties_go_to_the_lower_row() -> Non
     assert weights[offsets[1] : offsets[2]].tolist() == [2.0, 1.0, 1.0]
 
 
-NUM_ITEMS = 9
-
-
-def events(num_users: int = 1500) -> tuple[np.ndarray, np.ndarray]:
-    """More users than a block, each with a few items of 1 to 8, some twice."""
-    rng = np.random.default_rng(0)
-    users = np.repeat(np.arange(num_users), 4)
-    return users, rng.integers(1, NUM_ITEMS, len(users)) * (rng.random(len(users)) < 0.9)
-
-
 def test_a_score_is_the_sum_over_the_history() -> None:
     weights = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
     model = Ease(torch.tensor([2, 5]), weights, 7)
@@ -188,12 +155,12 @@ def test_a_score_is_the_sum_over_the_history() -> None:
 
 
 def test_only_the_items_with_the_most_events_have_weights(tmp_path: Path) -> None:
-    users, items = events()
-    model = Ease.fit(users, items, NUM_ITEMS, max_items=3)
-    counts = np.bincount(items, minlength=NUM_ITEMS)[1:]
-    assert set(model.item_rows.tolist()) == set(
-        (np.argsort(-counts, kind="stable")[:3] + 1).tolist()
-    )
+    """Of more users than a block, each with a few items of 1 to 8, some twice."""
+    rng, users = np.random.default_rng(0), np.repeat(np.arange(1500), 4)
+    items = rng.integers(1, 9, len(users)) * (rng.random(len(users)) < 0.9)
+    model = Ease.fit(users, items, 9, max_items=3)
+    counts = np.bincount(items, minlength=9)[1:]
+    assert set(model.item_rows.tolist()) == {*(np.argsort(-counts, kind="stable")[:3] + 1).tolist()}
     model.save(tmp_path)
     loaded = Ease.load(tmp_path)
     assert torch.equal(loaded.weights, model.weights)
@@ -299,11 +266,18 @@ def test_a_grown_catalogue_leaves_the_old_scores_as_they_were(tmp_path: Path) ->
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"content must be \[N, F\]"):
-        ContentSimilarity(CONTENT_PLAIN, torch.zeros(3))
     broken = content()
     broken[4, 1] = torch.nan
-    with pytest.raises(ValueError, match="content of item row 4 is not finite"):
-        ContentSimilarity(CONTENT_PLAIN, broken)
-    with pytest.raises(ValueError, match="embeddings of width 2, the content's is 4"):
-        ContentSimilarity(CONTENT_PLAIN, content(), whitening=AS_IT_IS)
+    assert_refused(
+        {
+            r"item row 9 is not in \[0, 4\)": lambda: Popularity.fit(
+                np.array([9]), None, 4, PopularityConfig()
+            ),
+            r"item rows must be in \[0, 4\), got 1 to 9": lambda: fit([[1, 9]], PLAIN, 4),
+            r"content must be \[N, F\]": lambda: ContentSimilarity(CONTENT_PLAIN, torch.zeros(3)),
+            "content of item row 4 is not finite": lambda: ContentSimilarity(CONTENT_PLAIN, broken),
+            "embeddings of width 2, the content's is 4": lambda: ContentSimilarity(
+                CONTENT_PLAIN, content(), whitening=AS_IT_IS
+            ),
+        }
+    )

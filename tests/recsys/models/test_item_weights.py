@@ -1,12 +1,13 @@
 """Item-to-item weights: each model against its definition."""
 
-from itertools import pairwise
+from collections.abc import Callable
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recsys.data.batch import Jagged, JaggedBatch
@@ -23,6 +24,7 @@ from recsys.models.item_weights.ease import (
 from recsys.models.item_weights.item_knn import item_knn_model
 from recsys.models.item_weights.model import HistoryWeights, ItemWeights, WeightTable
 from recsys.models.item_weights.next_basket import Baskets, next_basket_model, repeats_model
+from tests.recsys.testing.refusals import assert_refused
 
 pytestmark = pytest.mark.numerics
 
@@ -47,15 +49,6 @@ def queries(*histories: list[int]) -> JaggedBatch:
 WEIGHTS = {(1, 2): 1.0, (1, 3): -0.5, (2, 3): 4.0, (4, 5): 2.0}
 
 
-def test_a_score_is_the_sum_of_weights_by_recency_and_nothing_is_minus_infinity() -> None:
-    model = ItemWeights(table_of(WEIGHTS), HistoryWeights(power=1.0))
-    scores = model.score(queries([1, 2], [2, 1], [5], [99, 1]))
-    assert scores[0].tolist() == [NOTHING, NOTHING, 0.5, 3.75, NOTHING, NOTHING]
-    assert scores[1].tolist() == [NOTHING, NOTHING, 1.0, 1.5, NOTHING, NOTHING]
-    assert scores[2].tolist() == [NOTHING] * NUM_ROWS
-    assert scores[3].tolist() == [NOTHING, NOTHING, 1.0, -0.5, NOTHING, NOTHING]
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     histories=st.lists(st.lists(st.integers(0, 7), max_size=8), min_size=2, max_size=4),
@@ -63,6 +56,7 @@ def test_a_score_is_the_sum_of_weights_by_recency_and_nothing_is_minus_infinity(
     max_events=st.integers(1, 9),
     distinct=st.booleans(),
 )
+@example(histories=[[1, 2], [2, 1], [5], [99, 1]], power=1.0, max_events=9, distinct=False)
 def test_a_batch_and_one_query_agree_with_the_definition(
     histories: list[list[int]], power: float, max_events: int, distinct: bool
 ) -> None:
@@ -78,11 +72,14 @@ def test_a_batch_and_one_query_agree_with_the_definition(
             for (source, target), weight in WEIGHTS.items():
                 if source == row:
                     wanted[target] += weight * recency**-power
-        # Sums of float32 that cancel may be a rounding away from 0, which is no evidence.
-        near = torch.tensor(wanted)
-        assert torch.allclose(found.nan_to_num(neginf=0.0), near, atol=1e-6)
-        alone = model.score(queries(own))[0]
-        assert torch.allclose(alone.nan_to_num(neginf=0.0), near, atol=1e-6)
+        for scores in (found, model.score(queries(own))[0]):
+            # Sums of float32 that cancel may be a rounding away from 0, which is no evidence.
+            near = scores.nan_to_num(neginf=0.0)
+            assert torch.allclose(near, torch.tensor(wanted), atol=1e-6)
+            unread = [row for row in range(NUM_ROWS) if all(
+                target != row or source not in counted for source, target in WEIGHTS
+            )]  # fmt: skip
+            assert (scores[unread] == NOTHING).all()
 
 
 def test_the_event_that_adds_most_is_named() -> None:
@@ -94,37 +91,32 @@ def test_the_event_that_adds_most_is_named() -> None:
 def test_saved_and_loaded_and_grown_it_scores_the_same(tmp_path: Path) -> None:
     model = ItemWeights(table_of(WEIGHTS), HistoryWeights(power=0.5), {"l2": (3.0,)})
     model.save(tmp_path)
-    loaded = ItemWeights.load(tmp_path)
-    assert loaded.history == model.history
-    assert loaded.settings == {"l2": (3.0,)}
-    asked = queries([1, 2, 4])
+    loaded, asked = ItemWeights.load(tmp_path), queries([1, 2, 4])
+    assert (loaded.history, loaded.settings) == (model.history, {"l2": (3.0,)})
     assert torch.equal(loaded.score(asked), model.score(asked))
     grown = ItemWeights(loaded.table.grown(9), loaded.history)
     assert torch.equal(grown.score(asked)[:, :NUM_ROWS], model.score(asked))
     assert grown.score(queries([8, 1]))[0, NUM_ROWS:].tolist() == [NOTHING] * 3
 
 
-@pytest.mark.parametrize(
-    ("broken", "said"),
-    [
-        ({"offsets": torch.tensor([0, 2, 1, 4, 4, 4, 4])}, "offsets do not cut"),
-        ({"rows": torch.tensor([2, 3, 3, 6], dtype=torch.int32)}, "item rows 2 to 6 of 6"),
-        ({"weights": torch.tensor([1.0, 2.0, torch.nan, 1.0])}, "not finite"),
-    ],
-)
-def test_a_broken_table_is_refused(broken: dict[str, torch.Tensor], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        table_of(WEIGHTS)._replace(**broken).check()
+def test_what_is_broken_or_does_not_fit_is_refused() -> None:
+    def checking(**broken: torch.Tensor) -> Callable[[], object]:
+        return table_of(WEIGHTS)._replace(**broken).check
 
+    def inverting(value: float) -> Callable[[], object]:
+        return lambda: invert_in_place(torch.diag(torch.tensor([1.0, 1.0, value])), 2)
 
-SHARED_NUM_ROWS = 8
-
-
-def items_of(histories: list[list[int]], max_events: int = 99, times: bool = False) -> UserItems:
-    offsets = np.concatenate([[0], np.cumsum([len(one) for one in histories])])
-    rows = np.array([row for one in histories for row in one], np.int64)
-    clock = np.arange(len(rows)) * 10 if times else None
-    return UserItems.of(rows, offsets[:-1], offsets[1:], clock, SHARED_NUM_ROWS, max_events)
+    check_memory(1_000)
+    assert_refused(
+        {
+            "offsets do not cut": checking(offsets=torch.tensor([0, 2, 1, 4, 4, 4, 4])),
+            "item rows 2 to 6 of 6": checking(rows=torch.tensor([2, 3, 3, 6], dtype=torch.int32)),
+            "not finite": checking(weights=torch.tensor([1.0, 2.0, torch.nan, 1.0])),
+            r"set ease.exact_items to at most \d+": lambda: check_memory(10_000_000),
+            "not positive definite": inverting(-1.0),
+            "is not positive definite": inverting(float("nan")),
+        }
+    )
 
 
 @pytest.mark.parametrize("cells", [1, 20, 1 << 22])
@@ -132,24 +124,23 @@ def test_rows_are_those_of_the_weighted_product(
     cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(co_occurrence, "MAX_CELLS", cells)
-    rng = np.random.default_rng(3)
-    histories = [rng.integers(0, SHARED_NUM_ROWS, size).tolist() for size in (5, 0, 1, 9, 4)]
-    items = items_of(histories)
+    rng, num_rows, lengths = np.random.default_rng(3), 8, np.array([5, 0, 1, 9, 4])
+    offsets = np.concatenate([[0], lengths.cumsum()])
+    rows = rng.integers(0, num_rows, offsets[-1])
+    items = UserItems.of(rows, offsets[:-1], offsets[1:], None, num_rows, 99)
     values = rng.random(len(items.rows)).astype(np.float32)
-    weights = rng.random(len(histories)).astype(np.float32)
-    taken = np.zeros((len(histories), SHARED_NUM_ROWS))
-    users = np.repeat(np.arange(len(histories)), items.lengths())
-    taken[users, items.rows] = values
+    weights = rng.random(len(lengths)).astype(np.float32)
+    taken = np.zeros((len(lengths), num_rows))
+    taken[np.repeat(np.arange(len(lengths)), items.lengths()), items.rows] = values
     wanted = (taken * weights[:, None]).T @ taken
     pairs = CoOccurrence(items, values, weights)
-    found = np.zeros((SHARED_NUM_ROWS, SHARED_NUM_ROWS))
-    for rows, block in pairs.blocks(np.arange(SHARED_NUM_ROWS)):
-        found[rows] = block
+    found, counted = np.zeros((2, num_rows, num_rows))
+    for own, block in pairs.blocks(np.arange(num_rows)):
+        found[own] = block
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    counted = np.zeros((SHARED_NUM_ROWS, SHARED_NUM_ROWS))
-    for one in pairs.pair_blocks(np.arange(SHARED_NUM_ROWS)):
+    for one in pairs.pair_blocks(np.arange(num_rows)):
         assert (counted[one.rows, one.others] == 0).all()
-        assert (np.diff(one.rows * SHARED_NUM_ROWS + one.others) > 0).all()
+        assert (np.diff(one.rows * num_rows + one.others) > 0).all()
         counted[one.rows, one.others] = one.counts
     np.testing.assert_allclose(counted, wanted, rtol=1e-5)
     np.testing.assert_allclose(pairs.diagonal(), (taken**2).sum(0), rtol=1e-5)
@@ -169,24 +160,11 @@ def pairs_of(num_users: int = 300) -> tuple[CoOccurrence, np.ndarray]:
     return CoOccurrence(items), taken
 
 
-def dense(model: ItemWeights) -> np.ndarray:
-    found = np.zeros((EASE_NUM_ROWS, EASE_NUM_ROWS))
-    offsets, rows, weights = (part.numpy() for part in model.table)
-    found[np.repeat(np.arange(EASE_NUM_ROWS), np.diff(offsets)), rows] = weights
-    return found
-
-
-def fitted(pairs: CoOccurrence, config: EaseWeightsConfig) -> ItemWeights:
-    exact = most_frequent(pairs, config.exact_items)
-    return ease_model(pairs, exact, shared_users(pairs, exact), config)
-
-
-def ridge(taken: np.ndarray, items: list[int], l2: float) -> np.ndarray:
-    """EASE among a few items, as rows of all."""
-    x = taken[:, items]
-    inverse = np.linalg.inv(x.T @ x + l2 * np.eye(len(items)))
-    found = np.zeros((EASE_NUM_ROWS, EASE_NUM_ROWS))
-    found[np.ix_(items, items)] = -inverse / np.diag(inverse)
+def dense(table: WeightTable) -> np.ndarray:
+    """Weights as a matrix, [N, N]."""
+    num_rows = len(table.offsets) - 1
+    found = np.zeros((num_rows, num_rows))
+    found[np.repeat(np.arange(num_rows), table.offsets.diff()), table.rows] = table.weights
     return found
 
 
@@ -195,21 +173,16 @@ def test_rarer_items_extend_the_exact_regression_one_at_a_time(
     cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ease, "MAX_CELLS", cells)
-    pairs, taken = pairs_of()
-    exact = most_frequent(pairs, 3).tolist()
-    found = dense(fitted(pairs, EaseWeightsConfig(l2=(5.0,), exact_items=3)))
-    for source in range(1, EASE_NUM_ROWS):
-        for target in range(1, EASE_NUM_ROWS):
-            if source != target:
-                among = sorted({*exact, source, target})
-                wanted = ridge(taken, among, 5.0)[source, target]
-                assert found[source, target] == pytest.approx(wanted, abs=1e-5)
-
-
-def test_a_catalogue_beyond_the_memory_is_refused_with_a_size_that_fits() -> None:
-    check_memory(1_000)
-    with pytest.raises(ValueError, match=r"set ease.exact_items to at most \d+"):
-        check_memory(10_000_000)
+    (pairs, taken), config = pairs_of(), EaseWeightsConfig(l2=(5.0,), exact_items=3)
+    exact = most_frequent(pairs, 3)
+    found = dense(ease_model(pairs, exact, shared_users(pairs, exact), config).table)
+    for source, target in permutations(range(1, EASE_NUM_ROWS), 2):
+        # EASE among a few items: minus the inverse by its diagonal.
+        among = sorted({*exact.tolist(), source, target})
+        inverse = np.linalg.inv(taken[:, among].T @ taken[:, among] + 5.0 * np.eye(len(among)))
+        own, other = among.index(source), among.index(target)
+        wanted = -inverse[own, other] / inverse[other, other]
+        assert found[source, target] == pytest.approx(wanted, abs=1e-5)
 
 
 @pytest.mark.parametrize("block", [1, 3, 7, 64])
@@ -221,12 +194,6 @@ def test_inverse_is_that_of_the_lower_triangle(block: int) -> None:
     given = matrix.tril()
     assert invert_in_place(given, block) is given
     torch.testing.assert_close(given, wanted)
-
-
-@pytest.mark.parametrize("value", [-1.0, float("nan")])
-def test_what_is_not_positive_definite_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match="not positive definite"):
-        invert_in_place(torch.diag(torch.tensor([1.0, 1.0, value])), 2)
 
 
 KNN_NUM_ROWS = 7
@@ -242,24 +209,20 @@ def test_a_weight_is_bm25_times_the_cosine_with_decayed_events() -> None:
     days = rng.integers(0, 30, len(rows))
     items = UserItems.of(rows, offsets[:-1], offsets[1:], days * DAY, KNN_NUM_ROWS, 99)
     config = ItemKnnConfig(length_weight=(0.7,), half_life_days=(10.0,))
-    model = item_knn_model(items, config)
+    found = dense(item_knn_model(items, config).table)
 
     taken = np.zeros((4, KNN_NUM_ROWS))
     for user, (begin, end) in enumerate(pairwise(offsets)):
         taken[user, rows[begin:end]] = 2.0 ** (-(days.max() - days[begin:end]) / 10 / 2)
-    lengths = (taken > 0).sum(1)
-    count = (taken > 0).sum(0)
+    lengths, count = (taken > 0).sum(1), (taken > 0).sum(0)
     idf = np.log((4 - count + 0.5) / (count + 0.5) + 1)
     per_user = 1 / (1 + 0.7 * lengths / lengths.mean())
     root = np.sqrt((taken**2).sum(0))
-    found, offsets_ = model.table, model.table.offsets
-    for source in range(1, KNN_NUM_ROWS):
-        own = slice(int(offsets_[source]), int(offsets_[source + 1]))
-        for target, weight in zip(found.rows[own].tolist(), found.weights[own], strict=True):
-            shared = (taken[:, source] * taken[:, target] * per_user).sum()
-            wanted = idf[source] * shared / root[source] / root[target]
-            assert float(weight) == pytest.approx(wanted, rel=1e-5)
-            assert source != target != 0
+    for source, target in np.argwhere(found):
+        shared = (taken[:, source] * taken[:, target] * per_user).sum()
+        wanted = idf[source] * shared / root[source] / root[target]
+        assert found[source, target] == pytest.approx(wanted, rel=1e-5)
+        assert source != target != 0
 
 
 def test_a_large_catalogue_has_the_weights_of_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,19 +256,12 @@ def model_of(baskets: list[list[list[int]]], **settings: float) -> np.ndarray:
     ends = np.cumsum(lengths)
     config = NextBasketConfig(**{"source_power": 0.0, "target_power": 0.0, **settings})  # type: ignore[arg-type]
     cut = Baskets.of(np.array(rows), np.array(times), ends - lengths, ends)
-    table = next_basket_model(cut, NUM_ROWS, config).table
-    found = np.zeros((NUM_ROWS, NUM_ROWS))
-    source = np.repeat(np.arange(NUM_ROWS), table.offsets.diff().numpy())
-    found[source, table.rows.numpy()] = table.weights.numpy()
-    return found
+    return dense(next_basket_model(cut, NUM_ROWS, config).table)
 
 
 def test_items_of_a_basket_lead_to_those_behind_it_and_to_themselves() -> None:
     found = model_of([[[1, 2], [3, 1], [4]], [[5], [4]]], window=2)
     wanted = np.zeros((NUM_ROWS, NUM_ROWS))
-    wanted[1, 3] = wanted[1, 1] = wanted[2, 3] = wanted[2, 1] = 1
-    wanted[1, 4] = 1 + 0.5
-    wanted[3, 4] = 1
-    wanted[2, 4] = 0.5
-    wanted[5, 4] = 1
+    wanted[[1, 1, 2, 2, 3, 5], [3, 1, 3, 1, 4, 4]] = 1
+    wanted[[1, 2], 4] = 1 + 0.5, 0.5
     np.testing.assert_allclose(found, wanted)

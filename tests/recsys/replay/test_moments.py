@@ -1,9 +1,9 @@
 """Steps and queries of a replay."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,20 +18,14 @@ from recsys.replay.steps import (
     Timeline,
     cut_steps,
 )
+from tests.recsys.testing.refusals import assert_refused
 
 DAY = SECONDS_PER_DAY
 
 
 def test_shares_of_the_events_follow_each_other_behind_a_warm_up():
     steps = cut_steps(np.arange(100), ReplayConfig(num_steps=5, first_share=0.5))
-    assert [(step.begin, step.end) for step in steps] == [
-        (40, 50),
-        (50, 60),
-        (60, 70),
-        (70, 80),
-        (80, 90),
-        (90, 100),
-    ]
+    assert [(step.begin, step.end) for step in steps] == list(pairwise(range(40, 101, 10)))
     assert [step.number for step in steps] == [0, 1, 2, 3, 4, 5]
 
 
@@ -42,32 +36,29 @@ def test_days_begin_at_midnight_and_days_without_events_are_no_steps():
     assert all(step.end - step.begin == DAY and step.begin % DAY == 0 for step in steps)
 
 
-@pytest.mark.parametrize(
-    ("times", "reason"),
-    [
-        (None, "no event_time"),
-        (np.empty(0, np.int64), "there is no event"),
-        (np.full(9, 77), "all 9 events are of one time"),
-        (np.array([0, 0, 5]), "which leaves no step to judge"),
-    ],
-)
-def test_a_log_without_a_past_is_refused_and_leave_one_out_offered(times, reason):
-    with pytest.raises(ValueError, match=f"{reason}.*leave_one_out"):
-        cut_steps(times, ReplayConfig(num_steps=2))
+def test_a_log_without_a_past_is_refused_and_leave_one_out_offered():
+    def cutting(times):
+        return lambda: cut_steps(times, ReplayConfig(num_steps=2))
+
+    assert_refused(
+        {
+            "no event_time.*leave_one_out": cutting(None),
+            "there is no event.*leave_one_out": cutting(np.empty(0, np.int64)),
+            "all 9 events are of one time.*leave_one_out": cutting(np.full(9, 77)),
+            "which leaves no step to judge.*leave_one_out": cutting(np.array([0, 0, 5])),
+        }
+    )
 
 
-@pytest.mark.parametrize(
-    ("config", "steps"),
-    [
+def test_an_increment_goes_on_from_the_last_step_or_the_last_full_training():
+    for config, steps in (
         (ReplayConfig(), [None, 1, 2, 3, 4, 5, 6, 7]),
         (ReplayConfig(full_every=3), [None, 1, 2, None, 4, 5, None, 7]),
         (ReplayConfig(full_every=3, continue_from="full"), [None, 1, 1, None, 4, 4, None, 7]),
         (ReplayConfig(continue_from="full"), [None, 1, 1, 1, 1, 1, 1, 1]),
         (ReplayConfig(full_every=1), [None] * 8),
-    ],
-)
-def test_an_increment_goes_on_from_the_last_step_or_the_last_full_training(config, steps):
-    assert [config.continued_step(number) for number in range(1, 9)] == steps
+    ):
+        assert [config.continued_step(number) for number in range(1, 9)] == steps
 
 
 NUM_ITEM_ROWS = 6

@@ -16,27 +16,28 @@ from recsys.reranking.exploration import (
     plackett_luce_policy,
     thompson_policy,
 )
+from tests.recsys.testing.refusals import assert_refused
 
 
 def epsilon_greedy(scores, k, epsilon, random, caps=None):
     return draw_slate(len(scores), k, epsilon_policy(epsilon), random, caps)
 
 
-def plackett_luce(scores, k, temperature, random, caps=None):
-    return draw_slate(len(scores), k, plackett_luce_policy(scores, temperature), random, caps)
+def plackett_luce(k, random, caps=None, temperature=0.5):
+    return draw_slate(4, k, plackett_luce_policy(SCORES, temperature), random, caps)
 
 
-def thompson(scores, deviations, k, random, caps=None):
-    policy = thompson_policy(scores, deviations, k if caps is None else len(scores))
-    return draw_slate(len(scores), k, policy, random, caps)
+def thompson(random, caps=None):
+    policy = thompson_policy(SCORES, DEVIATIONS, 2 if caps is None else 4)
+    return draw_slate(4, 2, policy, random, caps)
 
 
 SCORES = np.array([2.0, 1.6, 0.9, 0.2])
 DEVIATIONS = np.array([0.1, 0.5, 0.3, 0.9])
 POLICIES = {
     "epsilon": lambda random, caps=None: epsilon_greedy(SCORES, 2, 0.4, random, caps),
-    "plackett_luce": lambda random, caps=None: plackett_luce(SCORES, 2, 0.5, random, caps),
-    "thompson": lambda random, caps=None: thompson(SCORES, DEVIATIONS, 2, random, caps),
+    "plackett_luce": lambda random, caps=None: plackett_luce(2, random, caps),
+    "thompson": thompson,
 }
 
 
@@ -60,17 +61,15 @@ def drawn_by_normals(random, number):
     return np.stack([first, again.argmax(1)], 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "drawn"),
-    [
-        ("epsilon", drawn_by_epsilon),
-        ("plackett_luce", drawn_by_gumbel),
-        ("thompson", drawn_by_normals),
-    ],
-)
-def test_propensities_are_the_shares_of_a_million_draws_made_without_them(name, drawn):
+DRAWN = {
+    "epsilon": drawn_by_epsilon, "plackett_luce": drawn_by_gumbel, "thompson": drawn_by_normals
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_propensities_are_the_shares_of_a_million_draws_made_without_them(name):
     number, chances = 1_000_000, {}
-    shown = drawn(np.random.default_rng(2), number) @ [4, 1]
+    shown = DRAWN[name](np.random.default_rng(2), number) @ [4, 1]
     counts = np.bincount(shown, minlength=16) / number
     for seed in range(600):
         slate = POLICIES[name](np.random.default_rng(seed))
@@ -80,9 +79,6 @@ def test_propensities_are_the_shares_of_a_million_draws_made_without_them(name, 
         # One in a hundred, and for rare slates what a million draws can tell.
         spread = math.sqrt(chance * (1 - chance) / number)
         assert abs(counts[slate] - chance) < max(0.01 * chance, 5 * spread)
-
-
-deviations = st.floats(-6, 1).map(lambda power: 10**power)
 
 
 owned = st.lists(
@@ -128,12 +124,10 @@ def test_known_probabilities():
     chances = best_chances(np.array([1.0, 0.0]), np.array([0.5, 1.0]))
     np.testing.assert_allclose(chances[0], 0.8144533152386513, atol=1e-9)
     weights = np.exp((np.array([1, 7 / 9, 7 / 18, 0]) - 1) / 0.5)
-    shares = {
-        int(slate.places[0]): slate.propensities[0]
-        for slate in (plackett_luce(SCORES, 1, 0.5, np.random.default_rng(s)) for s in range(60))
-    }
-    for place, share in shares.items():
-        assert share == pytest.approx(weights[place] / weights.sum(), rel=1e-12)
+    for seed in range(60):
+        slate = plackett_luce(1, np.random.default_rng(seed))
+        share = weights[slate.places[0]] / weights.sum()
+        assert slate.propensities[0] == pytest.approx(share, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -150,9 +144,10 @@ def test_a_seed_gives_its_slate_again_and_caps_hold(name):
 
 def test_what_is_out_of_range_is_refused():
     random = np.random.default_rng(0)
-    with pytest.raises(ValueError, match=r"epsilon must be in \[0, 1\], got 2"):
-        epsilon_greedy(SCORES, 2, 2, random)
-    with pytest.raises(ValueError, match="temperature must be > 0, got 0"):
-        plackett_luce(SCORES, 2, 0, random)
-    with pytest.raises(ValueError, match="standard deviation above 0"):
-        thompson(SCORES, np.zeros(4), 2, random)
+    assert_refused(
+        {
+            r"epsilon must be in \[0, 1\], got 2": lambda: epsilon_greedy(SCORES, 2, 2, random),
+            "temperature must be > 0, got 0": lambda: plackett_luce(2, random, temperature=0),
+            "standard deviation above 0": lambda: thompson_policy(SCORES, np.zeros(4), 2),
+        }
+    )

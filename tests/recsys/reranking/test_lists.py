@@ -25,45 +25,34 @@ def world(seed, number=8, width=4):
     return np.sort(random.normal(size=number))[::-1], vectors
 
 
-def slow_mmr(scores, vectors, k, strength):
-    relevance, chosen = scale_relevance(scores), []
-    while len(chosen) < min(k, len(scores)):
-        values = [
-            -np.inf
-            if place in chosen
-            else (1 - strength) * relevance[place]
-            - strength * max((vectors[place] @ vectors[other] for other in chosen), default=0)
-            for place in range(len(scores))
-        ]
-        chosen.append(int(np.argmax(values)))
-    return chosen
-
-
-def slow_dpp(scores, vectors, k, strength):
-    """Each step by the determinant itself."""
-    quality = np.exp((1 - strength) / strength * scale_relevance(scores))
-    kernel = quality[:, None] * (vectors @ vectors.T) * quality
+def greedily(number, k, value):
+    """Choose the place of the greatest value(place, chosen) each time."""
     chosen = []
-    while len(chosen) < min(k, len(scores)):
-        values = [
-            -np.inf
-            if place in chosen
-            else np.linalg.slogdet(kernel[np.ix_([*chosen, place], [*chosen, place])])[1]
-            for place in range(len(scores))
-        ]
+    while len(chosen) < min(k, number):
+        values = [-np.inf if one in chosen else value(one, chosen) for one in range(number)]
         chosen.append(int(np.argmax(values)))
     return chosen
 
 
 @pytest.mark.parametrize("strength", [0.1, 0.5, 0.9, 1.0])
 def test_mmr_is_its_definition_and_dpp_greedy_by_determinants(strength):
+    def marginal(place, chosen):
+        nearest = max((vectors[place] @ vectors[other] for other in chosen), default=0)
+        return (1 - strength) * relevance[place] - strength * nearest
+
+    def determinant(place, chosen):
+        own = [*chosen, place]
+        return np.linalg.slogdet(kernel[np.ix_(own, own)])[1]
+
     for seed in range(20):
         scores, vectors = world(seed)
-        assert mmr(scores, vectors, 5, strength).tolist() == slow_mmr(scores, vectors, 5, strength)
+        relevance = scale_relevance(scores)
+        assert mmr(scores, vectors, 5, strength).tolist() == greedily(8, 5, marginal)
         # At most as many items as the vectors have directions: beyond that determinants are 0.
         if strength < 1:
-            found = dpp(scores, vectors, 4, strength).tolist()
-            assert found == slow_dpp(scores, vectors, 4, strength)
+            quality = np.exp((1 - strength) / strength * relevance)
+            kernel = quality[:, None] * (vectors @ vectors.T) * quality
+            assert dpp(scores, vectors, 4, strength).tolist() == greedily(8, 4, determinant)
 
 
 @pytest.mark.parametrize("choose", [mmr, dpp])
@@ -115,32 +104,22 @@ def test_no_group_has_more_than_its_cap_and_no_item_is_left_out_in_vain(own, fir
             assert any(earlier[group] >= limits[group[0]] for group in own[place])
 
 
-def slow(scores, classes, target, k, strength):
-    relevance, chosen = scale_relevance(scores), []
-    there = [c for c, share in enumerate(target) if share > 0]
-    while len(chosen) < min(k, len(scores)):
-        values = []
-        for place in range(len(scores)):
-            mix = np.mean([classes[one] for one in [*chosen, place]], axis=0)
-            divergence = sum(
-                target[c] * np.log(target[c] / ((1 - SMOOTHING) * mix[c] + SMOOTHING * target[c]))
-                for c in there
-            )
-            value = (1 - strength) * relevance[place] - strength * divergence
-            values.append(-np.inf if place in chosen else value)
-        chosen.append(int(np.argmax(values)))
-    return chosen
-
-
-@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("strength", [0.2, 0.6, 1.0])
-def test_calibration_is_its_definition(seed, strength):
-    random = np.random.default_rng(seed)
-    classes = random.dirichlet(np.ones(3), 9)
-    target = np.array([*random.dirichlet(np.ones(2)), 0.0])
-    scores = np.sort(random.normal(size=9))[::-1]
-    found = calibrated(scores, classes, target, 6, strength).tolist()
-    assert found == slow(scores, classes, target, 6, strength)
+def test_calibration_is_its_definition(strength):
+    def value(place, chosen):
+        mix = np.mean(classes[[*chosen, place]], axis=0)[:2]
+        smoothed = (1 - SMOOTHING) * mix + SMOOTHING * target[:2]
+        divergence = (target[:2] * np.log(target[:2] / smoothed)).sum()
+        return (1 - strength) * scale_relevance(scores)[place] - strength * divergence
+
+    for seed in range(10):
+        random = np.random.default_rng(seed)
+        classes = random.dirichlet(np.ones(3), 9)
+        # No event of the history is of the third class.
+        target = np.array([*random.dirichlet(np.ones(2)), 0.0])
+        scores = np.sort(random.normal(size=9))[::-1]
+        found = calibrated(scores, classes, target, 6, strength)
+        assert found.tolist() == greedily(9, 6, value)
 
 
 def test_a_list_follows_the_mix_of_the_history():

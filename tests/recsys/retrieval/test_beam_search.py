@@ -12,6 +12,7 @@ from torch import Tensor
 from recsys.data.top_k import ItemMask, TopK
 from recsys.retrieval.beam_search import Beams, BeamSearch, CapturedSearch, Decoded
 from recsys.semantic_ids.trie import Trie
+from tests.recsys.testing.refusals import assert_refused
 
 pytestmark = pytest.mark.numerics
 
@@ -122,12 +123,7 @@ def trie_of(ids: Ids, sizes: tuple[int, ...], version: str | None = None) -> Tri
 
 
 def search_table(case: Case, beam_width: int) -> TopK:
-    found = BeamSearch(
-        decode_table,
-        case.trie,
-        beam_width=beam_width,
-        semantic_ids_version=None,
-    )
+    found = BeamSearch(decode_table, case.trie, beam_width=beam_width, semantic_ids_version=None)
     return found.search(case.tables, case.k, case.masks)
 
 
@@ -144,34 +140,31 @@ def test_any_beam_keeps_what_a_search_with_lists_keeps(case: Case, beam_width: i
         assert found.scores[request].tolist() == scores + [-torch.inf] * holes
 
 
-def test_another_version_of_the_semantic_ids_is_refused_with_both_named() -> None:
-    trie = trie_of({1: (0, 0)}, (2, 2), version="ids-of-monday")
-    with pytest.raises(ValueError, match=r"generates semantic IDs ids-of-sunday.*ids-of-monday"):
-        BeamSearch(decode_table, trie, beam_width=5, semantic_ids_version="ids-of-sunday")
-    BeamSearch(decode_table, trie, beam_width=5, semantic_ids_version="ids-of-monday")
-
-
 def test_what_does_not_fit_is_refused() -> None:
     sizes = (2, 3)
-    trie = trie_of({1: (0, 0), 5: (1, 2)}, sizes)
-    with pytest.raises(ValueError, match="beam_width must be >= 1, got 0"):
-        BeamSearch(decode_table, trie, beam_width=0, semantic_ids_version=None)
-    search = BeamSearch(decode_table, trie, beam_width=2, semantic_ids_version=None)
-    tables = draw_tables(sizes, 2, 0, False)
-    with pytest.raises(ValueError, match="the trie is on cpu"):
-        CapturedSearch(search, tables.logits, 3)
-    with pytest.raises(ValueError, match="k, the list length, must be >= 1, got 0"):
-        search.search(tables, 0)
-    with pytest.raises(ValueError, match="1 item masks for 2 requests"):
-        search.search(tables, 3, [ItemMask.all(NUM_ROWS)])
-    with pytest.raises(ValueError, match="0 item masks for 2 requests"):
-        search.search(tables, 3, [])
-    with pytest.raises(ValueError, match="the item mask has 9 item rows, the trie 44"):
-        search.search(tables, 3, [ItemMask.all(9)] * 2)
-    with pytest.raises(
-        ValueError, match=r"logits of level 1 are \(2, 2, 4\), expected \(2, 2, 3\)"
-    ):
-        search.search(draw_tables((2, 4), 2, 0, False), 3)
+    trie = trie_of({1: (0, 0), 5: (1, 2)}, sizes, version="ids-of-monday")
+
+    def searching(beam_width: int = 2, version: str = "ids-of-monday") -> BeamSearch:
+        return BeamSearch(decode_table, trie, beam_width=beam_width, semantic_ids_version=version)
+
+    search, tables, all_rows = searching(), draw_tables(sizes, 2, 0, False), ItemMask.all(NUM_ROWS)
+    wide = draw_tables((2, 4), 2, 0, False)
+    assert_refused(
+        {
+            "generates semantic IDs ids-of-sunday.*ids-of-monday": lambda: searching(
+                version="ids-of-sunday"
+            ),
+            "beam_width must be >= 1, got 0": lambda: searching(0),
+            "the trie is on cpu": lambda: CapturedSearch(search, tables.logits, 3),
+            "k, the list length, must be >= 1, got 0": lambda: search.search(tables, 0),
+            "1 item masks for 2 requests": lambda: search.search(tables, 3, [all_rows]),
+            "0 item masks for 2 requests": lambda: search.search(tables, 3, []),
+            "the item mask has 9 item rows, the trie 44": lambda: search.search(
+                tables, 3, [ItemMask.all(9)] * 2
+            ),
+            r"level 1 are \(2, 2, 4\), expected \(2, 2, 3\)": lambda: search.search(wide, 3),
+        }
+    )
 
 
 @pytest.mark.parametrize("level", [0, 1])

@@ -33,8 +33,7 @@ NUM_ROWS, DIM = 400, 8
 
 
 def vectors() -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    found = normalize(torch.randn(NUM_ROWS, DIM, generator=generator))
+    found = normalize(torch.randn(NUM_ROWS, DIM, generator=torch.Generator().manual_seed(0)))
     found[[0, 17]] = 0
     return found
 
@@ -63,23 +62,17 @@ def score(queries: JaggedBatch) -> torch.Tensor:
 
 def weights() -> ItemWeights:
     rng = np.random.default_rng(3)
-    lengths = rng.integers(0, 30, NUM_ROWS)
-    lengths[0] = 0
-    total = int(lengths.sum())
-    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
-    rows = torch.from_numpy(rng.integers(1, NUM_ROWS, total).astype(np.int32))
-    amounts = torch.from_numpy(rng.integers(1, 5, total).astype(np.float32))
-    return ItemWeights(WeightTable(offsets, rows, amounts), HistoryWeights(max_events=20))
-
-
-def popularity() -> Popularity:
-    counts = torch.from_numpy(np.random.default_rng(5).integers(0, 9, NUM_ROWS)).float()
-    return Popularity(PopularityConfig(), counts)
+    offsets = np.cumsum([0, 0, *rng.integers(0, 30, NUM_ROWS - 1)])
+    rows = torch.from_numpy(rng.integers(1, NUM_ROWS, offsets[-1]).astype(np.int32))
+    amounts = torch.from_numpy(rng.integers(1, 5, offsets[-1]).astype(np.float32))
+    table = WeightTable(torch.from_numpy(offsets), rows, amounts)
+    return ItemWeights(table, HistoryWeights(max_events=20))
 
 
 def pairs() -> dict[str, tuple[Source, Source]]:
     """Each source that scores every item beside the one that makes lists."""
-    table, popular = weights(), popularity()
+    counts = torch.from_numpy(np.random.default_rng(5).integers(0, 9, NUM_ROWS)).float()
+    table, popular = weights(), Popularity(PopularityConfig(), counts)
     return {
         "index": (ScoredSource(score), IndexedSource(mean_vectors, lambda: ExactIndex(ITEMS))),
         "weights": (ScoredSource(table.score), WeightsSource(table)),
@@ -93,6 +86,27 @@ def pairs() -> dict[str, tuple[Source, Source]]:
 def check_alike(found: TopK, truth: TopK) -> None:
     largest = 1 + float(truth.scores.masked_fill(truth.item_rows == NO_ROW, 0).abs().max())
     assert_same_lists(found, truth, rounding(40, size=largest))
+
+
+def sources_of_one() -> dict[str, Source]:
+    """Every source, and each of those with a form of its own for one query once more with it."""
+    forms: dict[str, Source] = {
+        "index by its own form": IndexedSource(
+            mean_vectors,
+            lambda: ExactIndex(ITEMS),
+            encode_one=lambda query: ITEMS[query.history_tensor].sum(0),
+        ),
+        "scores by their own form": ScoredSource(
+            score, score_one=lambda query: score(query.features)[0]
+        ),
+        "on a device": DeviceSource(ScoredSource(score), torch.device("cpu")),
+    }
+    for name, (scored, listed) in pairs().items():
+        forms |= {name: listed, f"scored {name}": scored}
+    return forms
+
+
+SOURCES = sources_of_one()
 
 
 @pytest.mark.parametrize("name", ["index", "weights", "popular"])
@@ -113,28 +127,6 @@ def test_lists_are_those_of_every_items_score(
         if name == "popular":
             # Counts are exact, so equal ones are in the order of rows.
             assert torch.equal(found.lists.item_rows, truth.lists.item_rows)
-
-
-def sources_of_one() -> dict[str, Source]:
-    """Every source, and each of those with a form of its own for one query once more with it."""
-    listed = {name: one for name, (_, one) in pairs().items()}
-    scored = {f"scored {name}": one for name, (one, _) in pairs().items()}
-    return {
-        **listed,
-        **scored,
-        "index by its own form": IndexedSource(
-            mean_vectors,
-            lambda: ExactIndex(ITEMS),
-            encode_one=lambda query: ITEMS[query.history_tensor].sum(0),
-        ),
-        "scores by their own form": ScoredSource(
-            score, score_one=lambda query: score(query.features)[0]
-        ),
-        "on a device": DeviceSource(ScoredSource(score), torch.device("cpu")),
-    }
-
-
-SOURCES = sources_of_one()
 
 
 @settings(max_examples=30, deadline=None)
@@ -168,11 +160,11 @@ def test_a_catalogue_that_grew_is_searched_by_what_the_index_knows() -> None:
 
 
 def test_an_index_is_built_once_when_it_is_needed() -> None:
-    built: list[int] = []
+    built: list[ExactIndex] = []
 
     def build() -> ExactIndex:
-        built.append(1)
-        return ExactIndex(ITEMS)
+        built.append(ExactIndex(ITEMS))
+        return built[-1]
 
     source = IndexedSource(mean_vectors, build, item_vectors=lambda: ITEMS)
     assert torch.equal(cast("torch.Tensor", source.item_vectors()), ITEMS)
@@ -181,7 +173,7 @@ def test_an_index_is_built_once_when_it_is_needed() -> None:
     allowed = allowed_items(queries["history"], 30, NUM_ROWS)
     for _ in range(2):
         source(queries, allowed, 5)
-    assert built == [1]
+    assert len(built) == 1
 
 
 def test_a_source_on_a_device_ranks_and_names_its_vectors_for_the_host() -> None:

@@ -16,6 +16,7 @@ from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.lifecycle import align, append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from recsys.semantic_ids.version_store import VersionStore
+from tests.recsys.testing.refusals import assert_refused
 
 pytestmark = pytest.mark.numerics
 
@@ -62,17 +63,19 @@ def test_append_never_moves_an_id(cuts: list[int]) -> None:
 def test_append_fills_rows_that_have_no_id_and_refuses_published_ones() -> None:
     whole, lacking = published(20), torch.tensor([4, 7])
     ids = whole.updated(lacking, torch.full((2, whole.num_levels), NO_CODE))
-    content = vectors()[[7, 4]]
-    grown = append(ids, quantizer(), content, item_rows=torch.tensor([7, 4]))
-    assert grown.num_item_rows == 21
-    assert grown.item_rows.tolist() == list(range(1, 21))
-    with pytest.raises(ValueError, match=f"item row 3 has the ID {ids.text(3)} already"):
-        append(ids, quantizer(), content, item_rows=torch.tensor([7, 3]))
-    with pytest.raises(ValueError, match="must be 2 different rows"):
-        append(ids, quantizer(), content, item_rows=torch.tensor([7, 7]))
-    other = fit(vectors(), seed=5)
-    with pytest.raises(ValueError, match=f"{ids.quantizer_digest}, this is {other.digest}"):
-        append(ids, other, content)
+    content, other = vectors()[[7, 4]], fit(vectors(), seed=5)
+
+    def to_rows(*rows: int) -> SemanticIds:
+        return append(ids, quantizer(), content, item_rows=torch.tensor(rows))
+
+    assert to_rows(7, 4).item_rows.tolist() == list(range(1, 21))
+    assert_refused(
+        {
+            f"item row 3 has the ID {ids.text(3)} already": lambda: to_rows(7, 3),
+            "must be 2 different rows": lambda: to_rows(7, 7),
+            f"{ids.quantizer_digest}, this is {other.digest}": lambda: append(ids, other, content),
+        }
+    )
 
 
 def test_align_counts_only_items_in_both_and_reports_what_it_improves() -> None:
@@ -92,27 +95,24 @@ def test_align_counts_only_items_in_both_and_reports_what_it_improves() -> None:
 
 def test_store_publishes_and_keeps_every_version(tmp_path: Path) -> None:
     store = VersionStore(tmp_path)
-    with pytest.raises(ValueError, match="no current semantic IDs"):
-        store.load()
+    assert_refused({"no current semantic IDs": store.load})
     first = published(100)
     second = append(first, quantizer(), vectors()[101:])
-    store.publish(first, quantizer())
-    store.publish(second, quantizer())
+    for ids in (first, second):
+        store.publish(ids, quantizer())
     assert store.load().version == second.version
     assert ResidualKMeans.load(store.quantizer_path()).digest == quantizer().digest
     assert store.versions() == sorted([first.version, second.version])
     assert store.load(first.version).text(7) == second.text(7)
-    with pytest.raises(ValueError, match="semantic IDs nonsense are not in"):
-        store.load("nonsense")
     assert store.history() == [first.version, second.version]
+    assert_refused({"semantic IDs nonsense are not in": lambda: store.load("nonsense")})
 
 
 def test_store_refuses_damage_and_a_kill_leaves_the_old_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = VersionStore(tmp_path)
-    first = published(100)
-    second = append(first, quantizer(), vectors()[101:])
+    store, first = VersionStore(tmp_path), published(100)
+    second, other = append(first, quantizer(), vectors()[101:]), fit(vectors(), seed=5)
     store.publish(first, quantizer())
     with monkeypatch.context() as patch:
         patch.setattr(ResidualKMeans, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -121,14 +121,16 @@ def test_store_refuses_damage_and_a_kill_leaves_the_old_version(
     assert store.load().version == first.version
     assert store.versions() == [first.version]
     store.publish(second, quantizer())
-    with pytest.raises(ValueError, match="publish IDs together"):
-        store.publish(first, fit(vectors(), seed=5))
     place = store.path_of(first.version)
     for path in store.path_of(second.version).glob("semantic_ids.*"):
         (place / path.name).write_bytes(path.read_bytes())
-    with pytest.raises(ValueError, match=f"{second.version}, expected {first.version}"):
-        store.load(first.version)
+    damaged = f"{second.version}, expected {first.version}"
+    assert_refused(
+        {
+            "publish IDs together": lambda: store.publish(first, other),
+            damaged: lambda: store.load(first.version),
+        }
+    )
     assert store.load().version == second.version
     (tmp_path / "current").write_text("[")
-    with pytest.raises(ValueError, match="damaged"):
-        store.load()
+    assert_refused({"damaged": store.load})

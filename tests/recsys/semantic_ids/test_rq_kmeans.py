@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,26 +10,25 @@ from recsys.semantic_ids.behaviour import behaviour_ids
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.lifecycle import align, append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
+from tests.recsys.testing.refusals import assert_refused
 
 pytestmark = pytest.mark.numerics
 
 SMALL = ResidualKMeansConfig(level_sizes=(8, 8), kmeans=KMeansConfig(num_steps=10))
 
 
-def two_level_world(repeats: int = 20, seed: int = 0) -> Tensor:
+def two_level_world() -> Tensor:
     """Return rows that are exactly one of 4 far centres plus one of 3 near offsets."""
-    generator = torch.Generator().manual_seed(seed)
-    coarse = 100 * torch.eye(8)[:4]
-    fine = torch.eye(8)[4:7]
-    rows = (coarse[:, None] + fine[None]).reshape(12, 8).repeat(repeats, 1)
-    return rows[torch.randperm(len(rows), generator=generator)]
+    coarse, fine = 100 * torch.eye(8)[:4], torch.eye(8)[4:7]
+    rows = (coarse[:, None] + fine[None]).reshape(12, 8).repeat(20, 1)
+    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
 
 
-def clustered(num_rows: int = 2000, dim: int = 16, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(40, dim, generator=generator)
+def clustered(num_rows: int = 2000) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(40, 16, generator=generator)
     chosen = torch.randint(40, (num_rows,), generator=generator)
-    return centres[chosen] + 0.3 * torch.randn(num_rows, dim, generator=generator)
+    return centres[chosen] + 0.3 * torch.randn(num_rows, 16, generator=generator)
 
 
 def error(quantizer: ResidualKMeans, vectors: Tensor) -> float:
@@ -74,30 +75,27 @@ def test_balanced_codes_are_used_more_evenly() -> None:
 
 
 def test_the_same_seed_gives_the_same_quantizer_in_batches_too() -> None:
-    vectors = clustered()
     config = ResidualKMeansConfig(level_sizes=(16, 16), kmeans=KMeansConfig(batch_rows=300))
-    digests = [ResidualKMeans.fit(vectors, config).digest for _ in range(2)]
-    other = ResidualKMeansConfig(level_sizes=(16, 16), kmeans=KMeansConfig(batch_rows=300), seed=1)
-    assert digests[0] == digests[1] != ResidualKMeans.fit(vectors, other).digest
+    first, again, other = (
+        ResidualKMeans.fit(clustered(), replace(config, seed=seed)).digest for seed in (0, 0, 1)
+    )
+    assert first == again != other
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_vector_that_is_not_finite_is_named(value: float) -> None:
+def test_vectors_that_do_not_fit_are_refused() -> None:
     vectors = clustered(300)
-    quantizer = ResidualKMeans.fit(vectors, SMALL)
-    vectors[17, 3] = value
-    with pytest.raises(ValueError, match="vector 17 is not finite"):
-        quantizer.encode(vectors)
-    with pytest.raises(ValueError, match="vector 17 is not finite"):
-        ResidualKMeans.fit(vectors, SMALL)
-
-
-def test_too_few_vectors_and_another_width_are_refused() -> None:
-    vectors = clustered(300)
-    with pytest.raises(ValueError, match="7 vectors are fewer than the 8 codes"):
-        ResidualKMeans.fit(vectors[:7], SMALL)
-    with pytest.raises(ValueError, match="8 wide, the quantiser was fitted on 16"):
-        ResidualKMeans.fit(vectors, SMALL).encode(vectors[:, :8])
+    quantizer, spoilt = ResidualKMeans.fit(vectors, SMALL), vectors.clone()
+    assert_refused(
+        {
+            "7 vectors are fewer than the 8 codes": lambda: ResidualKMeans.fit(vectors[:7], SMALL),
+            "8 wide, the quantiser was fitted on 16": lambda: quantizer.encode(vectors[:, :8]),
+        }
+    )
+    for value in (torch.nan, torch.inf):
+        spoilt[17, 3] = value
+        for call in (quantizer.encode, lambda rows: ResidualKMeans.fit(rows, SMALL)):
+            with pytest.raises(ValueError, match="vector 17 is not finite"):
+                call(spoilt)
 
 
 NUM_GROUPS, OF_EACH = 4, 10
@@ -147,11 +145,9 @@ def test_a_refit_starts_from_published_codes_whatever_axes_behaviour_has(balance
     kmeans = KMeansConfig(balanced=balanced)
     config = ResidualKMeansConfig(level_sizes=(16, 16, 16), kmeans=kmeans)
     published = behaviour_ids(behaviour, content, config).ids
-    again = ResidualKMeansConfig(level_sizes=(16, 16, 16), kmeans=kmeans, seed=9)
-    warm = behaviour_ids(later, content, again, start=published)
-    cold = behaviour_ids(later, content, again)
-    kept = {
-        name: align(made.ids, made.quantizer, published).kept.full
-        for name, made in (("warm", warm), ("cold", cold))
-    }
-    assert kept["warm"] > 0.6 > 0.3 > kept["cold"]
+    warm, cold = (
+        behaviour_ids(later, content, replace(config, seed=9), start=start)
+        for start in (published, None)
+    )
+    kept = [align(made.ids, made.quantizer, published).kept.full for made in (warm, cold)]
+    assert kept[0] > 0.6 > 0.3 > kept[1]

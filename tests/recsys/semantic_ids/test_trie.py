@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from recsys.data.top_k import ItemMask
 from recsys.semantic_ids import trie_tables
 from recsys.semantic_ids.trie import DEAD, Trie
+from tests.recsys.testing.refusals import assert_refused
 
 Catalogue = tuple[tuple[int, ...], list[tuple[int, ...]], list[int]]
 
@@ -71,19 +74,19 @@ def test_masks_and_steps_agree_with_a_look_at_every_item(
     check_against_all_items(trie, dict(zip(rows, ids, strict=True)), random)
 
 
-@pytest.mark.parametrize(
-    ("codes", "rows", "message"),
-    [
-        ([[0, 1], [0, 1]], [1, 2], "item rows 1 and 2 share one semantic ID"),
-        ([[0, 4], [1, 1]], [1, 2], r"item row 1 has codes \[0, 4\]"),
-        ([[0, -1], [1, 1]], [1, 2], r"item row 1 has codes \[0, -1\]"),
-        ([[0, 1, 1]], [1], "a column for each of the levels"),
-        ([[0, 1], [1, 1]], [3, 3], "item row 3 has 2 semantic IDs"),
-        ([[0, 1]], [0], "row 0 is the padding"),
-        ([[0, 1]], [1, 2], "one row for each of 1 codes"),
-        ([[0.5, 1]], [1], "whole numbers"),
-    ],
-)
-def test_bad_codes_are_refused(codes: list, rows: list[int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Trie.build(torch.tensor(codes), (4, 4), item_rows=torch.tensor(rows))
+def test_bad_codes_are_refused() -> None:
+    def built(codes: list, *rows: int) -> Callable[[], object]:
+        return lambda: Trie.build(torch.tensor(codes), (4, 4), item_rows=torch.tensor(rows))
+
+    assert_refused(
+        {
+            "item rows 1 and 2 share one semantic ID": built([[0, 1], [0, 1]], 1, 2),
+            r"item row 1 has codes \[0, 4\]": built([[0, 4], [1, 1]], 1, 2),
+            r"item row 1 has codes \[0, -1\]": built([[0, -1], [1, 1]], 1, 2),
+            "a column for each of the levels": built([[0, 1, 1]], 1),
+            "item row 3 has 2 semantic IDs": built([[0, 1], [1, 1]], 3, 3),
+            "row 0 is the padding": built([[0, 1]], 0),
+            "one row for each of 1 codes": built([[0, 1]], 1, 2),
+            "whole numbers": built([[0.5, 1]], 1),
+        }
+    )

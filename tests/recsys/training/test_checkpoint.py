@@ -1,5 +1,4 @@
 import errno
-import json
 import os
 import random
 import re
@@ -43,18 +42,9 @@ def test_checkpoint_comes_back_bit_for_bit(tmp_path):
 def test_last_two_are_kept(tmp_path):
     for step in (5, 10, 900, 1000):
         save_checkpoint(tmp_path, checkpoint_of(step))
-    assert [path.name for path in checkpoint_paths(tmp_path)] == [
-        "step-000000900",
-        "step-000001000",
-    ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000900", "step-000001000"]
-
-
-def same_json(first, second):
-    try:
-        return json.loads(first) == json.loads(second)
-    except ValueError:
-        return False
+    kept = ["step-000000900", "step-000001000"]
+    assert [path.name for path in checkpoint_paths(tmp_path)] == kept
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
 def test_every_cut_and_flip_is_refused_and_the_one_before_loads(tmp_path, caplog):
@@ -63,17 +53,15 @@ def test_every_cut_and_flip_is_refused_and_the_one_before_loads(tmp_path, caplog
     draw = random.Random(0)
     for file in sorted(newest.iterdir()):
         whole = file.read_bytes()
-        cuts = [whole[: draw.randrange(len(whole))] for _ in range(8)]
-        flips = []
+        damages = [b"", *(whole[: draw.randrange(len(whole))] for _ in range(8))]
         for _ in range(16):
             flipped = bytearray(whole)
             flipped[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
-            flips.append(bytes(flipped))
-        for damaged in [b"", *cuts, *flips]:
+            # White space in JSON carries nothing: a manifest may lose some and be the same.
+            if bytes(flipped).split() != whole.split():
+                damages.append(bytes(flipped))
+        for damaged in damages:
             file.write_bytes(damaged)
-            # White space in JSON carries nothing, so a manifest may lose some and be the same.
-            if same_json(damaged, whole):
-                continue
             with pytest.raises(CheckpointError, match=re.escape(str(newest))):
                 load_checkpoint(newest)
             assert load_latest(tmp_path).step == 1

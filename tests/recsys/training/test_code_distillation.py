@@ -6,7 +6,7 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.generative.config import GenerativeConfig, TeachingConfig
-from recsys.models.generative.loss import Positions, TaughtCodes
+from recsys.models.generative.loss import Positions
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
@@ -54,14 +54,6 @@ def sequence_model(max_length: int = 8) -> SequenceModel:
     return model
 
 
-def taught(config: TeachingConfig) -> tuple[JaggedBatch, Positions, TaughtCodes, Tensor]:
-    model = sequence_model()
-    batch = JaggedBatch({"history": Jagged.from_lists(LISTS)})
-    positions = Positions.of(batch["history"], SMALL)
-    teacher = CodeTeacher(model, draw_codes(), SIZES, config)
-    return batch, positions, teacher(batch, positions), scores_after_events(model, batch)
-
-
 def mixed(config: TeachingConfig, positions: Positions, scores: Tensor) -> Tensor:
     """Mix labels and teacher one position at a time, [P, N]."""
     has_id = draw_codes()[:, 0] >= 0
@@ -77,17 +69,13 @@ def mixed(config: TeachingConfig, positions: Positions, scores: Tensor) -> Tenso
     return target
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        TeachingConfig(share=1.0),
-        TeachingConfig(share=0.4),
-        TeachingConfig(share=1e-9),
-    ],
-)
-def test_targets_are_those_of_adding_up_item_by_item(config: TeachingConfig) -> None:
-    _, positions, found, scores = taught(config)
-    target, codes = mixed(config, positions, scores), draw_codes()
+@pytest.mark.parametrize("share", [1.0, 0.4, 1e-9])
+def test_targets_are_those_of_adding_up_item_by_item(share: float) -> None:
+    config, model = TeachingConfig(share=share), sequence_model()
+    batch = JaggedBatch({"history": Jagged.from_lists(LISTS)})
+    positions, codes = Positions.of(batch["history"], SMALL), draw_codes()
+    found = CodeTeacher(model, codes, SIZES, config)(batch, positions)
+    target = mixed(config, positions, scores_after_events(model, batch))
     for position in range(len(target)):
         forced = found.forced[position]
         for level, size in enumerate(SIZES):

@@ -35,21 +35,16 @@ def test_labels_say_taken_liked_and_unknown() -> None:
     assert labels[:, :, 1].nan_to_num(-1).tolist() == [[0, 1, 0], [0, -1, -1], [0, 0, 0]]
 
 
-@pytest.mark.parametrize(
-    ("values", "names", "why"),
-    [
+def test_a_task_of_one_class_is_left_out_and_said() -> None:
+    for values, names, *why in (
         ([NAN, NAN], (NEXT,), "no values"),
-        ([5.0, 4.0, NAN], (NEXT,), "2 of 2 .* one class"),
-        ([1.0, 3.5], (NEXT,), "0 of 2 .* one class"),
+        ([5.0, 4.0, NAN], (NEXT,), "2 of 2", "one class"),
+        ([1.0, 3.5], (NEXT,), "0 of 2", "one class"),
         ([5.0, 1.0, 2.0, 3.0], (NEXT, LIKE), "25%"),
-    ],
-)
-def test_a_task_of_one_class_is_left_out_and_said(
-    values: list[float], names: tuple[str, ...], why: str
-) -> None:
-    found, said = choose_tasks(Outcomes.of_values(torch.tensor(values)), 4.0)
-    assert found == names
-    assert torch.tensor([bool(part in said) for part in why.split(" .* ")]).all()
+    ):
+        found, said = choose_tasks(Outcomes.of_values(torch.tensor(values)), 4.0)
+        assert found == names
+        assert all(part in said for part in why)
 
 
 def test_each_type_of_event_that_has_enough_is_a_task() -> None:

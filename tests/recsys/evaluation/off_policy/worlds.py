@@ -20,6 +20,10 @@ def logged_actions(rewards, propensities, evaluated):
     )
 
 
+FATIGUE = 0.3
+"""Share of a slot's clicks that one click above it takes."""
+
+
 class World(NamedTuple):
     """Contexts in groups, each with its own taste; both policies draw slots without replacement."""
 
@@ -30,68 +34,47 @@ class World(NamedTuple):
     """Chance of a click on an item in the first slot, by group, [G, A]."""
     discounts: np.ndarray
     """Of each slot, [K]."""
-    fatigue: float
-    """Share of a slot's clicks that one click above it takes."""
-    repeats: bool
-    """Whether an item may stand in several slots: then slots are independent of each other."""
 
 
-def make_world(
-    seed, *, groups=4, items=6, slots=1, spread=1.0, rate=0.2, fatigue=0.0, repeats=False
-):
+def make_world(seed, slots):
+    """Make 4 groups of contexts and 6 items, of which 10% are clicked."""
     random = np.random.default_rng(seed)
-    shape = (groups, items)
-    rates = rate * 2 * random.random(shape)
-    logging = np.exp(spread * random.normal(size=shape))
-    evaluated = np.exp(spread * random.normal(size=shape) + 2 * rates / rates.max())
-    return World(logging, evaluated, rates, 0.8 ** np.arange(slots), fatigue, repeats)
+    rates = 0.2 * random.random((4, 6))
+    logging = np.exp(0.5 * random.normal(size=(4, 6)))
+    evaluated = np.exp(0.5 * random.normal(size=(4, 6)) + 2 * rates / rates.max())
+    return World(logging, evaluated, rates, 0.8 ** np.arange(slots))
 
 
-def shown(odds, groups, slots, random, *, repeats=False):
-    """Draw lists and the probability of each slot given those above it, [n, K] each."""
-    left = odds[groups].copy()
-    items, chances = [], []
+def shown(odds, groups, slots, random):
+    """Draw lists, [n, K]."""
+    left, rows, items = odds[groups].copy(), np.arange(len(groups)), []
     for _ in range(slots):
         ends = left.cumsum(1)
-        drawn = (random.random(len(groups)) * ends[:, -1])[:, None]
-        item = (ends <= drawn).sum(1)
-        rows = np.arange(len(groups))
-        items.append(item)
-        chances.append(left[rows, item] / ends[:, -1])
-        if not repeats:
-            left[rows, item] = 0
-    return np.stack(items, 1), np.stack(chances, 1)
+        items.append((ends <= random.random((len(groups), 1)) * ends[:, -1:]).sum(1))
+        left[rows, items[-1]] = 0
+    return np.stack(items, 1)
 
 
-def chances_of(odds, groups, items, *, repeats=False):
-    """Probability of each slot of given lists, [n, K]."""
-    left, found = odds[groups].copy(), []
-    rows = np.arange(len(groups))
-    for item in items.T:
-        found.append(left[rows, item] / left.sum(1))
-        if not repeats:
-            left[rows, item] = 0
-    return np.stack(found, 1)
-
-
-def slot_distributions(odds, groups, items, *, repeats=False):
+def slot_distributions(odds, groups, items):
     """Probability of each item in each slot, given the logged items above it, [n, K, A]."""
     left, found = odds[groups].copy(), []
-    rows = np.arange(len(groups))
     for item in items.T:
         found.append(left / left.sum(1, keepdims=True))
-        if not repeats:
-            left[rows, item] = 0
+        left[np.arange(len(groups)), item] = 0
     return np.stack(found, 1)
+
+
+def taken(values, items):
+    """Take each slot's own item, [n, K, A] to [n, K]."""
+    return np.take_along_axis(values, items[..., None], 2)[..., 0]
 
 
 def clicks(world, groups, items, random):
-    """Draw clicks from the first slot down, [n, K]."""
+    """Draw clicks from the first slot down, [n, K]; each takes a share of those below it."""
     found = np.zeros(items.shape)
     for slot in range(items.shape[1]):
         rate = world.rates[groups, items[:, slot]] * world.discounts[slot]
-        rate = rate * (1 - world.fatigue) ** found.sum(1)
-        found[:, slot] = random.random(len(groups)) < rate
+        found[:, slot] = random.random(len(groups)) < rate * (1 - FATIGUE) ** found.sum(1)
     return found
 
 
@@ -105,33 +88,27 @@ def draw_log(world, number, seed):
     """Draw a log of the logging policy."""
     random = np.random.default_rng([seed, 1])
     groups = random.integers(0, len(world.rates), number)
-    slots = len(world.discounts)
-    items, chances = shown(world.logging, groups, slots, random, repeats=world.repeats)
-    log = LoggedLists(
-        rewards=clicks(world, groups, items, random),
-        propensities=chances,
-        evaluated=chances_of(world.evaluated, groups, items, repeats=world.repeats),
-        lengths=np.full(number, slots),
-    )
+    items = shown(world.logging, groups, len(world.discounts), random)
+    chances = {
+        name: taken(slot_distributions(odds, groups, items), items)
+        for name, odds in (("propensities", world.logging), ("evaluated", world.evaluated))
+    }
+    lengths = np.full(number, items.shape[1])
+    log = LoggedLists(rewards=clicks(world, groups, items, random), lengths=lengths, **chances)
     return Drawn(log, groups, items)
 
 
-def true_value(world, number=2_000_000, seed=0):
-    """Mean clicks of a list of the evaluated policy: exact for one slot, else by many draws."""
-    if len(world.discounts) == 1:
-        shares = world.evaluated / world.evaluated.sum(1, keepdims=True)
-        return float((shares * world.rates).sum(1).mean())
-    random = np.random.default_rng([seed, 2])
+def true_value(world, number=2_000_000):
+    """Mean clicks of a list of the evaluated policy."""
+    random = np.random.default_rng([0, 2])
     groups = random.integers(0, len(world.rates), number)
-    slots = len(world.discounts)
-    items, _ = shown(world.evaluated, groups, slots, random, repeats=world.repeats)
+    items = shown(world.evaluated, groups, len(world.discounts), random)
     return float(clicks(world, groups, items, random).sum(1).mean())
 
 
-def wrong_model(world, drawn, share=0.7):
+def wrong_model(world, drawn):
     """A reward model that is wrong by a factor and by fatigue: its predictions of the logged items
     and their means over the evaluated policy, [n, K] each."""
-    rates = share * world.rates[drawn.groups][:, None] * world.discounts[None, :, None]
-    predicted = np.take_along_axis(rates, drawn.items[..., None], 2)[..., 0]
-    shares = slot_distributions(world.evaluated, drawn.groups, drawn.items, repeats=world.repeats)
-    return predicted, (shares * rates).sum(2)
+    rates = 0.7 * world.rates[drawn.groups][:, None] * world.discounts[None, :, None]
+    shares = slot_distributions(world.evaluated, drawn.groups, drawn.items)
+    return taken(rates, drawn.items), (shares * rates).sum(2)

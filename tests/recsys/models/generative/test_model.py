@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from recsys.retrieval.beam_search import BeamSearch
 from recsys.semantic_ids.trie import Trie
 from tests.recsys.models.contracts import assert_retriever_contract
 from tests.recsys.models.parity import NUM_ITEM_ROWS, catalogue, queries, trained
+from tests.recsys.testing.refusals import assert_refused
 from tests.recsys.testing.tensors import top_k_of_scores
 
 SIZES = (4, 4, 4)
@@ -56,9 +56,7 @@ def draw_codes(num_item_rows: int = NUM_ITEM_ROWS, seed: int = 0, without: int =
     return codes
 
 
-def built(
-    config: GenerativeConfig, codes: Tensor | None = None, item_counts: Tensor | None = None
-) -> GenerativeModel:
+def built(config: GenerativeConfig, codes: Tensor | None = None) -> GenerativeModel:
     codes = draw_codes() if codes is None else codes
     inputs = GenerativeInputs(
         num_item_rows=len(codes),
@@ -68,7 +66,7 @@ def built(
         num_categories=3,
         vector_dim=6,
     )
-    counts = torch.ones(len(codes), dtype=torch.int64) if item_counts is None else item_counts
+    counts = torch.ones(len(codes), dtype=torch.int64)
     vectors = torch.randn(len(codes), 6, generator=torch.Generator().manual_seed(5))
     return GenerativeModel(config, inputs, codes, catalogue(len(codes)), counts, vectors)
 
@@ -136,24 +134,20 @@ def score_all_items(model: GenerativeModel, lists: list[list[int]]) -> Tensor:
     return scores
 
 
-def fit(sequences: Sequences, seed: int, config: GenerativeConfig, steps: int) -> GenerativeModel:
-    torch.manual_seed(seed)
-    return trained(sequences, built(config), seed, steps)
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_keeps_the_contract_of_every_retriever(
     name: str, tastes: Sequences, tmp_path: Path
 ) -> None:
-    assert_retriever_contract(
-        lambda seed: fit(tastes, seed, VARIANTS[name], steps=3),
-        lambda path: GenerativeModel.load(
-            path, catalogue(), draw_codes(), semantic_ids="ids-of-monday"
-        ),
-        JaggedBatch({"history": queries(tastes)["history"]}),
-        NUM_ITEM_ROWS,
-        tmp_path,
-    )
+    def fit(seed: int) -> GenerativeModel:
+        torch.manual_seed(seed)
+        return trained(tastes, built(VARIANTS[name]), seed, steps=3)
+
+    known = JaggedBatch({"history": queries(tastes)["history"]})
+    assert_retriever_contract(fit, load_from, known, NUM_ITEM_ROWS, tmp_path)
+
+
+def load_from(path: Path, semantic_ids: str = "ids-of-monday") -> GenerativeModel:
+    return GenerativeModel.load(path, catalogue(), draw_codes(), semantic_ids=semantic_ids)
 
 
 @settings(max_examples=30, deadline=None)
@@ -235,34 +229,34 @@ def test_an_appended_item_is_generated_and_one_without_an_id_is_not(
     assert NUM_ITEM_ROWS + 1 not in found.item_rows[0]
 
 
-def test_semantic_ids_of_another_version_are_refused_with_both_named(tmp_path: Path) -> None:
-    drawn(SMALL).save(tmp_path)
-    with pytest.raises(ValueError, match=r"speaks semantic IDs ids-of-monday.*ids-of-sunday"):
-        GenerativeModel.load(tmp_path, catalogue(), draw_codes(), semantic_ids="ids-of-sunday")
-
-
 def test_a_model_saved_with_settings_that_were_removed_loads_only_if_they_were_off(
     tmp_path: Path,
 ) -> None:
-    model = drawn(SMALL)
+    model, path = drawn(SMALL), tmp_path / "config.json"
     model.save(tmp_path)
-    document = json.loads((tmp_path / "config.json").read_text())
+    document = json.loads(path.read_text())
     document["config"] |= {"memory_orders": [], "memory_rows": 1 << 16, "first_code_limit": None}
-    (tmp_path / "config.json").write_text(json.dumps(document))
-    load = partial(GenerativeModel.load, tmp_path, catalogue(), draw_codes())
-    assert load(semantic_ids="ids-of-monday").config == model.config
+    path.write_text(json.dumps(document))
+    assert load_from(tmp_path).config == model.config
     document["config"]["memory_orders"] = [1, 2]
-    (tmp_path / "config.json").write_text(json.dumps(document))
+    path.write_text(json.dumps(document))
     with pytest.raises(ValueError, match=r"trained with memory_orders = \(1, 2\).*train it again"):
-        load(semantic_ids="ids-of-monday")
+        load_from(tmp_path)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     inputs, codes = built(SMALL).inputs, draw_codes()
-    with pytest.raises(ValueError, match=r"codes \(40, 3\).*41 item rows"):
-        GenerativeModel(SMALL, inputs, codes[:40], catalogue())
     codes[5] = torch.tensor([1, 4, 0])
-    with pytest.raises(ValueError, match=r"item row 5 has codes \[1, 4, 0\]"):
-        built(SMALL, codes)
-    with pytest.raises(ValueError, match="has no dense head"):
-        built(CODES_ALONE).score(histories([[1]]))
+    drawn(SMALL).save(tmp_path)
+    assert_refused(
+        {
+            "speaks semantic IDs ids-of-monday.*ids-of-sunday": lambda: load_from(
+                tmp_path, "ids-of-sunday"
+            ),
+            r"codes \(40, 3\).*41 item rows": lambda: GenerativeModel(
+                SMALL, inputs, draw_codes()[:40], catalogue()
+            ),
+            r"item row 5 has codes \[1, 4, 0\]": lambda: built(SMALL, codes),
+            "has no dense head": lambda: built(CODES_ALONE).score(histories([[1]])),
+        }
+    )

@@ -70,14 +70,12 @@ def test_a_candidate_is_held_against_the_history() -> None:
 
 
 def test_numbers_are_the_same_when_read_again(tmp_path: Path) -> None:
-    half = 0.5**0.5
-    vectors = torch.tensor([[0.0, 0], [1, 0], [0, 1], [half, half]])
+    vectors = functional.normalize(torch.tensor([[0.0, 0], [1, 0], [0, 1], [1, 1]]), dim=1)
     asked = (Jagged.from_lists([[2, 1]]), torch.tensor([[3, 1, 6]]), torch.ones(7))
     for number, given in enumerate((vectors, None)):
-        folder = tmp_path / str(number)
         made = HistoryFeatures(catalogue(), linear(), given)
-        made.save(folder)
-        loaded = HistoryFeatures.load(folder, catalogue())
+        made.save(tmp_path / str(number))
+        loaded = HistoryFeatures.load(tmp_path / str(number), catalogue())
         assert torch.equal(loaded.features(*asked), made.features(*asked))
 
 

@@ -13,6 +13,7 @@ from recsys.retrieval.blend.demand import DEMAND, PARTS
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.one import OneQueryBlend
 from recsys.retrieval.blend.source_features import FEATURES
+from tests.recsys.testing.refusals import assert_refused
 from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
@@ -87,11 +88,11 @@ def test_one_query_is_merged_as_in_a_batch(
 def test_what_cannot_be_merged_is_refused_alike() -> None:
     blend = OneQueryBlend(learned(torch.Generator().manual_seed(0)), torch.ones(NUM_ROWS))
     top = OneList(np.array([2.0, 1.0], np.float32), np.array([3, 4]))
-    with pytest.raises(ValueError, match=r"\['unheard'\] have no weights"):
-        blend.merge({"unheard": top}, 1, 5)
-    with pytest.raises(ValueError, match="source 'far' scores item row 4 nan"):
-        blend.merge(
-            {"near": top, "far": OneList(np.array([2.0, np.nan], np.float32), top[1])}, 1, 5
-        )
-    with pytest.raises(ValueError, match="no source to blend"):
-        blend.merge({}, 1, 5)
+    bad = OneList(np.array([2.0, np.nan], np.float32), top[1])
+    assert_refused(
+        {
+            r"\['unheard'\] have no weights": lambda: blend.merge({"unheard": top}, 1, 5),
+            "'far' scores item row 4 nan": lambda: blend.merge({"near": top, "far": bad}, 1, 5),
+            "no source to blend": lambda: blend.merge({}, 1, 5),
+        }
+    )

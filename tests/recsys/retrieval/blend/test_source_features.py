@@ -9,6 +9,7 @@ from recsys.data.top_k import TopK
 from recsys.retrieval.blend.choices import Choices, fit_weights
 from recsys.retrieval.blend.source_features import FEATURES, merge_lists
 from tests.recsys.retrieval.blend.plain_fusion import reciprocal_rank_fusion
+from tests.recsys.testing.refusals import assert_refused
 
 pytestmark = pytest.mark.numerics
 
@@ -62,32 +63,24 @@ def test_lists_without_items_give_none(length):
     assert merged.features(torch.ones(1)).abs().sum() == 0
 
 
-@pytest.mark.parametrize(
-    ("lists", "message"),
-    [
-        ({}, "no source to blend"),
-        ({"a": TopK(torch.zeros(2, 3), torch.ones(2, 2).long())}, "for the same queries"),
-        ({"a": TopK(torch.zeros(3), torch.ones(3).long())}, "for the same queries"),
-        (
-            {
-                "a": TopK(torch.zeros(2, 1), torch.ones(2, 1).long()),
-                "b": TopK(torch.zeros(1, 1), torch.ones(1, 1).long()),
-            },
-            "for the same queries",
-        ),
-        (
-            {"a": TopK(torch.tensor([[torch.nan]]), torch.tensor([[5]]))},
-            "source 'a' scores item row 5 of query 0 nan",
-        ),
-        (
-            {"a": TopK(torch.tensor([[-torch.inf]]), torch.tensor([[5]]))},
-            "holes have item row -1",
-        ),
-    ],
-)
-def test_what_cannot_be_merged_is_refused(lists, message):
-    with pytest.raises(ValueError, match=message):
-        merge_lists(lists)
+def test_what_cannot_be_merged_is_refused():
+    def merging(**lists: tuple[Tensor, Tensor]):
+        return lambda: merge_lists({name: TopK(*top) for name, top in lists.items()})
+
+    def scoring(score: float):
+        return merging(a=(torch.tensor([[score]]), torch.tensor([[5]])))
+
+    zeros, rows = torch.zeros(2, 3), torch.ones(2, 3).long()
+    assert_refused(
+        {
+            "no source to blend": merging(),
+            "for the same queries": merging(a=(zeros, rows[:, :2])),
+            "the same queries": merging(a=(zeros[0], rows[0])),
+            "same queries": merging(a=(zeros, rows), b=(zeros[:1], rows[:1])),
+            "source 'a' scores item row 5 of query 0 nan": scoring(torch.nan),
+            "holes have item row -1": scoring(-torch.inf),
+        }
+    )
 
 
 def chosen_by(
