@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -107,29 +108,27 @@ def holds(folder: Path, text: str) -> list[str]:
     """Name files that hold a text, Parquet ones as they are read."""
     found = []
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        content = path.read_bytes()
         if path.suffix == ".parquet":
-            table = pl.read_parquet(path, hive_partitioning=False)
-            content = str(table.to_dicts()).encode()
-        else:
-            content = path.read_bytes()
+            content = str(pl.read_parquet(path, hive_partitioning=False).to_dicts()).encode()
         if text.encode() in content:
             found.append(str(path.relative_to(folder)))
     return found
 
 
 def built(config: FeaturesConfig, out: Path, **changed):
-    report = build_features(FeaturesConfig(**{**vars(config), **changed}), out)
-    return out, report
+    return out, build_features(replace(config, **changed), out)
+
+
+def user_ids(out: Path) -> list[str]:
+    return pl.read_parquet(out / "vocabularies" / "users.parquet")["id"].to_list()
 
 
 def test_nothing_of_the_person_is_in_the_artefact(tmp_path: Path) -> None:
     config = write(tmp_path, ROWS, extra=f"{PERSON},,{START}\n")
     with_them, _ = built(config, tmp_path / "before")
-    assert {Path(name).parts[0] for name in holds(with_them, PERSON)} >= {
-        "vocabularies",
-        "users.parquet",
-        "quarantine",
-    }
+    places = {Path(name).parts[0] for name in holds(with_them, PERSON)}
+    assert places >= {"vocabularies", "users.parquet", "quarantine"}
     out, report = built(config, tmp_path / "after", forgotten=until(10))
     assert holds(out, PERSON) == []
     assert histories(out) == {"bo": ["x", "y"], "cy": ["y"]}
@@ -155,12 +154,10 @@ def test_rows_of_an_earlier_vocabulary_stay_without_their_id(tmp_path: Path) -> 
     first, _ = built(config, tmp_path / "first")
     second, _ = built(config, tmp_path / "second", previous=first, forgotten=until(10))
     assert holds(second, PERSON) == []
-    ids = pl.read_parquet(second / "vocabularies" / "users.parquet")["id"].to_list()
-    assert ids == ["(forgotten 1)", "bo", "cy"]
+    assert user_ids(second) == ["(forgotten 1)", "bo", "cy"]
     # They come back, get a row of their own, and keep it in the build after that.
     config = write(tmp_path, [*ROWS, (PERSON, "y", 20)])
-    third, _ = built(config, tmp_path / "third", previous=second, forgotten=until(10))
-    fourth, _ = built(config, tmp_path / "fourth", previous=third, forgotten=until(10))
-    for out in (third, fourth):
-        ids = pl.read_parquet(out / "vocabularies" / "users.parquet")["id"].to_list()
-        assert ids == ["(forgotten 1)", "bo", "cy", PERSON]
+    for name in ("third", "fourth"):
+        out, _ = built(config, tmp_path / name, previous=second, forgotten=until(10))
+        assert user_ids(out) == ["(forgotten 1)", "bo", "cy", PERSON]
+        second = out

@@ -30,12 +30,7 @@ LISTS = ([3, 8, 3, 21, 40], [], [7, 999, 5_000, 2, 1, 4, 5, 6, 9])
 
 def model_on(device: torch.device | str) -> GenerativeModel:
     config = GenerativeConfig(
-        embedding_dim=32,
-        hidden_dim=64,
-        max_length=8,
-        dropout=0.0,
-        id_dropout=0.0,
-        backend="torch",
+        embedding_dim=32, hidden_dim=64, max_length=8, dropout=0.0, id_dropout=0.0, backend="torch"
     )
     generator = torch.Generator().manual_seed(1)
     keys = torch.randperm(16**3, generator=generator)[: NUM_ITEM_ROWS - 1]

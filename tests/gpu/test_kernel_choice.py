@@ -90,6 +90,8 @@ def test_a_training_step_of_the_sequence_model_never_waits(cuda: torch.device) -
 
 
 class Losses:
+    """A tracker that keeps the losses."""
+
     def __init__(self) -> None:
         self.found: list[float] = []
 

@@ -12,6 +12,7 @@ from recsys.kernels.choice import without
 from recsys.models.ranker.model import Ranker
 from recsys.training.captured import CapturedStep
 from recsys.training.ranker_fit import ranker_loss
+from tests.gpu.test_kernel_choice import Losses
 from tests.recsys.training.test_ranker_shapes import (
     CONFIG,
     EVERYONE,
@@ -23,15 +24,6 @@ from tests.recsys.training.test_ranker_shapes import (
 )
 
 pytestmark = pytest.mark.gpu
-
-
-class Losses:
-    def __init__(self) -> None:
-        self.found: list[float] = []
-
-    def log(self, step: int, **values: float) -> None:
-        if "loss" in values:
-            self.found.append(values["loss"])
 
 
 def trained(device: torch.device) -> tuple[list[float], torch.Tensor]:

@@ -20,6 +20,7 @@ from recsys.models.two_tower import TwoTower
 from recsys.training.checkpoint import checkpoint_paths
 from recsys.training.loop import TrainResult, train
 from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
+from tests.recsys.testing.catalogues import drawn_catalogue
 from tests.recsys.testing.synthetic import markov_world, sequences
 
 pytestmark = pytest.mark.gpu
@@ -49,10 +50,7 @@ def world() -> Sequences:
 
 
 def catalogue() -> ItemCatalogue:
-    content = torch.randn(NUM_ITEMS + 1, 8, generator=torch.Generator().manual_seed(5))
-    content[0] = 0
-    lists = [[], *([1 + row % 3] for row in range(NUM_ITEMS))]
-    return ItemCatalogue(content, Jagged.from_lists(lists))
+    return drawn_catalogue(NUM_ITEMS + 1, 8, seed=5)
 
 
 def model_on(device: torch.device | str, backend: str = "torch") -> TwoTower:
@@ -68,12 +66,10 @@ def queries(split: str) -> JaggedBatch:
 
 def evaluated(model: nn.Module, device: torch.device | str, split: str) -> RankingResult:
     assert isinstance(model, TwoTower)
-    labels = world().labels(world().label_positions(split))
+    labels = Jagged.one_each(world().labels(world().label_positions(split)))
+    config = RankingConfig(ks=(10,))
     return evaluate_ranking(
-        lambda batch: model.score(batch.to(device)),
-        [queries(split)],
-        Jagged.one_each(labels),
-        RankingConfig(ks=(10,)),
+        lambda batch: model.score(batch.to(device)), [queries(split)], labels, config
     )
 
 
@@ -136,9 +132,8 @@ def test_a_killed_run_resumes_to_the_same_bits(
         fit(cuda, tmp_path / "killed", killed_at=70, **how)
     fit(cuda, tmp_path / "killed", **how)
     whole, resumed = end_of_run(tmp_path / "whole"), end_of_run(tmp_path / "killed")
-    assert set(whole) == {
-        f"{name}.safetensors" for name in ("best", "model", "optimizer", "random")
-    }
+    names = ("best", "model", "optimizer", "random")
+    assert set(whole) == {f"{name}.safetensors" for name in names}
     assert [name for name in whole if whole[name] != resumed.get(name)] == []
 
 

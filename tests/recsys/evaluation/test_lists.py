@@ -96,7 +96,7 @@ def test_what_cannot_be_measured_is_refused():
     assert_refused(
         {
             "sigmoid": curve([0.5, 1.2], [0, 1]),
-            "a sigmoid": curve([0.5, math.nan], [0, 1]),
+            "probability nan at 1": curve([0.5, math.nan], [0, 1]),
             "must be 0 or 1": curve([0.5], [2]),
             "P >= 1": curve([], []),
             "NaN": lambda: area_under_curve(torch.tensor([torch.nan, 1]), torch.tensor([0.0, 1])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.data.windows import BatchOrder, training_windows
 from recsys.fitting import sequence as sequence_fit
@@ -17,11 +17,12 @@ from recsys.fitting import two_tower as two_tower_fit
 from recsys.fitting.fixed_shapes import FixedWindows, SampledRows
 from recsys.fitting.queries import ModelInputs
 from recsys.models.configs import TwoTowerConfig
-from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.item_tower import FeatureSizes
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.training.captured import FixedShapeLoss
+from tests.recsys.testing.catalogues import drawn_catalogue
 
 NUM_ITEMS, NUM_USERS = 40, 30
 SIZES = FeatureSizes(
@@ -46,9 +47,10 @@ def events() -> Sequences:
     )
 
 
-def catalogue() -> ItemCatalogue:
-    lists = [[], *([1 + row % 3] for row in range(NUM_ITEMS))]
-    return ItemCatalogue(torch.empty(NUM_ITEMS + 1, 0), Jagged.from_lists(lists))
+CATALOGUE = drawn_catalogue(NUM_ITEMS + 1)
+SEQUENCE = SequenceConfig(
+    embedding_dim=16, hidden_dim=16, max_length=7, dropout=0.0, id_dropout=0.0
+)
 
 
 def gradients(model: nn.Module, loss: Tensor) -> Tensor:
@@ -81,61 +83,52 @@ def assert_same(model: nn.Module, loss: object, steps: int) -> int:
 @pytest.mark.parametrize("leave_out", [True, False])
 @pytest.mark.parametrize("block", ["attention", "hstu", "sparse"])
 def test_the_sequence_models_loss_is_that_of_the_batch_alone(block: str, leave_out: bool) -> None:
-    config = SequenceConfig(
-        embedding_dim=16,
-        hidden_dim=16,
-        max_length=7,
+    config = replace(
+        SEQUENCE,
         block=block,  # type: ignore[arg-type]
-        dropout=0.0,
-        id_dropout=0.0,
         calendar_days=30.0,
         leave_out_history=leave_out,
     )
+    model, loss = sequence_loss(config, 8)
+    assert assert_same(model, loss, 20) >= 15
+
+
+def sequence_loss(
+    config: SequenceConfig, batch_size: int, before: Callable[[], object] = lambda: None
+) -> tuple[SequenceModel, FixedShapeLoss]:
+    """Build a model and both ways to its loss; call ``before`` ahead of the ordinary one."""
     torch.manual_seed(0)
-    model, sequences = SequenceModel(config, SIZES, catalogue()), events()
+    sequences, counts = events(), torch.arange(NUM_ITEMS + 1)
+    model = SequenceModel(config, SIZES, CATALOGUE, counts)
     windows = training_windows(sequences, "all", 7)
-    order = BatchOrder(len(windows), 8, 0)
+    order = BatchOrder(len(windows), batch_size, 0)
 
     def loss_at(step: int) -> Tensor:
+        before()
         return model.loss(windows.batch(sequences, order.indices(step)))
 
     loss = sequence_fit.fixed_loss(model, loss_at, order, windows, sequences)
-    assert assert_same(model, loss, 20) >= 15
+    assert isinstance(loss, FixedShapeLoss)
+    return model, loss
 
 
 @pytest.mark.parametrize("draws", [3, 30])
 def test_the_loss_over_drawn_items_is_that_of_the_same_draws(
     draws: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = SequenceConfig(
-        embedding_dim=16,
-        hidden_dim=16,
-        max_length=7,
-        dropout=0.0,
-        id_dropout=0.0,
-        num_uniform_negatives=draws,
-    )
-    torch.manual_seed(0)
-    counts = torch.arange(NUM_ITEMS + 1)
-    model, sequences = SequenceModel(config, SIZES, catalogue(), counts), events()
-    windows = training_windows(sequences, "all", 7)
-    order = BatchOrder(len(windows), 4, 0)
     drawn: list[Tensor] = []
-
-    def loss_at(step: int) -> Tensor:
-        monkeypatch.setattr(torch, "randint", lambda *_, **__: drawn[-1])
-        return model.loss(windows.batch(sequences, order.indices(step)))
-
-    loss = sequence_fit.fixed_loss(model, loss_at, order, windows, sequences)
-    assert isinstance(loss, FixedShapeLoss)
-    fixed_inputs = loss.inputs_at
 
     def inputs_at(step: int) -> Tensor | None:
         rng = np.random.default_rng([0, step])
         drawn.append(torch.from_numpy(rng.integers(1, NUM_ITEMS + 1, draws)))
         return fixed_inputs(step)
 
-    loss.inputs_at = inputs_at
+    model, loss = sequence_loss(
+        replace(SEQUENCE, num_uniform_negatives=draws),
+        batch_size=4,
+        before=lambda: monkeypatch.setattr(torch, "randint", lambda *_, **__: drawn[-1]),
+    )
+    fixed_inputs, loss.inputs_at = loss.inputs_at, inputs_at
     assert assert_same(model, loss, 20) >= 15
 
 
@@ -163,15 +156,14 @@ def test_the_two_towers_loss_is_that_of_the_batch_alone() -> None:
         id_dropout=0.0,
         num_uniform_negatives=10,
     )
-    counts = torch.arange(NUM_ITEMS + 1)
     torch.manual_seed(0)
-    model, sequences = TwoTower(config, SIZES, catalogue(), counts), events()
-    ages = np.arange(NUM_USERS + 1) % 5
+    sequences = events()
+    model = TwoTower(config, SIZES, CATALOGUE, torch.arange(NUM_ITEMS + 1))
     inputs = ModelInputs(
         sequences=replace(sequences, item_rows=np.minimum(sequences.item_rows, NUM_ITEMS)),
-        catalogue=catalogue(),
+        catalogue=CATALOGUE,
         sizes=SIZES,
-        user_features={"age": ages},
+        user_features={"age": np.arange(NUM_USERS + 1) % 5},
     )
     positions = inputs.sequences.label_positions("all")
     order = BatchOrder(len(positions), 16, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,16 +30,8 @@ from recsys.kernels.choice import (
 from recsys.kernels.hstu_attention.op import hstu_attention, reference_attention
 from tests.benchmarks.kernels.tune import Tuned, store
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
-
-@pytest.fixture
-def _triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recsys.kernels.choice.has_triton", lambda: True)
-
-
-@pytest.mark.usefixtures("_triton")
-def test_on_a_gpu_every_kernel_runs_but_those_that_are_off() -> None:
+def test_on_a_gpu_every_kernel_runs_but_those_that_are_off(gpu: None) -> None:
     assert [use.kernel for use in uses(GPU) if use.runs] == list(KERNELS)
     with without("hstu_attention", "topk_search"):
         off = {use.kernel: use.reason for use in uses(GPU) if not use.runs}
@@ -73,20 +66,16 @@ def test_a_kernel_that_is_off_gives_way_to_its_reference() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+GPU = torch.device("cuda")
 DEVICE = "NVIDIA Example 9000 (test)"
 DEFAULT = {"block_b": 8, "num_warps": 4}
 TUNED = {"block_b": 32, "num_warps": 2}
-SHAPES = shape_class(dim=64, length=20)
-
-
-def question(shapes: str = SHAPES, default: dict[str, int] = DEFAULT) -> Question:
-    return Question(
-        kernel="topk_search.group_maxima", shapes=shapes, dtype=torch.bfloat16, default=default
-    )
-
-
-def measured(shapes: str = SHAPES) -> Tuned:
-    return Tuned(question=question(shapes), config=TUNED, ms=0.5, default_ms=0.75)
+QUESTION = Question(
+    kernel="topk_search.group_maxima",
+    shapes=shape_class(dim=64, length=20),
+    dtype=torch.bfloat16,
+    default=DEFAULT,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -98,27 +87,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recsys.kernels.choice.has_triton", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: DEVICE)
 
 
 def ask(default: dict[str, int] = DEFAULT) -> dict[str, int]:
-    return config_for("topk_search.group_maxima", SHAPES, torch.bfloat16, default)
+    return config_for(QUESTION.kernel, QUESTION.shapes, QUESTION.dtype, default)
 
 
-def test_what_was_stored_is_what_a_launch_gets(gpu: None, folder: Path) -> None:
+def store_tuned() -> Path:
+    return store([Tuned(question=QUESTION, config=TUNED, ms=0.5, default_ms=0.75)], DEVICE)
+
+
+def test_what_was_stored_is_what_a_launch_gets(
+    gpu: None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert ask() == DEFAULT
-    path = store([measured()], DEVICE)
-    assert path == folder / "nvidia-example-9000-test.json"
+    assert store_tuned() == folder / "nvidia-example-9000-test.json"
     assert ask() == TUNED
     choice.forget()
     assert ask({"another_number": 1}) == {"another_number": 1}, "of another kernel's numbers"
-    assert lookup(question("dim128-length32"), DEVICE) is None
-    assert lookup(question(), "NVIDIA Other") is None
-
-
-def test_entries_of_other_sources_do_not_count(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    store([measured()], DEVICE)
+    assert lookup(replace(QUESTION, shapes="dim128-length32"), DEVICE) is None
+    assert lookup(QUESTION, "NVIDIA Other") is None
+    # Entries of other sources do not count.
+    choice.forget()
     monkeypatch.setattr(choice, "source_digest", lambda kernel: "changed")
     assert ask() == DEFAULT
 
@@ -144,19 +137,19 @@ def test_a_file_that_cannot_be_used_is_named_once_and_replaced(
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with caplog.at_level(logging.WARNING):
         assert ask() == DEFAULT
-        assert config_for("topk_search.x", SHAPES, torch.float32, DEFAULT) == DEFAULT
+        assert config_for("topk_search.x", QUESTION.shapes, torch.float32, DEFAULT) == DEFAULT
     assert len(caplog.records) == 1
     assert str(path) in caplog.text
     assert "measured again or removed" in caplog.text
-    store([measured()], DEVICE)
+    store_tuned()
     assert ask() == TUNED
 
 
 def test_launches_can_be_asked_and_told() -> None:
     with asking() as questions:
         assert ask() == DEFAULT
-    assert questions == [question()]
-    with trying("topk_search.group_maxima", TUNED):
+    assert questions == [QUESTION]
+    with trying(QUESTION.kernel, TUNED):
         assert ask() == TUNED
     assert ask() == DEFAULT
 

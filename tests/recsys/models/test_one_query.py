@@ -17,6 +17,7 @@ from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.sequence.one import OneHistory
 from recsys.models.two_tower import OneQuery, TwoTower
+from tests.recsys.testing.catalogues import drawn_catalogue
 from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
@@ -43,9 +44,9 @@ def seeded() -> Iterator[None]:
 
 
 def catalogue() -> ItemCatalogue:
-    content = torch.randn(NUM_ITEM_ROWS, 6)
-    content[[0, 5]] = 0
-    return ItemCatalogue(content, ItemCatalogue.empty(NUM_ITEM_ROWS).categories)
+    found = drawn_catalogue(NUM_ITEM_ROWS, 6)
+    found.content[5] = 0
+    return found
 
 
 def stirred(model: torch.nn.Module) -> None:

@@ -13,14 +13,14 @@ from recsys.replay.folder import SERVED
 from recsys.replay.measures import measure_replay
 from recsys.replay.replay import describe_replay, run
 from recsys.replay.steps import ReplayConfig
-from tests.recsys.replay.logs import prepared_of, walks
+from tests.recsys.replay.logs import CLUSTER_SIZE, NUM_CLUSTERS, prepared_of, walks
 
 CONFIG = ReplayConfig(num_steps=3, first_share=0.6)
 MODELS = ("popularity", "item_to_item", "ease", "sequence")
 
 
-def replayed(log: PreparedData, folder: Path, config: ReplayConfig = CONFIG) -> Replay:
-    replay = describe_replay(log, config, folder, device="cpu")
+def replayed(log: PreparedData, folder: Path, **changes: object) -> Replay:
+    replay = describe_replay(log, replace(CONFIG, **changes), folder, device="cpu")
     run(replay, lambda line: None)
     return replay
 
@@ -34,9 +34,13 @@ def lists(folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("replay") / "whole"
-    return replayed(prepared_of(walks()), folder)
+def log():
+    return prepared_of(walks())
+
+
+@pytest.fixture(scope="module")
+def whole(log, tmp_path_factory):
+    return replayed(log, tmp_path_factory.mktemp("replay") / "whole")
 
 
 def test_every_policy_answers_every_step(whole):
@@ -56,11 +60,13 @@ def test_every_policy_answers_every_step(whole):
     assert of_step["never", 3]["fit_seconds"] == 0 < of_step["full", 3]["fit_seconds"]
 
 
-@pytest.mark.parametrize("policy", ["full", "incremental"])
-def test_a_step_knows_nothing_of_what_comes_after_it(whole, changed, tmp_path, policy):
-    moment = whole.steps[2].end
-    config = replace(CONFIG, policies=(policy,))
-    other = replayed(changed(moment), tmp_path / "changed", config)
+def test_a_step_knows_nothing_of_what_comes_after_it(whole, tmp_path):
+    """The same log with other items from the second step's end on."""
+    events = walks()
+    items, late = events.item_rows.copy(), events.times >= whole.steps[2].end
+    items[late] = 1 + (items[late] + 12) % (NUM_CLUSTERS * CLUSTER_SIZE)
+    changed = prepared_of(replace(events, item_rows=items))
+    other = replayed(changed, tmp_path, policies=("full", "incremental"))
     before, after = lists(whole.folder.path), lists(other.folder.path)
     for name, rows in after.items():
         same = np.array_equal(before[name], rows)
@@ -84,8 +90,7 @@ def test_a_killed_replay_goes_on_and_ends_the_same(log, whole, tmp_path):
 
 
 def test_processes_give_what_one_gives(log, whole, tmp_path):
-    config = replace(CONFIG, jobs=2, policies=("full",))
-    other = replayed(log, tmp_path / "jobs", config)
+    other = replayed(log, tmp_path / "jobs", jobs=2, policies=("full",))
     before, after = lists(whole.folder.path), lists(other.folder.path)
     same = [np.array_equal(before[name], rows) for name, rows in after.items()]
     assert np.mean(same) > 0.8  # another number of threads may round a score otherwise

@@ -22,7 +22,6 @@ from recsys.data.dataset import Sequences
 from tests.recsys.testing.world_text import START, Catalogue
 
 HOUR = 3600
-CATEGORY_SEPARATOR = "|"
 # Two vocabularies without a word in common, so that content alone tells the tastes apart.
 THEMES = {
     "garden": ("roses", "soil", "tulips", "pruning", "orchard", "seeds", "compost", "meadow"),
@@ -61,11 +60,6 @@ class World:
         row_of = {item_id: row for row, item_id in enumerate(self.catalogue.item_ids, start=1)}
         return np.array([row_of[item_id] for item_id in self.item_ids.tolist()], np.int64)
 
-    def answer_rows(self) -> list[set[int]]:
-        """Answers as item rows, by user row; row 0 has none."""
-        row_of = {item_id: row for row, item_id in enumerate(self.catalogue.item_ids, start=1)}
-        return [set(), *({row_of[item] for item in items} for items in self.answers.values())]
-
 
 def two_tastes(
     num_users: int = 40, num_items: int = 20, *, events_per_user: int | None = None, seed: int = 0
@@ -77,11 +71,10 @@ def two_tastes(
     category and the words of their titles and descriptions.
     """
     taste_size = num_items // 2
-    if events_per_user is None:
-        events_per_user = taste_size - max(1, taste_size // 4)
+    length = events_per_user or taste_size - max(1, taste_size // 4)
     rng = np.random.default_rng(seed)
     walks = [
-        rng.permutation(np.arange(user % 2, 2 * taste_size, 2))[:events_per_user]
+        rng.permutation(np.arange(user % 2, 2 * taste_size, 2))[:length]
         for user in range(num_users)
     ]
     left = [set(range(user % 2, num_items, 2)) - set(walks[user]) for user in range(num_users)]
@@ -138,8 +131,6 @@ def write_csv(world: World, directory: Path) -> dict[str, Path]:
         datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         for second in world.times.tolist()
     ]
-    categories = [CATEGORY_SEPARATOR.join(names) for names in catalogue.categories]
-    prices = [f"{price:.2f}" for price in catalogue.prices.tolist()]
     tables = {
         "events": {
             "user_id": world.user_ids.tolist(),
@@ -151,17 +142,16 @@ def write_csv(world: World, directory: Path) -> dict[str, Path]:
             "item_id": catalogue.item_ids,
             "title": catalogue.titles,
             "description": catalogue.descriptions,
-            "categories": categories,
-            "price": prices,
+            "categories": ["|".join(names) for names in catalogue.categories],
+            "price": [f"{price:.2f}" for price in catalogue.prices.tolist()],
         },
         "users": {
             "user_id": world.users,
             "country": [("AT", "BE", "CH")[user % 3] for user in range(len(world.users))],
         },
     }
-    paths = {}
+    paths = {name: directory / f"{name}.csv" for name in tables}
     for name, columns in tables.items():
-        paths[name] = directory / f"{name}.csv"
         with paths[name].open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(columns)

@@ -6,11 +6,12 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.fitting.sequence import train_members
 from recsys.fitting.spec import member_seed
-from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.item_tower import FeatureSizes
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import alone, first_members, side_by_side
 from recsys.models.sequence.model import SequenceModel
 from recsys.training.loop import TrainResult
+from tests.recsys.testing.catalogues import drawn_catalogue
 from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
@@ -35,22 +36,18 @@ QUERIES = JaggedBatch(
 )
 
 
-def catalogue() -> ItemCatalogue:
-    content = torch.randn(NUM_ITEM_ROWS, 4, generator=torch.Generator().manual_seed(0))
-    lists = [[], *([row % 2 + 1] for row in range(1, NUM_ITEM_ROWS))]
-    return ItemCatalogue(content, Jagged.from_lists(lists))
+CATALOGUE = drawn_catalogue(NUM_ITEM_ROWS, 4, 2)
 
 
 def built(config: SequenceConfig, seed: int) -> SequenceModel:
     torch.manual_seed(seed)
     counts = torch.arange(NUM_ITEM_ROWS) % 5
-    return SequenceModel(config, INPUTS, catalogue(), counts).eval()
+    return SequenceModel(config, INPUTS, CATALOGUE, counts).eval()
 
 
 def result(best_step: int) -> TrainResult:
-    return TrainResult(
-        num_steps=10, best_step=best_step, best_metric=0.5, bad_steps=0, stopped_early=False
-    )
+    steps = {"num_steps": 10, "best_step": best_step, "bad_steps": 0}
+    return TrainResult(**steps, best_metric=0.5, stopped_early=False)
 
 
 def test_members_trained_apart_become_one_model_of_their_mean_cosines(tmp_path):
@@ -72,7 +69,7 @@ def test_members_trained_apart_become_one_model_of_their_mean_cosines(tmp_path):
     assert how.num_steps == 10
 
     whole.save(tmp_path)
-    read = SequenceModel.load(tmp_path, catalogue())
+    read = SequenceModel.load(tmp_path, CATALOGUE)
     assert read.config == APART
     assert torch.equal(read.score(QUERIES), whole.score(QUERIES))
     one = JaggedBatch(

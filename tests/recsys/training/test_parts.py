@@ -1,6 +1,7 @@
 """A step in parts has the gradient of the whole step."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,10 +93,6 @@ def ranker_gradients(ranks: Ranks) -> list[Tensor]:
     return gradients_of(model)
 
 
-def gradients_of(model: nn.Module) -> list[Tensor]:
-    return [torch.zeros(1) if one.grad is None else one.grad for one in model.parameters()]
-
-
 NUM_ITEMS, DRAWS = 50, 8
 SIZES = FeatureSizes(num_item_rows=NUM_ITEMS)
 # Parts of 3 and 2 sequences with different numbers of labels.
@@ -110,40 +107,37 @@ def history() -> Jagged:
 
 def retriever_gradients(model: str, chosen: Tensor, share: StepShare) -> list[Tensor]:
     torch.manual_seed(0)
-    counts = torch.arange(NUM_ITEMS)
-    events = history().take(chosen)
+    counts, known = torch.arange(NUM_ITEMS), ItemCatalogue.empty(NUM_ITEMS)
+    small: dict[str, Any] = {
+        "embedding_dim": 8, "hidden_dim": 8, "num_uniform_negatives": DRAWS, "backend": "torch"
+    }  # fmt: skip
+    batch = JaggedBatch({"history": history().take(chosen)})
     made: SequenceModel | TwoTower
     if model == "sequence":
-        config = SequenceConfig(
-            embedding_dim=8, hidden_dim=8, max_length=8, num_uniform_negatives=DRAWS,
-            label_smoothing=0.1, backend="torch",
-        )  # fmt: skip
-        made = SequenceModel(config, SIZES, ItemCatalogue.empty(NUM_ITEMS), counts).eval()
-        loss = made.loss(JaggedBatch({"history": events}), share=share)
+        config = SequenceConfig(max_length=8, label_smoothing=0.1, **small)
+        made = SequenceModel(config, SIZES, known, counts).eval()
+        loss = made.loss(batch, share=share)
     else:
-        two_tower = TwoTowerConfig(
-            embedding_dim=8, hidden_dim=8, num_uniform_negatives=DRAWS, backend="torch"
-        )
-        made = TwoTower(two_tower, SIZES, ItemCatalogue.empty(NUM_ITEMS), counts).eval()
-        loss = made.loss(JaggedBatch({"history": events}), 1 + chosen * 7, share)
+        made = TwoTower(TwoTowerConfig(**small), SIZES, known, counts).eval()
+        loss = made.loss(batch, 1 + chosen * 7, share)
     loss.backward()  # type: ignore[no-untyped-call]
     return gradients_of(made)
 
 
-def of_part(model: str, rank: OneOfTwo) -> list[Tensor]:
-    if model == "ranker":
-        return ranker_gradients(rank)
-    chosen = torch.from_numpy(rank.part(np.arange(len(LENGTHS))))
-    return retriever_gradients(model, chosen, rank.share(0, 0))
-
-
 @pytest.mark.parametrize("model", ["ranker", "two_tower", "sequence"])
 def test_the_mean_over_parts_is_the_gradient_of_the_whole_step(model: str) -> None:
-    if model == "ranker":
-        whole = ranker_gradients(ALONE)
-    else:
-        whole = retriever_gradients(model, torch.arange(len(LENGTHS)), WholeOfAStep())
+    def gradients(rank: Ranks, share: StepShare) -> list[Tensor]:
+        if model == "ranker":
+            return ranker_gradients(rank)
+        chosen = torch.from_numpy(rank.part(np.arange(len(LENGTHS))))
+        return retriever_gradients(model, chosen, share)
+
+    whole = gradients(ALONE, WholeOfAStep())
     assert any(float(one.abs().max()) > 1e-4 for one in whole)
-    _, found = ([of_part(model, rank) for rank in ranks] for ranks in two_parts())
+    _, found = ([gradients(rank, rank.share(0, 0)) for rank in ranks] for ranks in two_parts())
     for expected, first, second in zip(whole, *found, strict=True):
         torch.testing.assert_close((first + second) / 2, expected, rtol=1e-4, atol=1e-6)
+
+
+def gradients_of(model: nn.Module) -> list[Tensor]:
+    return [torch.zeros(1) if one.grad is None else one.grad for one in model.parameters()]

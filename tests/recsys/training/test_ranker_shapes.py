@@ -17,6 +17,7 @@ from recsys.training.expert_balance import settling
 from recsys.training.passes import RankerFitConfig
 from recsys.training.ranker_fit import StepLosses, fixed_loss, has_one_shape
 from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
+from tests.recsys.testing.catalogues import drawn_catalogue
 
 NUM_ITEMS, NUM_QUERIES, LENGTH, MAX_HISTORY = 30, 40, 12, 5
 CPU = torch.device("cpu")
@@ -44,8 +45,7 @@ TRAINING = RankerFitConfig(num_candidates=LENGTH, num_hard=4, num_random=5, batc
 
 
 def catalogue() -> ItemCatalogue:
-    lists = [[], *([1 + row % 3] for row in range(NUM_ITEMS - 1))]
-    return ItemCatalogue(torch.empty(NUM_ITEMS, 0), Jagged.from_lists(lists))
+    return drawn_catalogue(NUM_ITEMS)
 
 
 def examples() -> RankingExamples:
@@ -124,11 +124,6 @@ def test_balanced_experts_are_settled_before_each_step_in_both_ways() -> None:
 
 
 def test_steps_that_need_a_look_at_the_data_have_no_one_shape() -> None:
-    def shaped(config: RankerConfig, items: ItemCatalogue) -> bool:
-        model = Ranker(config, INPUTS, items)
-        return has_one_shape(model, losses_of(model))
-
-    assert shaped(CONFIG, catalogue())
-    lists = [[], *([1] for _ in range(NUM_ITEMS))]
-    grown = ItemCatalogue(torch.empty(NUM_ITEMS + 1, 0), Jagged.from_lists(lists))
-    assert not shaped(CONFIG, grown)
+    for num_rows, is_shaped in ((NUM_ITEMS, True), (NUM_ITEMS + 1, False)):
+        model = Ranker(CONFIG, INPUTS, drawn_catalogue(num_rows))
+        assert has_one_shape(model, losses_of(model)) == is_shaped

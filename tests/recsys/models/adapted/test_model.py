@@ -17,6 +17,7 @@ from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
+from tests.recsys.testing.catalogues import drawn_catalogue
 from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
@@ -30,14 +31,17 @@ SEQUENCE = SequenceConfig(
 CLOSE = rounding(2 * (16 + 32 + 3 + 3) + 16)
 
 
-def built(kind: str):
+def built(kind: str, content_dim: int = 0):
     torch.manual_seed(0)
-    known, counts = ItemCatalogue.empty(NUM_ITEM_ROWS), torch.ones(NUM_ITEM_ROWS).long()
+    inputs, counts = replace(INPUTS, content_dim=content_dim), torch.ones(NUM_ITEM_ROWS).long()
+    known = replace(
+        drawn_catalogue(NUM_ITEM_ROWS, content_dim),
+        categories=ItemCatalogue.empty(NUM_ITEM_ROWS).categories,
+    )
     if kind == "two_tower":
         config = TwoTowerConfig(embedding_dim=16, hidden_dim=32, max_history=6, backend="torch")
-        return TwoTower(config, INPUTS, known, counts).eval()
-    settings = SEQUENCE if kind == "attention" else replace(SEQUENCE, block=kind)
-    return SequenceModel(settings, INPUTS, known, counts).eval()
+        return TwoTower(config, inputs, known, counts).eval()
+    return SequenceModel(replace(SEQUENCE, block=kind), inputs, known, counts).eval()
 
 
 def adapter_of(model, seed: int, targets=None, rank: int = 3, own=None):
@@ -86,23 +90,10 @@ def test_queries_are_read_through_the_adapter_of_their_domain(kind):
         assert torch.equal(retriever.query_vectors(queries(), name), alone)
 
 
-def with_content(kind: str):
-    torch.manual_seed(1)
-    inputs = replace(INPUTS, content_dim=6)
-    catalogue = ItemCatalogue(
-        torch.randn(NUM_ITEM_ROWS, 6), ItemCatalogue.empty(NUM_ITEM_ROWS).categories
-    )
-    counts = torch.ones(NUM_ITEM_ROWS).long()
-    if kind == "two_tower":
-        config = TwoTowerConfig(embedding_dim=16, hidden_dim=32, max_history=6, backend="torch")
-        return TwoTower(config, inputs, catalogue, counts).eval()
-    return SequenceModel(SEQUENCE, inputs, catalogue, counts).eval()
-
-
 @pytest.mark.parametrize("kind", ["two_tower", "attention"])
 @torch.no_grad()
 def test_a_domains_items_move_where_an_adapter_corrects_their_id_vectors(kind):
-    model = with_content(kind)
+    model = built(kind, 6)
     model.item_tower.item_counts[12] = 0  # never met: it has no id vector to correct
     model.eval()
     reading, items = adapted_layers(model)[:1], model.all_item_vectors()
@@ -128,7 +119,7 @@ def test_a_domains_items_move_where_an_adapter_corrects_their_id_vectors(kind):
 @pytest.mark.parametrize("share", [0.5, 1.0])
 @torch.no_grad()
 def test_what_items_of_a_new_domain_have_in_common_is_taken_off(kind, share):
-    model, own = with_content(kind), torch.arange(20, 50)
+    model, own = built(kind, 6), torch.arange(20, 50)
     alone = model.item_inputs(own)
     config = LoraConfig(targets=adapted_layers(model), rank=3, max_share=1.0)
     adapter = LoraAdapter(model, config)
@@ -150,7 +141,7 @@ def test_what_items_of_a_new_domain_have_in_common_is_taken_off(kind, share):
 @pytest.mark.parametrize("kind", ["two_tower", "attention"])
 @torch.no_grad()
 def test_adapters_of_a_twin_do_not_reach_the_model(kind):
-    model = with_content(kind)
+    model = built(kind, 6)
     alone, encoded = model.score(queries()), model.all_item_inputs()
     twin = copy_layers(model)
     assert twin.all_item_inputs() is encoded

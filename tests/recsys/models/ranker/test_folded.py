@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import RankingBatch
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.folded import FoldedReader, folded
 from recsys.models.ranker.model import Ranker
+from tests.recsys.testing.catalogues import drawn_catalogue
 
 pytestmark = pytest.mark.numerics
 
@@ -29,10 +29,7 @@ SMALL = RankerConfig(
 
 def ranker(config: RankerConfig = SMALL, inputs: RankerInputs = INPUTS) -> Ranker:
     torch.manual_seed(0)
-    content = torch.randn(200, 6)
-    content[0] = 0
-    catalogue = ItemCatalogue(content, ItemCatalogue.empty(200).categories)
-    model = Ranker(config, inputs, catalogue)
+    model = Ranker(config, inputs, drawn_catalogue(200, 6))
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim == 1:

@@ -10,7 +10,9 @@ from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import RankingBatch
 from recsys.models.ranker.config import RankerConfig, RankerInputs, count_flops
 from recsys.models.ranker.model import Ranker
+from tests.recsys.testing.catalogues import drawn_catalogue
 from tests.recsys.testing.experts import at_equal_compute, loop_over_experts
+from tests.recsys.testing.refusals import assert_refused
 
 TRUNKS = ("sparse", "dense", "shared_bottom")
 INPUTS = RankerInputs(
@@ -36,11 +38,7 @@ CONFIG = RankerConfig(
 
 
 def catalogue(num_rows: int = 30) -> ItemCatalogue:
-    generator = torch.Generator().manual_seed(1)
-    content = torch.randn(num_rows, 6, generator=generator)
-    content[0] = 0
-    categories = Jagged.from_lists([[], *([row % 4 + 1] for row in range(1, num_rows))])
-    return ItemCatalogue(content, categories)
+    return drawn_catalogue(num_rows, 6, 4, seed=1)
 
 
 def ranker(config: RankerConfig = CONFIG, inputs: RankerInputs = INPUTS) -> Ranker:
@@ -89,14 +87,13 @@ def test_a_score_has_the_same_bits_alone_and_among_others(trunk):
     together = model.score(batch).split([5, 0, 19, 8])
     for query in range(4):
         assert torch.equal(model.score(only(batch, query)), together[query])
-    alone, one = only(batch, 2), []
+    alone = only(batch, 2)
     for place in (18, 3, 0):
         single = alone._replace(
             candidates=Jagged.one_each(alone.candidates.values[place : place + 1]),
             candidate_dense=alone.candidate_dense[place : place + 1],
         )
-        one.append(model.score(single))
-    assert torch.equal(torch.cat(one), together[2][[18, 3, 0]])
+        assert torch.equal(model.score(single), together[2][place : place + 1])
 
 
 @pytest.mark.parametrize("trunk", TRUNKS)
@@ -181,17 +178,19 @@ def test_bad_input_is_named():
     model, batch = ranker(), batch_of([3, 2])
     spoiled = batch.candidate_dense.clone()
     spoiled[4, 1] = torch.nan
-    with pytest.raises(ValueError, match="column 'score' is nan in row 4"):
-        model.score(batch._replace(candidate_dense=spoiled))
-    with pytest.raises(ValueError, match=r"query_dense must be \(2, 1\)"):
-        model.score(batch._replace(query_dense=None))
-    with pytest.raises(ValueError, match="candidates of 1"):
-        model.score(batch._replace(candidates=batch.candidates.take(torch.tensor([0]))))
-    logits, one_class = (
-        model.logits(batch),
-        torch.tensor([[0.0, 0], [1, 0], [0, 0], [1, 0], [1, 0]]),
+    logits, labels = model.logits(batch), torch.tensor([[0.0, 0], [1, 0], [0, 0], [1, 0], [1, 0]])
+
+    def scoring(**change):
+        return lambda: model.score(batch._replace(**change))
+
+    assert_refused(
+        {
+            "column 'score' is nan in row 4": scoring(candidate_dense=spoiled),
+            r"query_dense must be \(2, 1\)": scoring(query_dense=None),
+            "candidates of 1": scoring(candidates=batch.candidates.take(torch.tensor([0]))),
+            "'purchase' has 0 positive of 5": lambda: model.fit_calibration(logits, labels),
+            r"task_values names \['view'\]": lambda: ranker(
+                replace(CONFIG, task_values={"view": 1.0})
+            ),
+        }
     )
-    with pytest.raises(ValueError, match="task 'purchase' has 0 positive of 5"):
-        model.fit_calibration(logits, one_class)
-    with pytest.raises(ValueError, match=r"task_values names \['view'\]"):
-        ranker(replace(CONFIG, task_values={"view": 1.0}))

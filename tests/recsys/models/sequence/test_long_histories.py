@@ -37,18 +37,21 @@ CONFIG = SequenceConfig(
 
 def made_model(config: SequenceConfig = CONFIG) -> SequenceModel:
     torch.manual_seed(0)
-    inputs = FeatureSizes(num_item_rows=NUM_ROWS, content_dim=0)
-    counts = torch.ones(NUM_ROWS, dtype=torch.int64)
-    model = SequenceModel(config, inputs, ItemCatalogue.empty(NUM_ROWS), counts)
+    counts, sizes = torch.ones(NUM_ROWS, dtype=torch.int64), FeatureSizes(num_item_rows=NUM_ROWS)
+    model = SequenceModel(config, sizes, ItemCatalogue.empty(NUM_ROWS), counts)
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.1)
     return model.eval()
 
 
+def kept_of(model: SequenceModel, **limits: float) -> KeptHistories:
+    advance = OneHistory(model)._members[0].advance
+    return KeptHistories(advance, SHORTEST_WITH_BLOCKS, **limits)  # type: ignore[arg-type]
+
+
 def history(num: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    draws = torch.Generator().manual_seed(seed)
-    rows = torch.randint(1, NUM_ROWS, (num,), generator=draws)
+    rows = torch.randint(1, NUM_ROWS, (num,), generator=torch.Generator().manual_seed(seed))
     return rows, 1_600_000_000 + torch.arange(num) * 50_000
 
 
@@ -56,11 +59,6 @@ def whole(model: SequenceModel, rows: Tensor, times: Tensor) -> Tensor:
     offsets = torch.tensor([0, len(rows)])
     batch = JaggedBatch({"history": Jagged(rows, offsets), "history.times": Jagged(times, offsets)})
     return model.query_vectors(batch)[0]
-
-
-def kept_of(model: SequenceModel, **limits: float) -> KeptHistories:
-    advance = OneHistory(model)._members[0].advance
-    return KeptHistories(advance, SHORTEST_WITH_BLOCKS, **limits)  # type: ignore[arg-type]
 
 
 def assert_near(one: Tensor, other: Tensor) -> None:
@@ -73,11 +71,8 @@ def test_kept_means_of_sparse_attention_equal_the_whole_history(further: int) ->
     one = OneHistory(model)
     assert one._kept is not None
     one.query_vector(rows[: 370 - further], None)
-    assert_near(one.query_vector(rows, None), whole(model, rows, times))
-    other = rows.flip(0)
-    assert_near(one.query_vector(other, None), whole(model, other, times))
-    short = rows[:231]
-    assert_near(one.query_vector(short, None), whole(model, short, times))
+    for asked in (rows, rows.flip(0), rows[:231]):
+        assert_near(one.query_vector(asked, None), whole(model, asked, times[: len(asked)]))
     assert len(one._kept) == 2
 
 
@@ -139,41 +134,30 @@ NEIGHBOURLY = SequenceConfig(
 )
 
 
-def counted(events: list[int], num_neighbours: int) -> ItemNeighbours:
+def counted(*events: int) -> ItemNeighbours:
     """Count one user's events."""
-    return ItemNeighbours.counted(
-        np.array(events), np.array([0]), np.array([len(events)]), FEW_ROWS, num_neighbours
-    )
-
-
-def model_of(config: SequenceConfig, neighbours: ItemNeighbours | None = None) -> SequenceModel:
-    counts = torch.tensor([0, 1, 1, 1, 1, 0, 1])
-    sizes = FeatureSizes(num_item_rows=FEW_ROWS)
-    model = SequenceModel(config, sizes, ItemCatalogue.empty(FEW_ROWS), counts, neighbours)
-    return model.eval()
-
-
-@pytest.fixture
-def neighbours() -> ItemNeighbours:
-    return counted([1, 2, 3, 4, 6], 2)
+    offsets = np.array([0]), np.array([len(events)])
+    return ItemNeighbours.counted(np.array(events), *offsets, FEW_ROWS, 2)
 
 
 def test_near_items_weigh_by_the_inverse_of_their_distance() -> None:
-    found = counted([1, 2, 3], 2)
+    found = counted(1, 2, 3)
     assert found.rows[1].tolist() == [2, 3]
     torch.testing.assert_close(found.shares[1], torch.tensor([2 / 3, 1 / 3]))
     assert found.rows[4].tolist() == [0, 0]
     assert found.shares[4].sum() == 0
 
 
-def test_an_item_reads_its_own_id_and_its_neighbours(neighbours: ItemNeighbours) -> None:
-    model = model_of(replace(NEIGHBOURLY, neighbour_weight=0.5), neighbours)
-    table = model.item_tower.tables.weight("item")
-    expected = [table[row] + 0.5 * shares @ table[rows] for row, (rows, shares) in enumerate(
-        zip(neighbours.rows, neighbours.shares, strict=True)
-    )]  # fmt: skip
-    inputs = model.all_item_inputs()
-    torch.testing.assert_close(inputs[[1, 2, 3, 4, 6]], torch.stack(expected)[[1, 2, 3, 4, 6]])
+def test_an_item_reads_its_own_id_and_its_neighbours() -> None:
+    neighbours, sizes = counted(1, 2, 3, 4, 6), FeatureSizes(num_item_rows=FEW_ROWS)
+    counts = torch.tensor([0, 1, 1, 1, 1, 0, 1])
+    config = replace(NEIGHBOURLY, neighbour_weight=0.5)
+    catalogue = ItemCatalogue.empty(FEW_ROWS)
+    model = SequenceModel(config, sizes, catalogue, counts, neighbours).eval()
+    table, inputs = model.item_tower.tables.weight("item"), model.all_item_inputs()
+    for row in (1, 2, 3, 4, 6):
+        near = neighbours.shares[row] @ table[neighbours.rows[row]]
+        torch.testing.assert_close(inputs[row], table[row] + 0.5 * near)
     # Item 5 has no events: the unknown id and nothing beside it.
     torch.testing.assert_close(inputs[5], table[0])
 

@@ -13,7 +13,7 @@ import torch
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import TopK
-from recsys.fitting.blend import SourceLists, fit_blend
+from recsys.fitting.blend import FittedBlend, SourceLists, fit_blend
 from recsys.retrieval.blend.config import BlendConfig, LearnedBlendConfig
 from recsys.retrieval.blend.demand import (
     DAY,
@@ -79,43 +79,42 @@ def world(*, by_demand: bool) -> SourceLists:
     )
 
 
+def fitted(examples: SourceLists, **changes: bool) -> FittedBlend:
+    config = replace(BlendConfig(), **changes)
+    return fit_blend(examples, config, {"shuffled": 1.0}, "ndcg@10")
+
+
 def test_items_that_are_wanted_lately_rise_where_they_are_chosen() -> None:
     examples = world(by_demand=True)
-    fitted = fit_blend(examples, BlendConfig(), {"shuffled": 1.0}, "ndcg@10")
-    assert fitted.document["demand"]["read"] is True
-    assert fitted.document["demand"]["difference"] > 0.1
-    top = fitted.blend.merged(examples, 3).item_rows
-    assert bool((top[:, 0] <= 2).all())
-    off = replace(BlendConfig(), recent_demand=False)
-    plain = fit_blend(examples, off, {"shuffled": 1.0}, "ndcg@10")
+    found = fitted(examples)
+    assert found.document["demand"]["read"] is True
+    assert found.document["demand"]["difference"] > 0.1
+    assert bool((found.blend.merged(examples, 3).item_rows[:, 0] <= 2).all())
+    plain = fitted(examples, recent_demand=False)
     assert plain.document["demand"] == {"read": False, "reason": "blend.recent_demand is false"}
     assert plain.blend.served.demand is None
 
 
 def test_where_it_does_not_help_or_there_are_no_times_it_is_not_read() -> None:
-    found = fit_blend(world(by_demand=False), BlendConfig(), {"shuffled": 1.0}, "ndcg@10")
-    assert found.document["demand"]["read"] is False
-    timeless = replace(world(by_demand=True), demand=None)
-    found = fit_blend(timeless, BlendConfig(), {"shuffled": 1.0}, "ndcg@10")
+    assert fitted(world(by_demand=False)).document["demand"]["read"] is False
+    found = fitted(replace(world(by_demand=True), demand=None))
     assert found.document["demand"] == {"read": False, "reason": "events have no times"}
 
 
-def of_last_days() -> LearnedBlend:
-    """Weighs the events of the last week alone, by 2, and twice that without a history."""
-    weights = torch.zeros(PARTS, len(DEMAND))
-    weights[0, 0] = weights[1, 0] = 2.0
-    lists = torch.zeros(2, 2, 1, 4)
-    lists[..., 2] = 1.0
-    return LearnedBlend(LearnedBlendConfig(), ("shuffled",), lists, torch.ones(1), demand=weights)
-
-
 def test_new_events_change_the_list_without_a_fit() -> None:
+    """A blend weighs the events of the last week alone, by 2, and twice that without a history."""
+    weights = torch.zeros(PARTS, len(DEMAND))
+    weights[:2, 0] = 2.0
+    of_lists = torch.zeros(2, 2, 1, 4)
+    of_lists[..., 2] = 1.0
+    config = LearnedBlendConfig()
+    weekly = LearnedBlend(config, ("shuffled",), of_lists, torch.ones(1), demand=weights)
     lists = {"shuffled": TopK(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[1, 2, 3]]))}
     before = item_demand(np.array([1, 2, 3]), np.full(3, NOW), 4)
     after = item_demand(np.array([1, 2, 3, 3, 3, 3]), np.full(6, NOW), 4)
 
     def ranked(demand: torch.Tensor | None, length: int) -> tuple[list[int], list[float]]:
-        blend = of_last_days().with_demand(demand)
+        blend = weekly.with_demand(demand)
         found = blend.blend(lists, 3, history_lengths=torch.tensor([length]))
         return found.item_rows[0].tolist(), found.scores[0].tolist()
 
@@ -128,13 +127,9 @@ def test_new_events_change_the_list_without_a_fit() -> None:
 
 
 def test_a_blend_that_reads_demand_is_saved_and_read(tmp_path: Path) -> None:
-    fitted = fit_blend(world(by_demand=True), BlendConfig(), {"shuffled": 1.0}, "ndcg@10")
-    blend = fitted.blend.served
+    blend, repeated = (fitted(world(by_demand=True)).blend.served for _ in range(2))
     digest = blend.save(tmp_path / "a")
     again = LearnedBlend.load(tmp_path / "a", sha256=digest)
     assert again.demand is not None
-    assert again.odds is not None
-    assert blend.odds is not None
     torch.testing.assert_close(again.odds, blend.odds, rtol=0, atol=0)
-    repeated = fit_blend(world(by_demand=True), BlendConfig(), {"shuffled": 1.0}, "ndcg@10")
-    assert repeated.blend.served.save(tmp_path / "b") == digest
+    assert repeated.save(tmp_path / "b") == digest
