@@ -4,7 +4,6 @@ from collections.abc import Callable
 from datetime import date
 
 import polars as pl
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,25 +54,18 @@ def test_known_answers() -> None:
     assert FEATURES["user_num_events"].value(state, monday_noon + 1) == 3
 
 
-@pytest.mark.parametrize(
-    ("column", "kind"),
-    [
-        (pl.Series("x", [1, None, 3]), "number"),
-        (pl.Series("x", ["1.5", "", "-3e2", None]), "number"),
-        (pl.Series("x", [date(2026, 1, 1)]), "date"),
-        (pl.Series("x", ["2026-01-01", "2026-01-02T10:00:00Z"]), "date"),
-        (pl.Series("x", [True, False]), "category"),
-        (pl.Series("x", ["red", "red", "blue", "blue"]), "category"),
-        (pl.Series("x", ["a|b", "c"]), "list"),
-        (pl.Series("x", [["a"], ["b", "c"]]), "list"),
-        (pl.Series("x", [[1, 2], [3]]), "list"),
-        (pl.Series("x", [[0.5, 1.0], None]), "vector"),
-        (pl.Series("x", [[0.5, 1.0]], dtype=pl.Array(pl.Float32, 2)), "vector"),
-        (pl.Series("x", ["[0.5, 1]", None]), "vector"),
-    ],
-)
-def test_the_kind_of_a_column(column: pl.Series, kind: str) -> None:
-    assert kind_of_column(column) == kind
+def test_the_kind_of_a_column() -> None:
+    for kind, columns in {
+        "number": ([1, None, 3], ["1.5", "", "-3e2", None]),
+        "date": ([date(2026, 1, 1)], ["2026-01-01", "2026-01-02T10:00:00Z"]),
+        "category": ([True, False], ["red", "red", "blue", "blue"]),
+        "list": (["a|b", "c"], [["a"], ["b", "c"]], [[1, 2], [3]]),
+        "vector": ([[0.5, 1.0], None], ["[0.5, 1]", None]),
+    }.items():
+        for values in columns:
+            assert kind_of_column(pl.Series("x", values)) == kind
+    fixed = pl.Series("x", [[0.5, 1.0]], dtype=pl.Array(pl.Float32, 2))
+    assert kind_of_column(fixed) == "vector"
 
 
 def test_what_is_no_kind_is_refused_nor_an_event_before_the_last() -> None:

@@ -30,25 +30,22 @@ from recsys.content.prompt import clean_text, item_text
 from tests.recsys.testing.refusals import assert_refused
 
 
-@pytest.mark.parametrize(
-    ("raw", "clean"),
-    [
-        ("  a \t b\n\nc ", "a b c"),
-        ("Tom &amp; Jerry", "Tom & Jerry"),
-        ("Tom &amp;amp; Jerry &#39;s", "Tom & Jerry 's"),
-        ("<p>big<br/>bold</p><!-- note -->", "big bold"),
-        ("&lt;b&gt;bold&lt;/b&gt;", "bold"),
-        ("under < 5 kg and > 2 kg", "under < 5 kg and > 2 kg"),
-        ("a\x00b\x1fc\x7fd\u2028e", "a b c d e"),
-        ("soft\u00adhyphen \ufeffmark \ud800surrogate", "softhyphen mark surrogate"),
-        ("e\u0301", "\u00e9"),
-        ("\u65e5\u672c", "\u65e5\u672c"),
-        (None, ""),
-        (" \n", ""),
-    ],
-)
-def test_text_is_cleaned(raw, clean):
-    assert clean_text(raw) == clean
+def test_text_is_cleaned():
+    for raw, clean in {
+        "  a \t b\n\nc ": "a b c",
+        "Tom &amp; Jerry": "Tom & Jerry",
+        "Tom &amp;amp; Jerry &#39;s": "Tom & Jerry 's",
+        "<p>big<br/>bold</p><!-- note -->": "big bold",
+        "&lt;b&gt;bold&lt;/b&gt;": "bold",
+        "under < 5 kg and > 2 kg": "under < 5 kg and > 2 kg",
+        "a\x00b\x1fc\x7fd\u2028e": "a b c d e",
+        "soft\u00adhyphen \ufeffmark \ud800surrogate": "softhyphen mark surrogate",
+        "e\u0301": "\u00e9",
+        "\u65e5\u672c": "\u65e5\u672c",
+        None: "",
+        " \n": "",
+    }.items():
+        assert clean_text(raw) == clean
 
 
 def test_an_item_is_told_most_telling_part_first():
@@ -77,22 +74,19 @@ def test_a_number_fills_the_parts_below_it() -> None:
     assert piecewise(numbers, edges).tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("kind", "values", "empty"),
-    [
-        ("number", [1.0, 2.0, 7.5, None], ""),
-        ("date", [date(2026, 1, 1), "2026-03-01", "2026-05-01T12:00:00", None], "  "),
-        ("category", ["red", "red", "blue", None], ""),
-        ("list", ["a|b", ["b", "a"], ("c",), None], []),
-        ("vector", [[1.0, 0.0], "[0.0, 1.0]", (0.5, 0.5), None], ""),
-    ],
-)
-def test_a_missing_value_is_a_value_of_its_own(kind: Kind, values: list[Any], empty: Any) -> None:
-    column = EncodedColumn.fit("it", kind, values)
-    encoded = column.encode([*values, empty])
-    assert encoded[:, -1].tolist() == [0, 0, 0, 1, 1]
-    assert not encoded[3:, :-1].any()
-    assert np.isfinite(encoded).all()
+def test_a_missing_value_is_a_value_of_its_own() -> None:
+    columns: dict[Kind, tuple[list[Any], Any]] = {
+        "number": ([1.0, 2.0, 7.5, None], ""),
+        "date": ([date(2026, 1, 1), "2026-03-01", "2026-05-01T12:00:00", None], "  "),
+        "category": (["red", "red", "blue", None], ""),
+        "list": (["a|b", ["b", "a"], ("c",), None], []),
+        "vector": ([[1.0, 0.0], "[0.0, 1.0]", (0.5, 0.5), None], ""),
+    }
+    for kind, (values, empty) in columns.items():
+        encoded = EncodedColumn.fit("it", kind, values).encode([*values, empty])
+        assert encoded[:, -1].tolist() == [0, 0, 0, 1, 1]
+        assert not encoded[3:, :-1].any()
+        assert np.isfinite(encoded).all()
 
 
 def test_values_of_another_type_are_refused_by_column_and_place() -> None:
@@ -170,16 +164,15 @@ def minilm() -> MiniLMEncoder:
     return MiniLMEncoder(device="cpu")
 
 
-@pytest.mark.parametrize("name", ["hash", "minilm"])
-def test_vectors_have_unit_length_and_empty_texts_are_zero(name, minilm):
-    encoder = HashEncoder(64) if name == "hash" else minilm
-    done: list[int] = []
-    vectors = encoder.encode([*ENCODER_TEXTS, "   "], done.append)
-    assert vectors.dtype == np.float32
-    assert vectors.shape == (7, encoder.dim)
-    assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1, 1, 0, 1, 1, 0], abs=1e-5)
-    assert done[-1] == 7
-    assert encoder.encode([]).shape == (0, encoder.dim)
+def test_vectors_have_unit_length_and_empty_texts_are_zero(minilm):
+    for encoder in (HashEncoder(64), minilm):
+        done: list[int] = []
+        vectors = encoder.encode([*ENCODER_TEXTS, "   "], done.append)
+        assert vectors.dtype == np.float32
+        assert vectors.shape == (7, encoder.dim)
+        assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1, 1, 0, 1, 1, 0], abs=1e-5)
+        assert done[-1] == 7
+        assert encoder.encode([]).shape == (0, encoder.dim)
 
 
 def test_minilm_gives_the_published_similarities(minilm):

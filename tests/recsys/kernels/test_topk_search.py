@@ -11,7 +11,6 @@ from recsys.kernels.topk_search.op import best_groups, fused_top_k, mask_words
 from tests.recsys.kernels.devices import DEVICE, ON_A_GPU, RUNS_KERNELS
 from tests.recsys.kernels.topk_reference import reference_top_k
 from tests.recsys.testing.refusals import assert_refused
-from tests.recsys.testing.tensors import top_k_of_scores
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -19,16 +18,6 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)
 def vectors(num: int, dim: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(num, dim, generator=generator).to(dtype)
-
-
-def test_reference_follows_the_rule_of_ties_and_masks() -> None:
-    # Small whole numbers, so that equal scores are equal in every type.
-    queries, items = vectors(5, 8).round(), vectors(70, 8, seed=1).round()
-    mask = ItemMask(np.isin(np.arange(70), list(range(0, 70, 2))))
-    truth = top_k_of_scores(queries @ items.T, 12, mask)
-    found = reference_top_k(queries, items, 12, mask_words(mask, 70, "cpu"))
-    assert torch.equal(found.item_rows, truth.item_rows)
-    assert torch.allclose(found.scores, truth.scores)
 
 
 def test_mask_words_hold_the_rows_of_the_mask() -> None:
