@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -61,45 +62,15 @@ LARGE = [
 ]
 
 
-def check_best_groups(device: str) -> None:
-    """Ties go to the lower group on every level of narrowing down."""
-    for width in (5, 4096, 4097, *((9000, 150_000) if device == "cuda" else ())):
+@RUNS_KERNELS
+def test_ties_go_to_the_lower_group_on_every_level_of_narrowing_down() -> None:
+    for width in (5, 4096, 4097, *[9000, 150_000] * ON_A_GPU):
         values = np.random.default_rng(width).integers(0, 50, (3, width))
-        maxima = torch.from_numpy(values - 25).float().to(device)
+        maxima = torch.from_numpy(values - 25).float().to(DEVICE)
         maxima[1] = -torch.inf
         count = min(width, 37)
         order = maxima.sort(dim=1, descending=True, stable=True).indices[:, :count]
         assert torch.equal(best_groups(maxima, count), order.sort(dim=1).values), width
-
-
-def check_kernel(
-    device: str, sizes: list[tuple[int, int, int, int]], *, num_masks: int = 3
-) -> None:
-    """Run every size and type on a device, each with all kinds of masks or with some in turn."""
-    check_best_groups(device)
-    for case, dtype in enumerate(TYPES):
-        # Interpreted, half types meet every other size.
-        own = sizes if device == "cuda" or not case else sizes[case - 1 :: 2]
-        for place, (num_queries, num_items, dim, k) in enumerate(own):
-            queries = vectors(num_queries, dim, dtype, case).to(device)
-            items = vectors(num_items, dim, dtype, case + 9).to(device)
-            items[num_items // 2 :: 3] = items[num_items // 2].clone()
-            allowed = np.random.default_rng(case).random((num_queries, num_items)) < 0.6
-            shared = ItemMask(allowed[0])
-            own = torch.stack([mask_words(ItemMask(one), num_items, device) for one in allowed])
-            kinds = [None, mask_words(shared, num_items, device), own]
-            for turn in range(num_masks):
-                words = kinds[(case + place + turn) % 3]
-                found = fused_top_k(queries, items, k, words)
-                if words is None:
-                    words = mask_words(None, num_items, torch.device(device))
-                check_lists(found, queries, items, k, words)
-                if dtype == torch.float32 and turn == 0:
-                    halves = items.half()
-                    found = fused_top_k(queries, items, k, words, halves=halves)
-                    check_lists(found, queries, items, k, words)
-    empty = fused_top_k(vectors(0, 4).to(device), vectors(5, 4).to(device), 2)
-    assert empty.item_rows.shape == (0, 2)
 
 
 def check_lists(found: object, queries: Tensor, items: Tensor, k: int, words: Tensor) -> None:
@@ -119,6 +90,25 @@ def check_lists(found: object, queries: Tensor, items: Tensor, k: int, words: Te
 
 
 @RUNS_KERNELS
-def test_lists_are_those_of_float64_by_every_type_and_mask() -> None:
-    # Interpreted, each type meets each kind of mask over the sizes.
-    check_kernel(DEVICE, SMALL + LARGE * ON_A_GPU, num_masks=3 if ON_A_GPU else 1)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_lists_are_those_of_float64_by_every_type_and_mask(dtype: torch.dtype) -> None:
+    case = TYPES.index(dtype)
+    # Interpreted, half types meet some sizes, and each type each kind of mask over the sizes.
+    some = SMALL if not case else SMALL[case : case + 1]
+    for place, (num_queries, num_items, dim, k) in enumerate(SMALL + LARGE if ON_A_GPU else some):
+        queries = vectors(num_queries, dim, dtype, case).to(DEVICE)
+        items = vectors(num_items, dim, dtype, case + 9).to(DEVICE)
+        items[num_items // 2 :: 3] = items[num_items // 2].clone()
+        allowed = np.random.default_rng(case).random((num_queries, num_items)) < 0.6
+        everything = mask_words(None, num_items, torch.device(DEVICE))
+        shared = mask_words(ItemMask(allowed[0]), num_items, DEVICE)
+        own = torch.stack([mask_words(ItemMask(one), num_items, DEVICE) for one in allowed])
+        for turn in range(3 if ON_A_GPU else 1):
+            words = (None, shared, own)[(case + place + turn) % 3]
+            known = everything if words is None else words
+            check_lists(fused_top_k(queries, items, k, words), queries, items, k, known)
+            if dtype == torch.float32 and turn == 0 and (ON_A_GPU or place < 2):
+                found = fused_top_k(queries, items, k, words, halves=items.half())
+                check_lists(found, queries, items, k, known)
+    empty = fused_top_k(vectors(0, 4).to(DEVICE), vectors(5, 4).to(DEVICE), 2)
+    assert empty.item_rows.shape == (0, 2)
