@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
-from features.schema import SplitConfig
-from features.splits import SECONDS_PER_DAY, Cuts, global_time, leave_one_out, midnights
+from features.schema import NewestSplit, SplitConfig
+from features.splits import (
+    SECONDS_PER_DAY,
+    Cuts,
+    global_time,
+    leave_one_out,
+    midnights,
+    newest_of_some,
+)
 
 
 def test_an_event_at_the_moment_of_a_cut_is_after_it():
@@ -27,3 +34,17 @@ def test_the_last_event_is_test_and_the_one_before_validation():
     ends = leave_one_out(np.array([1, 2, 3, 7]))
     assert ends.train.tolist() == [1, 2, 1, 5]
     assert ends.validation.tolist() == [1, 2, 2, 6]
+
+
+def test_the_newest_events_of_a_share_of_the_users_are_held_out():
+    users, offsets = 400, np.arange(401) * 3
+    # All have an event before the moment, half of them two since then.
+    times = np.where(np.arange(users)[:, None] % 2, [1, 11, 12], [1, 2, 3]).reshape(-1)
+    for share, min_users, low, high in ((0.25, 0, 30, 70), (0.0, 100, 75, 125), (0.9, 0, 80, 120)):
+        split = NewestSplit(since=10, share=share, min_users=min_users)
+        ends = newest_of_some(times, offsets, split)
+        counts = ends.train.tolist()
+        assert ends.validation.tolist() == counts
+        assert set(counts[::2]) == {3}
+        assert set(counts[1::2]) == {1, 3}
+        assert low <= counts.count(1) <= high

@@ -14,6 +14,7 @@ from recsys.content.language_model import LocalLanguageModel, model_digest
 from recsys.content.prompt import Completion
 from recsys.content.transformer_encoder import TransformerEncoder
 from tests.recsys.content.test_attribute_schema import OWN
+from tests.recsys.content.test_endpoint import Log
 from tests.recsys.testing.refusals import assert_refused
 
 TEXTS = ["rose soap", "a much longer text about a clay mask for dry skin", "", "x", "\ud800 odd"]
@@ -42,18 +43,6 @@ def tiny(tmp_path_factory) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
-
-
-class Log:
-    def __init__(self) -> None:
-        self.answers: dict[int, Completion | Exception] = {}
-
-    def charge(self, index: int) -> None:
-        if index == 99:
-            raise ValueError("forbidden")
-
-    def record(self, index: int, answer: Completion | Exception) -> None:
-        self.answers[index] = answer
 
 
 # ---- as an encoder

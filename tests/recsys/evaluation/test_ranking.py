@@ -7,12 +7,18 @@ from ranx import Qrels, Run, evaluate
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.top_k import select_top_k
 from recsys.evaluation.ranking import (
     METRICS,
     RankingConfig,
     RankingResult,
+    _target_ranks_on_device,
+    check_metric_name,
+    evaluate_lists,
     evaluate_ranking,
     joined_results,
+    list_ranks,
+    target_ranks,
 )
 from tests.recsys.testing.refusals import assert_refused
 
@@ -66,6 +72,11 @@ def test_nan_scores_and_targets_of_different_users_are_refused():
             "query 1 hold NaN": lambda: ranked(spoilt, [[1], [2], [3]]),
             "same users in the same order": lambda: ranked(scores, [[1]] * 2),
             "the same users in the same order": lambda: ranked(scores, [[1]] * 4),
+            "exclude covers 1 queries, targets 3": lambda: ranked(scores, [[1]] * 3, exclude=[[1]]),
+            "no query has a target": lambda: ranked(scores, [[]] * 3),
+            r"score must return \[2, N\] .* got \(2,\)": lambda: ranked(scores[:, 0], [[1]] * 3),
+            "metric must be one of .* got 'ndcg@0'": lambda: check_metric_name("ndcg@0"),
+            "ks must be one or more list lengths": lambda: RankingConfig(ks=()),
         }
     )
 
@@ -115,3 +126,20 @@ def test_parts_that_are_joined_equal_the_whole():
         for mine, theirs in zip(getattr(joined, name), getattr(whole, name), strict=True):
             assert mine is theirs is None or mine.equal(theirs)
     assert joined.top_k.item_rows.equal(whole.top_k.item_rows)
+
+
+def test_ranks_in_lists_and_by_the_way_of_a_gpu_are_those_of_every_score():
+    torch.manual_seed(4)
+    scores = torch.randint(0, 4, (6, 12)).float()
+    scores[:, 0] = scores[2, 5] = -torch.inf
+    targets = Jagged.from_lists([[3], [1, 11], [5], [], [0, 99, 7], [2, 2]])
+    expected = target_ranks(scores, targets)
+    assert torch.equal(_target_ranks_on_device(scores, targets), expected)
+    lists, config = select_top_k(scores, 11), RankingConfig(ks=KS)
+    assert torch.equal(list_ranks(lists.item_rows, targets).values, expected)
+    queries = JaggedBatch({"user": Jagged.one_each(torch.arange(6))})
+    by_score, by_list = (
+        evaluate_lists(lists, own, queries, targets, config) for own in (scores, None)
+    )
+    assert torch.equal(by_score.ranks.values, by_list.ranks.values)
+    assert by_list.per_user("mrr@1").isnan().tolist() == [False] * 3 + [True] + [False] * 2

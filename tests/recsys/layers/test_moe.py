@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recsys.layers.moe.experts import Experts, blocked_slots, grouped_slots
+from recsys.layers.moe.experts import Experts
 from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
 from recsys.layers.moe.routing import (
     BiasedRouter,
@@ -115,22 +115,6 @@ def test_experts_agree_with_the_loop_forward_and_backward(case, training):
     ]
     for ours, truth in zip(*found, strict=True):
         torch.testing.assert_close(ours, truth, rtol=1e-5, atol=1e-5)
-
-
-def test_slots_hold_every_visit_once_whatever_the_load():
-    torch.manual_seed(2)
-    for same in (True, False):
-        experts = choices(50, 6, 2, same=same)
-        blocks = blocked_slots(experts, 6, 8)
-        owner = blocks.ends[blocks.slot_of // 8]
-        assert torch.equal(owner, experts.flatten())
-        assert len(blocks.slot_of.unique()) == 100
-        # Less than a block of padding for each expert.
-        assert len(blocks.row_of_slot) < 100 + 6 * 8
-        ends = grouped_slots(experts, 6).ends
-        assert torch.equal(ends.diff(prepend=ends.new_zeros(1)), torch.bincount(
-            experts.flatten(), minlength=6
-        ).int())  # fmt: skip
 
 
 @pytest.mark.parametrize(

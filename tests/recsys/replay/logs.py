@@ -16,7 +16,6 @@ from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig
 
 NUM_CLUSTERS, CLUSTER_SIZE, NUM_USERS, NUM_DAYS = 5, 8, 90, 40
-MODELS = ("popularity", "item_to_item", "ease", "sequence")
 
 
 def walks(seed: int = 0) -> Sequences:

@@ -122,30 +122,21 @@ def test_ids_are_unique_up_to_the_last_free_one(
     assert bool(((unique.codes >= 0) & (unique.codes < torch.tensor(sizes))).all())
 
 
-@pytest.mark.parametrize("equal", [True, False])
-def test_exactly_as_many_items_as_ids_fit_and_one_more_is_refused(equal: bool) -> None:
-    quantizer = random_quantizer((16, 16))
-    generator = torch.Generator().manual_seed(0)
-    vectors = torch.ones(257, 4) if equal else torch.randn(257, 4, generator=generator)
-    codes = quantizer.encode(vectors)
-    assert num_distinct(resolve_collisions(quantizer, vectors[:256], codes[:256]).codes) == 256
-    assert_refused(
-        {
-            "257 items and 0 published IDs do not fit the 256 IDs": lambda: resolve_collisions(
-                quantizer, vectors, codes
-            )
-        }
-    )
-
-
 def test_the_nearest_item_keeps_its_code_and_the_next_gets_the_nearest_free() -> None:
     book = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
     quantizer = ResidualKMeans([Centres(book, torch.zeros(4))])
     vectors = torch.tensor([[0.3], [0.1], [0.2]])
-    codes = quantizer.encode(vectors)
-    unique = resolve_collisions(quantizer, vectors, codes).codes
+    unique = resolve_collisions(quantizer, vectors, quantizer.encode(vectors)).codes
     # 0.1 keeps code 0; 0.3 is nearer to code 1 than 0.2 is; 0.2 goes on to code 2.
     assert unique[:, 0].tolist() == [1, 0, 2]
+    many = torch.ones(5, 1)
+    assert_refused(
+        {
+            "5 items and 0 published IDs do not fit the 4 IDs": lambda: resolve_collisions(
+                quantizer, many, quantizer.encode(many)
+            )
+        }
+    )
 
 
 def square_world() -> tuple[ResidualKMeans, torch.Tensor]:

@@ -83,8 +83,9 @@ def test_singular_values_become_alike_and_directions_stay(shape):
 
 
 def test_a_step_is_decay_and_the_momentum_turned_as_long_as_adams():
-    layer = nn.Linear(4, 4)
-    optimizer = adamw(layer, AdamWConfig(matrices="orthogonal", weight_decay=0.1))
+    net, layer = nn.Module(), nn.Linear(4, 4)
+    net.blocks = nn.ModuleList([layer])
+    optimizer = adamw(net, AdamWConfig(matrices="orthogonal", weight_decay=0.1))
     for group in optimizer.param_groups:
         group["lr"] = 0.05
     wide = torch.randn(4, 4, generator=torch.Generator().manual_seed(2))

@@ -111,6 +111,10 @@ def test_what_is_no_log_weight_or_sample_is_refused_with_what_is_allowed():
             "must be finite numbers": weighed(np.ones((2, 2))),
             "be finite numbers": weighed([]),
             "finite numbers": weighed([np.nan]),
+            r"must be \[lists, slots\]": lambda: ips(np.ones(2), one),
+            r"weights must have shape \(2, 2\)": lambda: ips(one, np.ones((2, 3))),
+            r"weights must be finite, got nan at \[0, 0\]": lambda: ips(one, one * np.nan),
+            "num_folds must be at least 2, got 1": lambda: fold_of(np.arange(3), 1),
         }
     )
 
