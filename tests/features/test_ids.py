@@ -84,14 +84,8 @@ def activity(counts: list[int], days: list[int] | None = None) -> UserActivity:
     return UserActivity(np.array([0, *counts]), times)
 
 
-def rows_of(settings: UserIdRows, users: UserActivity, previous: np.ndarray | None = None):  # type: ignore[no-untyped-def]
-    found = assigned(settings, users, previous)
-    assert found is not None
-    return found
-
-
 def test_the_most_active_have_rows_and_others_are_unknown() -> None:
-    found = rows_of(UserIdRows(rows=2, min_events=3), activity([3, 9, 2, 5]))
+    found = assigned(UserIdRows(rows=2, min_events=3), activity([3, 9, 2, 5]))
     assert found.features["id"].tolist() == [0, 0, 1, 0, 2]
     assert found.owners.tolist() == [0, 2, 4]
     assert found.counts["without room"] == 1
@@ -100,10 +94,10 @@ def test_the_most_active_have_rows_and_others_are_unknown() -> None:
 
 def test_rows_stay_with_their_users_and_expired_ones_are_given_to_others() -> None:
     settings = UserIdRows(rows=2, min_events=2, ttl_days=10)
-    first = rows_of(settings, activity([5, 4, 1], [1, 1, 1]))
+    first = assigned(settings, activity([5, 4, 1], [1, 1, 1]))
     assert first.owners.tolist() == [0, 1, 2]
     # User 1 came back on day 20, user 2 did not, user 3 has enough events.
-    later = rows_of(settings, activity([6, 4, 7], [20, 1, 20]), first.owners)
+    later = assigned(settings, activity([6, 4, 7], [20, 1, 20]), first.owners)
     assert later.owners.tolist() == [0, 1, 3]
     assert later.features["id"].tolist() == [0, 1, 0, 2]
     assert later.counts["evicted"] == 1
@@ -127,10 +121,8 @@ def built(folder: Path, days: int, **more: object) -> FeaturesReport:
 def test_builds_hand_rows_on_and_continued_weights_forget_the_evicted(tmp_path: Path) -> None:
     built(tmp_path, 3)
     before = read_owners(tmp_path / "out3")
-    assert before is not None
     report = built(tmp_path, 12, previous=tmp_path / "out3")
     now = read_owners(tmp_path / "out12")
-    assert now is not None
     assert report.user_ids["evicted"] == 1
     ids = ["", *pl.read_parquet(tmp_path / "out12/vocabularies/users.parquet")["id"].to_list()]
     assert sorted(ids[owner] for owner in now[1:]) == ["later", "often"]
@@ -145,7 +137,7 @@ def test_builds_hand_rows_on_and_continued_weights_forget_the_evicted(tmp_path: 
 
 def test_what_would_lose_or_round_an_id_is_refused(tmp_path: Path) -> None:
     frame = pl.DataFrame({"user_id": [1.0, 2.0], "item_id": ["a", "b"], "event_time": [START] * 2})
-    before = rows_of(UserIdRows(rows=2), activity([9]))
+    before = assigned(UserIdRows(rows=2), activity([9]))
     assert_refused(
         {
             r"column user_id is Float64.*floats lose long ids": lambda: build(tmp_path, frame),

@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from recsys.content.config import (
-    AttributeConfig,
-    EmbeddingEndpointConfig,
-    EnrichmentConfig,
-)
+from recsys.content.config import AttributeConfig, EmbeddingEndpointConfig, EnrichmentConfig
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.evaluation.config import PairedConfig
 from recsys.evaluation.sequential import SequentialConfig, sample_ratio

@@ -84,7 +84,6 @@ class Script:
 
 
 def values_of(attributes: Mapping[str, object] | None) -> dict[str, object]:
-    assert attributes is not None
     return {name: attribute.value for name, attribute in attributes.items()}  # type: ignore[attr-defined]
 
 
@@ -96,7 +95,6 @@ def test_each_attribute_knows_its_model_prompt_and_time(tmp_path):
         values = values_of(attributes)
         assert values["summary"] == f"This is {text}."
         assert values["queries"] == ("soap", "hand soap", "cheap soap")
-        assert attributes is not None
         for attribute in attributes.values():
             assert attribute.provenance.model == "tiny@test"
             assert attribute.provenance.prompt_version == PROMPT_VERSION

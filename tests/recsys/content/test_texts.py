@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 
 from recsys.content import minilm as minilm_module
-from recsys.content.columns import (
-    ColumnEncoder,
-    EncodedColumn,
-    Kind,
-    piecewise,
-)
+from recsys.content.columns import ColumnEncoder, EncodedColumn, Kind, piecewise
 from recsys.content.embedding_cache import encode_cached
 from recsys.content.encoder import (
     HashEncoder,

@@ -6,11 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recsys.data import top_k
-from recsys.data.top_k import (
-    ItemMask,
-    best_of_one,
-    reranked_places,
-)
+from recsys.data.top_k import ItemMask, best_of_one, reranked_places
 from tests.recsys.testing.refusals import assert_refused
 from tests.recsys.testing.tensors import top_k_of_scores
 

@@ -138,7 +138,6 @@ def test_rows_of_a_step_are_distinct_and_always_as_many(num_rows: int) -> None:
     items, labels = np.array([0, 7, 9, 9, 3]), np.array([9, 0, 3])
     drawn = np.random.default_rng(1).integers(1, NUM_ITEMS + 1, 5)
     found = sampled.inputs(items, labels, np.random.default_rng(1))
-    assert found is not None
     rows, ranked = found
     assert len(rows) == num_rows
     assert (np.diff(rows) > 0).all()

@@ -60,7 +60,6 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def test_a_launch_hands_over_what_c_would(driver: Driver) -> None:
     found = launch.packing(7, TYPES)
-    assert found is not None
     kernel = launch.Packed(7, *found, 128, 96)
     for first in (1 << 40, 3):
         assert kernel.launch(5, 11, (first, -2, 1 << 50, -(1 << 40), 0.5, 9)) == 0

@@ -103,7 +103,6 @@ def test_pairs_turned_to_a_label_leave_out_what_cutting_them_out_does(begin: int
     lists = [[0, 4], [], [3, 3, 2], [1], [4, 0], [2], [], [1, 3], [0]]
     given = Jagged.from_lists(lists)
     excluded = _Excluded.of(given.values, given.offsets, len(lists))
-    assert excluded is not None
     labels = torch.randint(5, (3,))
     scores = torch.randn(3, 5)
     other = scores.clone()

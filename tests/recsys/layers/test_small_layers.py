@@ -14,8 +14,6 @@ from recsys.layers.attention.softmax import by_pair
 from recsys.layers.attention.target import TargetAttention
 from recsys.layers.calibrator import Calibrator
 from recsys.layers.codes.decoder import (
-    CodeBlock,
-    CodeBlockConfig,
     SharedContext,
     joint_attention,
     merged_shares,
@@ -144,41 +142,17 @@ def test_a_rows_bits_do_not_depend_on_its_place_in_a_tile():
         assert torch.equal(layer(rows[order]), together[order])
 
 
-BATCH, WIDTH, TOKENS, PLACES, DIM, HEADS = 2, 3, 4, 6, 8, 2
-
-
-def small_block() -> CodeBlock:
-    torch.manual_seed(0)
-    config = CodeBlockConfig(dim=DIM, num_heads=HEADS, hidden_dim=16, dropout=0.0)
-    return CodeBlock(config).eval()
-
-
-def context_of(width: int) -> SharedContext:
-    bias = torch.randn(BATCH, HEADS, width, PLACES)
-    bias[..., 4:] = -torch.inf
-    keys, values = torch.randn(2, BATCH, HEADS, PLACES, DIM // HEADS)
-    return SharedContext(keys, values, bias)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("width", [1, WIDTH])
-def test_tokens_decoded_one_by_one_are_those_decoded_at_once(width: int) -> None:
-    block, context = small_block(), context_of(width)
-    tokens = torch.randn(BATCH, WIDTH, TOKENS, DIM)
-    at_once, _ = block.decode(tokens, context, None)
-    past = None
-    for place in range(TOKENS):
-        one, past = block.decode(tokens[:, :, place : place + 1], context, past)
-        torch.testing.assert_close(one[:, :, 0], at_once[:, :, place])
-
-
 @torch.no_grad()
 def test_two_softmaxes_merged_are_one() -> None:
     """What a fused kernel leaves to do, held to the scores written out."""
-    context, dim = context_of(1), DIM // HEADS
-    query = torch.randn(BATCH, WIDTH, TOKENS, HEADS, dim)
-    values = torch.randn(BATCH, WIDTH, 5, HEADS, dim)
-    scores = 20 * torch.randn(BATCH, WIDTH, TOKENS, HEADS, 5)
+    torch.manual_seed(0)
+    batch, width, tokens, places, heads, dim = 2, 3, 4, 6, 2, 4
+    bias = torch.randn(batch, heads, 1, places)
+    bias[..., 4:] = -torch.inf
+    context = SharedContext(*torch.randn(2, batch, heads, places, dim), bias)
+    query = torch.randn(batch, width, tokens, heads, dim)
+    values = torch.randn(batch, width, 5, heads, dim)
+    scores = 20 * torch.randn(batch, width, tokens, heads, 5)
     scores[..., 4] = -torch.inf
     expected = joint_attention(query, scores, values, context)
     shared = side_by_side(query) @ context.keys.mT * dim**-0.5 + context.bias

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.models import content_similarity, item_to_item
 from recsys.models.configs import ContentSimilarityConfig, ItemToItemConfig, PopularityConfig
@@ -22,6 +22,7 @@ from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
 from tests.recsys.models.contracts import assert_retriever_contract
 from tests.recsys.testing.refusals import assert_refused
+from tests.recsys.testing.tensors import history_queries
 
 pytestmark = pytest.mark.numerics
 
@@ -44,7 +45,7 @@ def test_keeps_the_contract_of_every_retriever(
         ),
         "content": (ContentSimilarity(by_content, vectors), ContentSimilarity.load),
     }[name]
-    asked = histories([1, 2, 40], [0], [], [99, 5])
+    asked = history_queries([1, 2, 40], [0], [], [99, 5])
     assert_retriever_contract(lambda _: model, load, asked, 41, tmp_path)
 
 
@@ -57,7 +58,7 @@ def test_events_in_parts_age_from_the_newest_of_all_parts() -> None:
         counted = Popularity.fit_parts(lambda parts=parts: iter(parts), 5, config)
         assert torch.equal(counted.item_scores, whole.item_scores)
     expected = [-torch.inf, 2**-6, 2 ** -(28 / 5) + 2 ** -(20 / 5), 1.0, 0.0]
-    for scores in whole.score(histories([1], [], [99])):
+    for scores in whole.score(history_queries([1], [], [99])):
         torch.testing.assert_close(scores, torch.tensor(expected))
 
 
@@ -85,10 +86,6 @@ def fit(sequences: list[list[int]], config: ItemToItemConfig, num_item_rows: int
     offsets = np.concatenate([[0], np.cumsum([len(rows) for rows in sequences])]).astype(np.int64)
     rows = np.array([row for rows in sequences for row in rows], np.int64)
     return ItemToItem.fit(rows, offsets[:-1], offsets[1:], num_item_rows, config)
-
-
-def histories(*lists: list[int]) -> JaggedBatch:
-    return JaggedBatch({"history": Jagged.from_lists(lists)})
 
 
 def slow_scores(
@@ -127,7 +124,7 @@ def test_agrees_with_the_definition_pair_by_pair(
     config = replace(ItemToItemConfig(), window=3, max_history=4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(item_to_item, "PAIRS_PER_BLOCK", pairs_per_block)
-        scores = fit(sequences, config, 8).score(histories(history))[0]
+        scores = fit(sequences, config, 8).score(history_queries(history))[0]
     expected = torch.tensor(slow_scores(sequences, history, config, 8))
     torch.testing.assert_close(scores.nan_to_num(neginf=0.0), expected)
 
@@ -135,7 +132,7 @@ def test_agrees_with_the_definition_pair_by_pair(
 def test_only_the_visible_part_of_a_sequence_counts() -> None:
     rows = np.array([1, 2, 3, 1, 4], np.int64)
     model = ItemToItem.fit(rows, np.array([0, 3]), np.array([2, 4]), 5, PLAIN)
-    assert model.score(histories([1]))[0].nan_to_num(neginf=0).tolist() == [0, 0, 1, 0, 0]
+    assert model.score(history_queries([1]))[0].nan_to_num(neginf=0).tolist() == [0, 0, 1, 0, 0]
 
 
 def test_the_strongest_neighbours_are_kept_and_ties_go_to_the_lower_row() -> None:
@@ -180,7 +177,7 @@ def content(num_rows: int = 9, dim: int = 4) -> torch.Tensor:
 def test_the_score_is_the_cosine_to_the_recency_weighted_mean() -> None:
     vectors = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 3.0], [1.0, 1.0]])
     model = ContentSimilarity(CONTENT_PLAIN, vectors, whitening=AS_IT_IS)
-    scores = model.score(histories([1, 2]))[0]
+    scores = model.score(history_queries([1, 2]))[0]
     # Item 2 is the latest and counts 1, item 1 counts 1/2.
     length = 1.25**0.5
     expected = torch.tensor([-torch.inf, 0.5 / length, 1 / length, 1.5 / (length * 2**0.5)])
@@ -189,7 +186,7 @@ def test_the_score_is_the_cosine_to_the_recency_weighted_mean() -> None:
 
 def test_a_catalogue_of_one_text_tells_nothing() -> None:
     vectors = torch.full((5, 3), 0.3)
-    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(histories([1, 2]))
+    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(history_queries([1, 2]))
     assert torch.equal(scores, torch.full((1, 5), -torch.inf))
 
 
@@ -227,7 +224,7 @@ def test_texts_that_span_one_direction_are_whitened(num_items: int) -> None:
 def test_one_item_is_compared_as_it_is() -> None:
     vectors = torch.cat([torch.zeros(1, 384), few_words(1)])
     assert torch.equal(Whitening.fit(vectors).directions, torch.eye(384))
-    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(histories([1]))
+    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(history_queries([1]))
     assert scores[0, 0] == -torch.inf
 
 
@@ -235,14 +232,16 @@ def test_only_the_columns_asked_for_are_compared() -> None:
     wide = torch.cat([content(), 5 * torch.randn(9, 3)], dim=1)
     model = ContentSimilarity(ContentSimilarityConfig(columns=4), wide)
     other = ContentSimilarity(ContentSimilarityConfig(), content())
-    torch.testing.assert_close(model.score(histories([1, 2])), other.score(histories([1, 2])))
+    torch.testing.assert_close(
+        model.score(history_queries([1, 2])), other.score(history_queries([1, 2]))
+    )
 
 
 def test_items_without_content_and_histories_without_any_have_no_evidence() -> None:
     vectors = content()
     vectors[3] = 0
     scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(
-        histories([1, 3], [3], [], [99, -5])
+        history_queries([1, 3], [3], [], [99, -5])
     )
     assert scores[0, 3] == -torch.inf
     assert torch.isfinite(scores[0, [1, 2, 4, 5]]).all()
@@ -252,7 +251,7 @@ def test_items_without_content_and_histories_without_any_have_no_evidence() -> N
 def test_events_beyond_the_window_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content_similarity, "MAX_HISTORY", 2)
     model = ContentSimilarity(ContentSimilarityConfig(), content())
-    scores = model.score(histories([8, 7, 1, 2], [1, 2]))
+    scores = model.score(history_queries([8, 7, 1, 2], [1, 2]))
     torch.testing.assert_close(scores[0], scores[1])
 
 
@@ -260,9 +259,9 @@ def test_a_grown_catalogue_leaves_the_old_scores_as_they_were(tmp_path: Path) ->
     old, grown = content(9), torch.cat([content(9), torch.ones(2, 4)])
     model = ContentSimilarity(ContentSimilarityConfig(), old)
     model.save(tmp_path)
-    scores = ContentSimilarity.load(tmp_path, grown).score(histories([1, 2]))
+    scores = ContentSimilarity.load(tmp_path, grown).score(history_queries([1, 2]))
     assert scores.shape == (1, 11)
-    torch.testing.assert_close(scores[:, :9], model.score(histories([1, 2])))
+    torch.testing.assert_close(scores[:, :9], model.score(history_queries([1, 2])))
 
 
 def test_bad_input_is_refused() -> None:

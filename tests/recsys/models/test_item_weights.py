@@ -10,7 +10,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.configs import EaseWeightsConfig, ItemKnnConfig, NextBasketConfig, RepeatsConfig
 from recsys.models.item_weights import co_occurrence, ease, item_knn
 from recsys.models.item_weights.co_occurrence import CoOccurrence, UserItems
@@ -25,6 +24,7 @@ from recsys.models.item_weights.item_knn import item_knn_model
 from recsys.models.item_weights.model import HistoryWeights, ItemWeights, WeightTable
 from recsys.models.item_weights.next_basket import Baskets, next_basket_model, repeats_model
 from tests.recsys.testing.refusals import assert_refused
+from tests.recsys.testing.tensors import history_queries
 
 pytestmark = pytest.mark.numerics
 
@@ -40,10 +40,6 @@ def table_of(weights: dict[tuple[int, int], float]) -> WeightTable:
         torch.tensor([target for _, target in pairs], dtype=torch.int32),
         torch.tensor([weights[pair] for pair in pairs]),
     )
-
-
-def queries(*histories: list[int]) -> JaggedBatch:
-    return JaggedBatch({"history": Jagged.from_lists(histories)})
 
 
 WEIGHTS = {(1, 2): 1.0, (1, 3): -0.5, (2, 3): 4.0, (4, 5): 2.0}
@@ -62,7 +58,7 @@ def test_a_batch_and_one_query_agree_with_the_definition(
 ) -> None:
     history = HistoryWeights(power=power, max_events=max_events, distinct=distinct)
     model = ItemWeights(table_of(WEIGHTS), history)
-    batch = model.score(queries(*histories))
+    batch = model.score(history_queries(*histories))
     for own, found in zip(histories, batch, strict=True):
         wanted, counted = [0.0] * NUM_ROWS, set()
         for recency, row in enumerate(reversed(own), start=1):
@@ -72,7 +68,7 @@ def test_a_batch_and_one_query_agree_with_the_definition(
             for (source, target), weight in WEIGHTS.items():
                 if source == row:
                     wanted[target] += weight * recency**-power
-        for scores in (found, model.score(queries(own))[0]):
+        for scores in (found, model.score(history_queries(own))[0]):
             # Sums of float32 that cancel may be a rounding away from 0, which is no evidence.
             near = scores.nan_to_num(neginf=0.0)
             assert torch.allclose(near, torch.tensor(wanted), atol=1e-6)
@@ -91,12 +87,12 @@ def test_the_event_that_adds_most_is_named() -> None:
 def test_saved_and_loaded_and_grown_it_scores_the_same(tmp_path: Path) -> None:
     model = ItemWeights(table_of(WEIGHTS), HistoryWeights(power=0.5), {"l2": (3.0,)})
     model.save(tmp_path)
-    loaded, asked = ItemWeights.load(tmp_path), queries([1, 2, 4])
+    loaded, asked = ItemWeights.load(tmp_path), history_queries([1, 2, 4])
     assert (loaded.history, loaded.settings) == (model.history, {"l2": (3.0,)})
     assert torch.equal(loaded.score(asked), model.score(asked))
     grown = ItemWeights(loaded.table.grown(9), loaded.history)
     assert torch.equal(grown.score(asked)[:, :NUM_ROWS], model.score(asked))
-    assert grown.score(queries([8, 1]))[0, NUM_ROWS:].tolist() == [NOTHING] * 3
+    assert grown.score(history_queries([8, 1]))[0, NUM_ROWS:].tolist() == [NOTHING] * 3
 
 
 def test_what_is_broken_or_does_not_fit_is_refused() -> None:
@@ -146,20 +142,6 @@ def test_rows_are_those_of_the_weighted_product(
     np.testing.assert_allclose(pairs.diagonal(), (taken**2).sum(0), rtol=1e-5)
 
 
-EASE_NUM_ROWS = 9
-
-
-def pairs_of(num_users: int = 300) -> tuple[CoOccurrence, np.ndarray]:
-    """Items 1 to 8 of users with a few each, the lower ones more often."""
-    rng = np.random.default_rng(0)
-    rows = np.minimum(rng.integers(0, 9, 4 * num_users), rng.integers(1, 10, 4 * num_users))
-    starts = np.arange(num_users) * 4
-    items = UserItems.of(rows, starts, starts + 4, None, EASE_NUM_ROWS, 99)
-    taken = np.zeros((num_users, EASE_NUM_ROWS))
-    taken[np.repeat(np.arange(num_users), 4), rows] = 1
-    return CoOccurrence(items), taken
-
-
 def dense(table: WeightTable) -> np.ndarray:
     """Weights as a matrix, [N, N]."""
     num_rows = len(table.offsets) - 1
@@ -172,11 +154,17 @@ def dense(table: WeightTable) -> np.ndarray:
 def test_rarer_items_extend_the_exact_regression_one_at_a_time(
     cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Users have a few of items 1 to 8 each, the lower ones more often."""
     monkeypatch.setattr(ease, "MAX_CELLS", cells)
-    (pairs, taken), config = pairs_of(), EaseWeightsConfig(l2=(5.0,), exact_items=3)
+    rng, config = np.random.default_rng(0), EaseWeightsConfig(l2=(5.0,), exact_items=3)
+    rows = np.minimum(rng.integers(0, 9, 1_200), rng.integers(1, 10, 1_200))
+    starts = np.arange(300) * 4
+    pairs = CoOccurrence(UserItems.of(rows, starts, starts + 4, None, 9, 99))
+    taken = np.zeros((300, 9))
+    taken[np.repeat(np.arange(300), 4), rows] = 1
     exact = most_frequent(pairs, 3)
     found = dense(ease_model(pairs, exact, shared_users(pairs, exact), config).table)
-    for source, target in permutations(range(1, EASE_NUM_ROWS), 2):
+    for source, target in permutations(range(1, 9), 2):
         # EASE among a few items: minus the inverse by its diagonal.
         among = sorted({*exact.tolist(), source, target})
         inverse = np.linalg.inv(taken[:, among].T @ taken[:, among] + 5.0 * np.eye(len(among)))
@@ -242,7 +230,7 @@ def test_a_large_catalogue_has_the_weights_of_a_small_one(monkeypatch: pytest.Mo
 
 def test_own_items_score_by_how_often_and_how_lately() -> None:
     model = repeats_model(NUM_ROWS, RepeatsConfig(history_power=(1.0,)))
-    scores = model.score(queries([3, 1, 3], [2], []))
+    scores = model.score(history_queries([3, 1, 3], [2], []))
     assert scores[0].tolist() == [NOTHING, 0.5, NOTHING, pytest.approx(1 + 1 / 3), NOTHING, NOTHING]
     assert scores[1].tolist() == [NOTHING, NOTHING, 1.0, NOTHING, NOTHING, NOTHING]
     assert scores[2].tolist() == [NOTHING] * NUM_ROWS

@@ -79,7 +79,6 @@ def sequences_of(users: list[list[tuple[int, int]]]) -> Sequences:
 def slow_queries(events: Sequences, step: Step, *, exclude_history: bool):
     """List (user, moment, history, targets) in order of users and moments."""
     found = []
-    assert events.times is not None
     for user in range(events.num_user_rows):
         own = range(events.offsets[user], events.offsets[user + 1])
         moments = sorted({int(events.times[place]) for place in own})

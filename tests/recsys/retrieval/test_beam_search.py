@@ -12,6 +12,7 @@ from torch import Tensor
 from recsys.data.top_k import ItemMask, TopK
 from recsys.retrieval.beam_search import Beams, BeamSearch, CapturedSearch, Decoded
 from recsys.semantic_ids.trie import Trie
+from tests.recsys.semantic_ids.test_trie import catalogues
 from tests.recsys.testing.refusals import assert_refused
 
 pytestmark = pytest.mark.numerics
@@ -90,7 +91,6 @@ def plain_beam_search(
 class Case(NamedTuple):
     """A random model, catalogue and requests."""
 
-    sizes: tuple[int, ...]
     ids: Ids
     trie: Trie
     tables: Tables
@@ -100,11 +100,8 @@ class Case(NamedTuple):
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple))
-    one_id = st.tuples(*(st.integers(0, size - 1) for size in sizes))
-    codes = draw(st.lists(one_id, unique=True, max_size=30))
-    rows = draw(st.permutations(range(1, NUM_ROWS)))[: len(codes)]
-    batch_size = draw(st.integers(1, 3))
+    sizes, codes, rows = draw(catalogues())
+    ids, batch_size = dict(zip(rows, codes, strict=True)), draw(st.integers(1, 3))
     tables = draw_tables(sizes, batch_size, draw(st.integers(0, 10_000)), draw(st.booleans()))
     tables = tables._replace(softmax_over=draw(st.sampled_from(["level", "catalogue"])))
     share = draw(st.sampled_from([None, 0.0, 0.1, 0.5]))
@@ -112,8 +109,7 @@ def cases(draw: st.DrawFn) -> Case:
     masks = None
     if share is not None:
         masks = [ItemMask(generator.random(NUM_ROWS) < share) for _ in range(batch_size)]
-    ids = dict(zip(rows, codes, strict=True))
-    return Case(sizes, ids, trie_of(ids, sizes), tables, masks, draw(st.integers(1, 35)))
+    return Case(ids, trie_of(ids, sizes), tables, masks, draw(st.integers(1, 35)))
 
 
 def trie_of(ids: Ids, sizes: tuple[int, ...], version: str | None = None) -> Trie:

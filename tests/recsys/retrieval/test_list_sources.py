@@ -1,7 +1,5 @@
 """Sources that make lists alone give the lists of those that score every item."""
 
-from typing import cast
-
 import numpy as np
 import pytest
 import torch
@@ -167,7 +165,7 @@ def test_an_index_is_built_once_when_it_is_needed() -> None:
         return built[-1]
 
     source = IndexedSource(mean_vectors, build, item_vectors=lambda: ITEMS)
-    assert torch.equal(cast("torch.Tensor", source.item_vectors()), ITEMS)
+    assert torch.equal(source.item_vectors(), ITEMS)
     assert built == []
     queries = histories()
     allowed = allowed_items(queries["history"], 30, NUM_ROWS)
@@ -182,10 +180,8 @@ def test_a_source_on_a_device_ranks_and_names_its_vectors_for_the_host() -> None
     queries, allowed = histories(), allowed_items(None, 30, NUM_ROWS)
     expected, found = scored(queries, allowed, 12), there(queries, allowed, 12)
     assert torch.equal(found.lists.item_rows, expected.lists.item_rows)
-    assert found.scores is not None
-    assert torch.equal(found.scores, cast("torch.Tensor", expected.scores))
+    assert torch.equal(found.scores, expected.scores)
     vectors = behaviour_vectors({"sequence": there})
-    assert vectors is not None
     assert torch.equal(vectors, ITEMS)
     popular = DeviceSource(PopularSource(torch.arange(NUM_ROWS).float()), torch.device("cpu"))
     assert popular(queries, allowed, 3).scores is None

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import NO_ROW, ItemMask, OneList, TopK, allowed_rows, no_items, select_top_k
 
 
@@ -22,6 +23,11 @@ def rounding(num_terms: int, *, size: float = 1.0, dtype: torch.dtype = torch.fl
         dtype: In which it is computed.
     """
     return 8 * torch.finfo(dtype).eps * math.sqrt(num_terms) * size
+
+
+def history_queries(*lists: list[int]) -> JaggedBatch:
+    """Make queries of histories alone."""
+    return JaggedBatch({"history": Jagged.from_lists(list(lists))})
 
 
 def assert_same_lists(found: TopK, truth: TopK, atol: float) -> None:

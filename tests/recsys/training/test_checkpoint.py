@@ -18,12 +18,10 @@ from recsys.training.checkpoint import (
 
 
 def checkpoint_of(step):
+    values = {"weight": torch.full((40, 25), float(step)), "ids": torch.tensor([step])}
     return Checkpoint(
         step=step,
-        tensors={
-            "model": {"weight": torch.arange(6.0).view(2, 3) * step, "ids": torch.tensor([step])},
-            "best": {},
-        },
+        tensors={"model": values, "best": {}},
         state={"loss": 0.1 + 0.2, "name": "run"},
     )
 

@@ -10,11 +10,7 @@ from recsys.models.generative.loss import Positions
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
-from recsys.training.code_distillation import (
-    CodeTeacher,
-    scores_after_events,
-    with_dropped_events,
-)
+from recsys.training.code_distillation import CodeTeacher, scores_after_events, with_dropped_events
 
 SIZES = (4, 3, 5)
 NUM_ITEM_ROWS = 31

@@ -93,7 +93,6 @@ def test_the_loss_is_that_of_the_step_as_it_was(trunk: str, num_random: int) -> 
     losses = losses_of(model, replace(TRAINING, num_random=num_random, batch_size=15))
     for step in range(6):
         inputs = losses.shape.inputs(*losses.draw(step))
-        assert inputs is not None
         assert inputs.dtype == torch.int64
         expected, found = losses(step), losses.of_inputs(inputs)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
@@ -111,7 +110,6 @@ def test_balanced_experts_are_settled_before_each_step_in_both_ways() -> None:
         loss = fixed_loss(losses, losses, settle)
         for step in range(3):
             inputs = loss.inputs_at(step)
-            assert inputs is not None
             if by_shape:
                 loss.loss_of(inputs)
             else:

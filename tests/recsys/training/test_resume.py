@@ -18,10 +18,11 @@ from torch.nn import functional
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
 from recsys.training import checkpoint as checkpoint_module
-from recsys.training.checkpoint import Checkpoint, checkpoint_paths, load_latest, save_checkpoint
+from recsys.training.checkpoint import checkpoint_paths, load_latest, save_checkpoint
 from recsys.training.loop import train
 from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
 from recsys.training.progress import SilentProgress
+from tests.recsys.training.test_checkpoint import checkpoint_of
 
 KILLED = -signal.SIGKILL
 NUM_STEPS = 24
@@ -135,11 +136,6 @@ def test_a_step_with_a_bad_loss_moves_no_table():
         assert not torch.equal(states[6][name], states[5][name]), name
 
 
-def checkpoint_of(step):
-    values = {"weight": torch.full((1000,), float(step))}
-    return Checkpoint(step=step, tensors={"model": values, "best": values}, state={"step": step})
-
-
 def save_the_third(folder, kill_at, patch):
     """Save what also deletes the first of two; pass a numbered point around each call to a disk."""
     points = []
@@ -190,8 +186,7 @@ def test_kill_at_every_point_of_a_write_leaves_a_whole_checkpoint(tmp_path, monk
         assert ended(folder, point) == KILLED
         checkpoint = load_latest(folder)
         loaded_steps.append(checkpoint.step)
-        for named in checkpoint.tensors.values():
-            assert named["weight"].eq(checkpoint.step).all()
+        assert all(one.eq(checkpoint.step).all() for one in checkpoint.tensors["model"].values())
         assert not list(folder.glob(".*")), "what the killed writer left is swept"
     assert loaded_steps == sorted(loaded_steps)
     assert set(loaded_steps) == {2, 3}

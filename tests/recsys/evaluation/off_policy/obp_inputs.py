@@ -5,11 +5,7 @@ Axes: n rounds, A actions, P positions, S slates of P slots.
 
 import numpy as np
 
-from recsys.evaluation.off_policy.estimators import (
-    cascade_doubly_robust,
-    ips,
-    snips,
-)
+from recsys.evaluation.off_policy.estimators import cascade_doubly_robust, ips, snips
 from recsys.evaluation.off_policy.logs import LoggedLists, cascade
 from tests.recsys.evaluation.off_policy.worlds import logged_actions
 

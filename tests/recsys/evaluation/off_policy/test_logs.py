@@ -17,12 +17,7 @@ from recsys.evaluation.off_policy.estimators import (
     snips,
 )
 from recsys.evaluation.off_policy.intervals import interval_of
-from recsys.evaluation.off_policy.logs import (
-    LoggedLists,
-    cascade,
-    overlap,
-    typical_slot,
-)
+from recsys.evaluation.off_policy.logs import LoggedLists, cascade, overlap, typical_slot
 from tests.recsys.evaluation.off_policy.obp_inputs import (
     synthetic_actions,
     synthetic_slates,

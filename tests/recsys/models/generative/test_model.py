@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import ItemMask, TopK
 from recsys.layers.codes.tokens import Beams
@@ -22,7 +22,7 @@ from recsys.semantic_ids.trie import Trie
 from tests.recsys.models.contracts import assert_retriever_contract
 from tests.recsys.models.parity import NUM_ITEM_ROWS, catalogue, queries, trained
 from tests.recsys.testing.refusals import assert_refused
-from tests.recsys.testing.tensors import top_k_of_scores
+from tests.recsys.testing.tensors import history_queries, top_k_of_scores
 
 SIZES = (4, 4, 4)
 SMALL = GenerativeConfig(
@@ -101,11 +101,7 @@ def generate(
         beam_width=beam_width,
         semantic_ids_version=model.inputs.semantic_ids,
     )
-    return search.search(model.context(histories(lists)), k, masks)
-
-
-def histories(lists: list[list[int]]) -> JaggedBatch:
-    return JaggedBatch({"history": Jagged.from_lists(lists)})
+    return search.search(model.context(history_queries(*lists)), k, masks)
 
 
 @torch.no_grad()
@@ -113,7 +109,7 @@ def score_all_items(model: GenerativeModel, lists: list[list[int]]) -> Tensor:
     """Walk down every item's codes, no beam and no trie: log-probabilities [B, N]."""
     codes = model.codes
     rows = (codes[:, 0] >= 0).nonzero()[:, 0]
-    context = model.context(histories(lists))
+    context = model.context(history_queries(*lists))
     decoded, parents = model.decode_step(context, None), torch.zeros(len(lists), len(rows)).long()
     total = torch.zeros(len(lists), len(rows))
     for level in range(3):
@@ -195,7 +191,7 @@ def test_training_scores_each_prefix_as_generating_behind_it_does(name: str) -> 
             weight = 0.1 if place == 0 else 1.0
             total -= weight * score_all_items(model, [events[:place]])[0, label].item()
             weights += weight
-    assert model.loss(histories(lists)).item() == pytest.approx(total / weights, rel=1e-4)
+    assert model.loss(history_queries(*lists)).item() == pytest.approx(total / weights, rel=1e-4)
 
 
 def test_a_catalogue_of_one_item_and_of_none() -> None:
@@ -207,7 +203,7 @@ def test_a_catalogue_of_one_item_and_of_none() -> None:
         assert found.item_rows.tolist() == [[2 if num_items else -1, -1]] * 2
         nothing = generate(model, [[2, 1]], 2, masks=[ItemMask(np.zeros(3, np.bool_))])
         assert nothing.item_rows.tolist() == [[-1, -1]]
-        assert torch.isfinite(model.loss(histories([[2, 2, 1]])))
+        assert torch.isfinite(model.loss(history_queries(*[[2, 2, 1]])))
 
 
 @pytest.mark.parametrize("name", ["two blocks", "vectors and places"])
@@ -257,6 +253,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
                 SMALL, inputs, draw_codes()[:40], catalogue()
             ),
             r"item row 5 has codes \[1, 4, 0\]": lambda: built(SMALL, codes),
-            "has no dense head": lambda: built(CODES_ALONE).score(histories([[1]])),
+            "has no dense head": lambda: built(CODES_ALONE).score(history_queries(*[[1]])),
         }
     )

@@ -6,10 +6,7 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import Candidates
-from recsys.models.ranker.config import (
-    RankerConfig,
-    RankerInputs,
-)
+from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.training.optim import AdamWConfig, adamw
 from recsys.training.passes import RankerFitConfig
@@ -87,7 +84,6 @@ def test_it_learns_what_the_other_numbers_add() -> None:
 
 def test_the_line_is_the_likeliest_one_of_whole_lists() -> None:
     found, model, l2 = examples(), ranker(), 3.0
-    assert model.correction is not None
     chosen = torch.arange(0, NUM_QUERIES, 2)
     found.candidates.item_rows[4, 15:] = -1
     found.candidates.features[4, 15:] = 0

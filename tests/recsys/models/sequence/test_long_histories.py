@@ -169,8 +169,6 @@ def test_a_continued_refit_counts_neighbours_again(tastes: Sequences) -> None:
         sizes=FeatureSizes(num_item_rows=41),
     )
     before, after = near_items(inputs, "train", 2), near_items(inputs, "all", 2)
-    assert before is not None
-    assert after is not None
     assert not torch.equal(before.rows, after.rows)
     model = SequenceModel(NEIGHBOURLY, inputs.sizes, inputs.catalogue, None, before)
     training = TrainingConfig(batch_size=32, refit_epochs=1.0)

@@ -8,9 +8,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
-from recsys.models.sequence.model import (
-    SequenceModel,
-)
+from recsys.models.sequence.model import SequenceModel
 from tests.recsys.models.contracts import assert_retriever_contract
 from tests.recsys.models.parity import NUM_ITEM_ROWS, catalogue, queries, trained
 from tests.recsys.testing import synthetic

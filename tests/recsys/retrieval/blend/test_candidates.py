@@ -18,15 +18,9 @@ from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.blend.history_features import HISTORY_FEATURES, HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import FEATURES
+from tests.recsys.retrieval.blend.test_learned import weighing
 
 pytestmark = pytest.mark.numerics
-
-
-def weighted(by_source: dict[str, float]) -> LearnedBlend:
-    weights = torch.zeros(2, 2, len(by_source), len(FEATURES))
-    weights[..., FEATURES.index("reciprocal_rank")] = torch.tensor(list(by_source.values()))
-    scales = torch.ones(len(by_source))
-    return LearnedBlend(LearnedBlendConfig(), tuple(by_source), weights, scales)
 
 
 def catalogue() -> ItemCatalogue:
@@ -80,7 +74,7 @@ def test_numbers_are_the_same_when_read_again(tmp_path: Path) -> None:
 
 
 def test_a_candidates_numbers_are_what_each_source_says_of_it() -> None:
-    blend = weighted({"a": 1.0, "b": 0.5})
+    blend = weighing(("a", "b"), reciprocal_rank=[1.0, 0.5])
     lists = {
         "a": TopK(torch.tensor([[3.0, 1.0]]), torch.tensor([[4, 2]])),
         "b": TopK(torch.tensor([[9.0, 7.0]]), torch.tensor([[2, 6]])),

@@ -15,14 +15,7 @@ from recsys.data.dataset import Sequences
 from recsys.data.top_k import TopK
 from recsys.fitting.blend import FittedBlend, SourceLists, fit_blend
 from recsys.retrieval.blend.config import BlendConfig, LearnedBlendConfig
-from recsys.retrieval.blend.demand import (
-    DAY,
-    DEMAND,
-    NEVER,
-    PARTS,
-    demand_before,
-    item_demand,
-)
+from recsys.retrieval.blend.demand import DAY, DEMAND, NEVER, PARTS, demand_before, item_demand
 from recsys.retrieval.blend.learned import LearnedBlend
 
 NUM_ITEMS, NUM_QUERIES = 12, 400
@@ -53,7 +46,6 @@ def test_only_events_before_the_ends_count() -> None:
         times=np.array([NOW, NOW + DAY, NOW - DAY, NOW + 2 * DAY]),
     )
     train = demand_before(sequences, sequences.train_end, 5)
-    assert train is not None
     torch.testing.assert_close(train, item_demand(np.array([1, 1]), np.array([NOW, NOW - DAY]), 5))
     assert demand_before(replace(sequences, times=None), sequences.train_end, 5) is None
 
@@ -130,6 +122,5 @@ def test_a_blend_that_reads_demand_is_saved_and_read(tmp_path: Path) -> None:
     blend, repeated = (fitted(world(by_demand=True)).blend.served for _ in range(2))
     digest = blend.save(tmp_path / "a")
     again = LearnedBlend.load(tmp_path / "a", sha256=digest)
-    assert again.demand is not None
     torch.testing.assert_close(again.odds, blend.odds, rtol=0, atol=0)
     assert repeated.save(tmp_path / "b") == digest

@@ -80,7 +80,6 @@ def test_one_query_is_merged_as_in_a_batch(
     largest = 1 + float(np.abs(one.contributions).max(initial=0))
     close = rounding(len(SOURCES) * len(FEATURES), size=largest)
     np.testing.assert_allclose(one.scores, batch.scores[0][there], rtol=0, atol=close)
-    assert batch.contributions is not None
     np.testing.assert_allclose(one.contributions, batch.contributions[0][there], rtol=0, atol=close)
     assert one.scores.dtype == one.contributions.dtype == np.float32
 

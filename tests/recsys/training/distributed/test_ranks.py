@@ -12,12 +12,7 @@ from safetensors.torch import load_file
 
 from recsys.data.versions import own_versions
 from recsys.training.checkpoint import load_latest
-from recsys.training.distributed.several import (
-    COMPARED,
-    RanksError,
-    check_versions,
-    local_device,
-)
+from recsys.training.distributed.several import COMPARED, RanksError, check_versions, local_device
 from recsys.training.distributed.sharded import Shard, ShardingConfig, choose_rule, shard_tables
 from recsys.training.optim import AdamWConfig
 from tests.recsys.training.distributed import ranks_at_work
@@ -50,7 +45,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_updates_of_sharded_tables_are_counted(folder: Path) -> None:
     """Adam's bias corrections need their number."""
     checkpoint = load_latest(folder / "table_wise-checkpoints")
-    assert checkpoint is not None
     steps = {
         name: int(value)
         for name, value in checkpoint.tensors["optimizer"].items()
