@@ -256,10 +256,7 @@ def test_catalogue_and_users_lie_by_row(tmp_path: Path) -> None:
     offsets = np.load(out / "item_categories/offsets.npy")
     assert offsets.tolist() == [0, 0, 0, 0, 2]
     assert [categories[value - 1] for value in values] == ["b", "a"]
-    assert report.quarantined_in_tables == {
-        "item_id was there before": 1,
-        "item_id is missing": 1,
-    }
+    assert report.quarantined_in_tables == {"item_id was there before": 1, "item_id is missing": 1}
     assert report.items_without_catalogue == 1
     described = json.loads((out / "features.json").read_text())
     sizes = {feature["name"]: feature["cardinality"] for feature in described["user_features"]}

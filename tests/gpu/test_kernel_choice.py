@@ -125,8 +125,7 @@ def trained(
 
 
 @pytest.mark.parametrize(
-    ("model", "matrices"),
-    [("sequence", "adam"), ("sequence", "orthogonal"), ("two_tower", "adam")],
+    ("model", "matrices"), [("sequence", "adam"), ("sequence", "orthogonal"), ("two_tower", "adam")]
 )
 def test_a_training_of_captured_steps_is_that_of_launched_ones(
     cuda: torch.device, model: str, matrices: str, monkeypatch: pytest.MonkeyPatch

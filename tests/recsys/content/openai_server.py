@@ -59,8 +59,7 @@ class OpenAIServer:
 
 @contextmanager
 def openai_server(
-    chat: Callable[[Request], Reply] | None = None,
-    embed: Callable[[Request], Reply] | None = None,
+    chat: Callable[[Request], Reply] | None = None, embed: Callable[[Request], Reply] | None = None
 ) -> Iterator[OpenAIServer]:
     """Serve on a free port of the loopback address until the block ends.
 

@@ -20,9 +20,7 @@ from recsys.training.checkpoint import (
 def checkpoint_of(step):
     values = {"weight": torch.full((40, 25), float(step)), "ids": torch.tensor([step])}
     return Checkpoint(
-        step=step,
-        tensors={"model": values, "best": {}},
-        state={"loss": 0.1 + 0.2, "name": "run"},
+        step=step, tensors={"model": values, "best": {}}, state={"loss": 0.1 + 0.2, "name": "run"}
     )
 
 

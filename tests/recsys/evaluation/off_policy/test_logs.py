@@ -18,17 +18,15 @@ from recsys.evaluation.off_policy.estimators import (
 )
 from recsys.evaluation.off_policy.intervals import interval_of
 from recsys.evaluation.off_policy.logs import LoggedLists, cascade, overlap, typical_slot
-from tests.recsys.evaluation.off_policy.obp_inputs import (
-    synthetic_actions,
-    synthetic_slates,
-    values_of_actions,
-    values_of_slates,
-)
 from tests.recsys.evaluation.off_policy.worlds import (
     draw_log,
     logged_actions,
     make_world,
+    synthetic_actions,
+    synthetic_slates,
     true_value,
+    values_of_actions,
+    values_of_slates,
     wrong_model,
 )
 from tests.recsys.testing.refusals import assert_refused

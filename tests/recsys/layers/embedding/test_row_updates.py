@@ -40,10 +40,7 @@ def random_batch(seed: int, *, weighted: bool = False, num_examples: int = 16) -
 
 
 def layer_of(
-    backend: str,
-    rule: str,
-    max_row_norm: float | None = None,
-    device: torch.device | str = "cpu",
+    backend: str, rule: str, max_row_norm: float | None = None, device: torch.device | str = "cpu"
 ) -> EmbeddingBags:
     torch.manual_seed(2)
     bags = EmbeddingBags(TABLES, backend).to(device)

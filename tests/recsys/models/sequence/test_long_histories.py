@@ -164,9 +164,7 @@ def test_an_item_reads_its_own_id_and_its_neighbours() -> None:
 
 def test_a_continued_refit_counts_neighbours_again(tastes: Sequences) -> None:
     inputs = ModelInputs(
-        sequences=tastes,
-        catalogue=ItemCatalogue.empty(41),
-        sizes=FeatureSizes(num_item_rows=41),
+        sequences=tastes, catalogue=ItemCatalogue.empty(41), sizes=FeatureSizes(num_item_rows=41)
     )
     before, after = near_items(inputs, "train", 2), near_items(inputs, "all", 2)
     assert not torch.equal(before.rows, after.rows)
