@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from serving.schemas import Reply
 
     Table = pl.DataFrame | Any
-    """A frame of Polars or pandas, an Arrow table, or the path of a file."""
+    """A frame of Polars or pandas, an Arrow table, the path of a file, or a database's table."""
 
 TABLES = ("events", "items", "users")
 MAX_EXPLAINED = 100
@@ -94,13 +94,13 @@ class Shop:
         place.mkdir(parents=True, exist_ok=True)
         given = dict(zip(TABLES, (events, items, users), strict=True))
         names = {"events": {theirs: ours for ours, theirs in (columns or {}).items()}}
-        paths = [
-            _as_file(one, place / name, names.get(name, {}))
+        places = [
+            _as_place(one, place / name, names.get(name, {}))
             for name, one in given.items()
             if one is not None
         ]
         config = place / "shop.toml"
-        write_config(paths, config, force=True)
+        write_config(places, config, force=True)
         values = {"auto": {"budget": budget}, **(settings or {})}
         sources = ConfigSources(path=config, values=values, workspace=place / "run")
         with recorded(None, "fit") as recording, _printing(progress):
@@ -265,14 +265,14 @@ def _rows(reply: Reply) -> Iterator[dict[str, Any]]:
         }
 
 
-def _as_file(table: Table, target: Path, names: Mapping[str, str]) -> Path:
-    """Return the path of a file, or write a frame with other names of columns as Parquet."""
+def _as_place(table: Table, target: Path, names: Mapping[str, str]) -> str:
+    """Return a path or an address, or write a frame with other names of columns as Parquet."""
     import polars as pl
 
     if isinstance(table, str | Path):
         if names:
             raise ValueError(f"columns are for frames; read {table} into one, or rename in it")
-        return Path(table)
+        return str(table)
     if not isinstance(table, pl.DataFrame):
         if hasattr(table, "__arrow_c_stream__"):
             table = pl.DataFrame(table)
@@ -287,4 +287,4 @@ def _as_file(table: Table, target: Path, names: Mapping[str, str]) -> Path:
         raise ValueError(f"columns names {sorted(missing)}; the frame has {table.columns}")
     path = target.with_suffix(".parquet")
     table.rename(names).write_parquet(path)
-    return path
+    return str(path)

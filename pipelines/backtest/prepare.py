@@ -14,6 +14,7 @@ from features.schema import SplitConfig, TieOrder
 from pipelines.config.run import OWN_DATA, RunConfig
 from pipelines.engine.forgotten import list_path
 from pipelines.engine.runner import pick_stages, run_stages
+from pipelines.inputs.snapshots import with_snapshots
 from pipelines.inputs.tensors import read_inputs, retrieval_settings
 from pipelines.presets.resolve import with_dataset, with_online_events
 from pipelines.stages.list import STAGES
@@ -100,7 +101,7 @@ def prepare_replay(config: RunConfig, folder: Path, *, show_progress: bool) -> P
     """Run the preparing stages, and read the arrays and settings of a replay."""
     config = with_online_events(replayed_config(config, folder))
     name = config.data.dataset or OWN_DATA
-    config = with_dataset(config)
+    config = with_dataset(with_snapshots(config))
     events = config.data.event_paths()
     run_stages(pick_stages(STAGES, PREPARING, None), config, show_progress=show_progress)
     inputs = read_inputs(

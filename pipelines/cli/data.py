@@ -60,25 +60,31 @@ def fetch(name: Name) -> None:
 
 @app.command()
 def init(
-    files: Annotated[list[Path], typer.Argument(help="CSV, TSV, JSONL or Parquet files.")],
+    tables: Annotated[
+        list[str], typer.Argument(help="CSV, TSV, JSONL or Parquet files, or databases' tables.")
+    ],
     target: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("shop.toml"),
     force: Force = False,
 ) -> None:
-    """Infer the tables and columns of your files and write them as a TOML configuration.
+    """Infer the tables and columns of your data and write them as a TOML configuration.
 
     Never prompts: guesses that are not sure are marked in comments.
 
-    [bold]Example[/] recsys data init events.csv items.csv
+    [bold]Examples[/]
+
+      recsys data init events.csv items.csv
+
+      recsys data init postgresql://ann@db.shop/shop#orders sqlite:shop.db#products
     """
     from pipelines.datasets.init_file import write_config
 
-    tables = write_config(files, target, force=force)
-    for name, table in tables.items():
+    found = write_config(tables, target, force=force)
+    for name, table in found.items():
         columns = ", ".join(
             f"{ours} = {theirs}" for ours, theirs in table.columns.items() if theirs
         )
         print_lines(f"{name}: {table.path.name}: {columns}")
-    events = tables["events"]
+    events = found["events"]
     if events.time is not None:
         print_lines(f"times: {events.time.why}")
     print_lines(*(f"not sure: {note}" for note in events.notes))

@@ -82,12 +82,13 @@ def format_day(day: datetime | None) -> str | None:
 
 
 def with_data(config: RunConfig, recording: Recording, until: datetime | None = None) -> RunConfig:
-    """Ingest the partitions that have arrived, and point the configuration at all raw tables."""
+    """Read databases and the partitions that have arrived; return where all raw tables are."""
     from pipelines.inputs.opened_store import with_forgotten
+    from pipelines.inputs.snapshots import with_snapshots
     from pipelines.partitions.ingest import ingest as read_partitions
     from pipelines.presets import resolve as presets
 
-    config = with_forgotten(config)
+    config = with_snapshots(with_forgotten(config), print_progress)
     if config.data.partitions is not None:
         report = read_partitions(config, print_progress, until=format_day(until))
         print_lines(f"partitions: {report.log_line()}", note=True)

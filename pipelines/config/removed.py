@@ -100,6 +100,7 @@ REMOVED_KEYS: Mapping[str, str] = {
     "monitoring.max_examples": "leave it out: the two-sample test was removed",
     "enrichment.gate": "leave it out: name the attributes to read in [[enrichment.attributes]]",
     "enrichment.keep_helpful": "leave it out: name the attributes in [[enrichment.attributes]]",
+    "data.watermark_days": "leave it out: an absent day is missing three days later",
     "ranker.router = noisy": "use softmax, which balances experts by biases and is better",
     **dict.fromkeys(
         [

@@ -14,8 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import PlainValidator
+
+from features.databases import DatabaseTable, is_address
 from features.schema import (
     JSON_LINES,
     SEPARATED,
@@ -145,28 +148,46 @@ def files_under(path: Path) -> tuple[Path, ...]:
     return tuple(sorted(found))
 
 
+def read_place(value: object) -> Path | str:
+    """Read a path, or the address of a table in a database."""
+    if not isinstance(value, str):
+        raise ValueError("it must be a path or an address in quotes")
+    if not is_address(value):
+        return Path(value)
+    DatabaseTable.parse(value)
+    return value
+
+
+def read_places(value: object) -> Path | str | tuple[Path | str, ...]:
+    """Read one place or several."""
+    return tuple(map(read_place, value)) if isinstance(value, list) else read_place(value)
+
+
+Place = Annotated[Path | str, PlainValidator(read_place)]
+Places = Annotated[Path | str | tuple[Path | str, ...], PlainValidator(read_places)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(FileFormat):
     """Places of the raw tables and names of their columns; ``[data]`` of a TOML file."""
 
     dataset: str | None = None
     """A data set known by name (recsys data list), instead of files."""
-    events: Path | tuple[Path, ...] | None = None
+    events: Places | None = None
     """CSV, TSV, JSONL or Parquet: a file, a folder of files, or a list; relative to the TOML
-    file."""
+    file. Or a database: postgresql://USER@HOST/DATABASE#TABLE, sqlite:FILE#TABLE, duckdb:FILE#TABLE
+    (TABLE or a query)."""
     partitions: str | None = None
     """Events that arrive by day or hour: a folder, a glob or an address such as s3://shop/events;
     read by recsys ingest, which every run and update begins with. They follow ``events``."""
-    watermark_days: int = 3
-    """Days after the newest partition until an earlier one counts as missing."""
     online_events: str | None = None
     """Events that a server collected: a folder of recsys data export, or its store, which is then
     exported at the start of the run (sqlite:runs/shop/online, redis://host:6379/0). They
     follow the events and have none of the columns and formats below."""
-    items: Path | None = None
-    """The catalogue, a file or a folder: item_id, title, categories and what else is known. May be
-    left out."""
-    users: Path | None = None
+    items: Place | None = None
+    """The catalogue, a file, a folder or a database: item_id, title, categories and what else is
+    known. May be left out."""
+    users: Place | None = None
     """The users: user_id and any columns. May be left out."""
     forgotten: Path | None = None
     """The list of users whose rows are left out, which recsys data forget keeps;
@@ -179,14 +200,18 @@ class DataConfig(FileFormat):
     user_columns: Mapping[str, str] = field(default_factory=dict)
     """The same of the users."""
 
+    def tables(self) -> dict[str, tuple[Path | str, ...]]:
+        """Return the places of each table."""
+        events = self.events if isinstance(self.events, tuple) else (self.events,)
+        found = {"events": events, "items": (self.items,), "users": (self.users,)}
+        return {name: tuple(filter(None, places)) for name, places in found.items()}
+
     def event_paths(self) -> tuple[Path, ...]:
-        if self.events is None:
-            return ()
-        named = (self.events,) if isinstance(self.events, Path) else self.events
-        return tuple(path for one in named for path in files_under(one))
+        events = self.tables()["events"]
+        return tuple(path for one in events if isinstance(one, Path) for path in files_under(one))
 
     def item_paths(self) -> tuple[Path, ...]:
-        return () if self.items is None else files_under(self.items)
+        return files_under(self.items) if isinstance(self.items, Path) else ()
 
     def files(self) -> dict[str, Path]:
         """Return every raw file by name."""
@@ -195,7 +220,7 @@ class DataConfig(FileFormat):
             "items" if path == self.items else f"items[{place}]": path
             for place, path in enumerate(self.item_paths())
         }
-        users = {} if self.users is None else {"users": self.users}
+        users = {"users": self.users} if isinstance(self.users, Path) else {}
         return {**events, **items, **users}
 
 
@@ -288,7 +313,7 @@ class RunConfig:
     def raw_file_keys(self) -> list[str]:
         """List the keys of raw files' places, which shape no artefact."""
         places = ("dataset", "events", "partitions", "online_events", "items", "users", "forgotten")
-        return [*(f"data.{name}" for name in places), "data.watermark_days", "release.bundles"]
+        return [*(f"data.{name}" for name in places), "release.bundles"]
 
 
 @dataclass(frozen=True, kw_only=True)

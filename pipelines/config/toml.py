@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
+from features.databases import masked
 from pipelines.config.removed import REMOVED_KEYS, removal
 
 Table = dict[str, Any]
@@ -186,9 +187,13 @@ def validate(kind: type[Config], table: Mapping[str, Any], source: str) -> Confi
             elif fault["type"] == "value_error" and isinstance(fault["input"], dict):
                 line = f"{key}: {reason}"
             else:
-                line = removal(key, fault["input"]) or f"{key} = {fault['input']!r}: {reason}"
-            lines.append(f"{source}: {line}")
-        raise ValueError("\n".join(dict.fromkeys(lines))) from error
+                line = (
+                    removal(key, fault["input"])
+                    or f"{key} = {masked(repr(fault['input']))}: {reason}"
+                )
+            lines.append(f"{masked(source)}: {line}")
+        # Not from the error, which has the values: a password may be one.
+        raise ValueError("\n".join(dict.fromkeys(lines))) from None
 
 
 def type_adapter(kind: type) -> TypeAdapter[Any]:

@@ -87,7 +87,7 @@ def written(tables: dict[str, RawTable], target: Path) -> str:
     lines += [f'workspace = "runs/{target.stem}"', "", "[data]"]
     for name, table in tables.items():
         place = os.path.relpath(table.path.resolve(), target.resolve().parent)
-        lines.append(f"{name} = {toml_value(place)}")
+        lines.append(f"{name} = {toml_value(table.address or place)}")
     separators = {one.separator for one in tables.values() if one.path.suffix in CSV}
     if len(separators) > 1:
         raise ValueError(
@@ -111,11 +111,11 @@ def written(tables: dict[str, RawTable], target: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_config(paths: list[Path], target: Path, *, force: bool) -> dict[str, RawTable]:
-    """Look at the files, write the TOML, and return the tables by name."""
+def write_config(places: list[str], target: Path, *, force: bool) -> dict[str, RawTable]:
+    """Look at the files and databases, write the TOML, and return the tables by name."""
     if target.exists() and not force:
         raise ValueError(f"{target} is there already; write elsewhere with --out, or add --force")
-    tables = recognise(paths)
+    tables = recognise(places)
     text = written(tables, target)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_durably(target, text)

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from features.scan import naming, scan_file
-from features.schema import SEPARATED, SourceConfig
-from pipelines.datasets.column_guesses import (
+from features.column_guesses import (
     EVENT_NAMES,
     ITEM_NAMES,
     TimeGuess,
@@ -17,6 +15,9 @@ from pipelines.datasets.column_guesses import (
     kind_of_file,
     name_score,
 )
+from features.databases import DatabaseTable, is_address, moved
+from features.scan import naming, scan_file
+from features.schema import SEPARATED, SourceConfig
 
 SAMPLE_ROWS = 20_000
 SEPARATORS = ",;\t|"
@@ -31,6 +32,9 @@ class RawTable:
     """One file, its first rows as they are, and what its columns were recognised as."""
 
     path: Path
+    """Of a database, the name of the table."""
+    address: str = ""
+    """Of a table in a database."""
     separator: str
     sample: pl.DataFrame
     columns: dict[str, str] = field(default_factory=dict)
@@ -62,8 +66,16 @@ class RawTable:
         return False
 
 
-def read_sample(path: Path) -> RawTable:
-    """Read the first rows of a file."""
+def read_sample(place: str) -> RawTable:
+    """Read the first rows of a file or of a table in a database."""
+    if is_address(place):
+        table = DatabaseTable.parse(place)
+        sample = table.read(f"limit {SAMPLE_ROWS}")
+        if sample.is_empty():
+            raise ValueError(f"{place} has no rows; there must be at least one")
+        address = moved(place, lambda path: str(Path(path).resolve()))
+        return RawTable(path=Path(table.name), address=address, separator=",", sample=sample)
+    path = Path(place)
     separator = sniffed_separator(path) if path.is_file() else ","
     frame = scan_file(path, SourceConfig(paths=(path,), separator=separator))
     with naming(path):
@@ -246,11 +258,11 @@ def place_table(table: RawTable, found: dict[str, RawTable]) -> str | None:
     return None
 
 
-def recognise(paths: list[Path]) -> dict[str, RawTable]:
+def recognise(places: list[str]) -> dict[str, RawTable]:
     """Recognise which file is which table; notes are those of ``events``."""
-    if len({path.resolve() for path in paths}) < len(paths):
+    if len({one if is_address(one) else Path(one).resolve() for one in places}) < len(places):
         raise ValueError("the same file is named twice; name each once")
-    events, *rest = events_first([read_sample(path) for path in paths])
+    events, *rest = events_first([read_sample(place) for place in places])
     found = {"events": events}
     for table in rest:
         if why := place_table(table, found):

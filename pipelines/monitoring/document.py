@@ -48,7 +48,7 @@ def judge_inputs(
         "bundle": ("served bundle", bundles_dir(config) / CURRENT / MANIFEST),
     }
     for name, (title, path) in files.items():
-        if path is not None and path.exists():
+        if path is not None and not isinstance(path, str) and path.exists():
             written = datetime.fromtimestamp(int(path.stat().st_mtime), UTC)
             age = max(0.0, (as_of - written) / timedelta(days=1))
             limit = config.monitoring.max_age_days.get(name)

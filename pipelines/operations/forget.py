@@ -7,12 +7,14 @@ are named: the next run makes others, and a published bundle is never rewritten.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import polars as pl
 
+from features.databases import is_address
 from features.encoding import read_vocabulary
 from features.forget_list import ForgetList, UserKeys
 from features.people import count_rows
@@ -23,6 +25,7 @@ from pipelines.engine.forgotten import add_to_list, list_path, read_list
 from pipelines.engine.workspace import bundles_dir
 from pipelines.inputs.exported import EXPORTED, RECORDS, REQUESTS, exporting
 from pipelines.inputs.opened_store import find_store, forget_in_store
+from pipelines.inputs.snapshots import snapshots
 from pipelines.partitions.forget import forget_in_partitions
 from pipelines.partitions.source import PartitionSource
 from recsys.data.string_table import StringTable
@@ -88,6 +91,7 @@ def forget_users(
     rows = forget_in_partitions(config.workspace, everyone, config.data.columns)
     if rows:
         report.removed["partitions of the workspace"] = rows
+    shutil.rmtree(snapshots(config), ignore_errors=True)
     for raw, source in _raw_files(config, report):
         if found := count_rows(raw, source, user_ids):
             report.held.append(HeldRows(path=str(raw), rows=found, note=RAW))
@@ -111,7 +115,7 @@ def _raw_files(config: RunConfig, report: ForgetReport) -> Iterator[tuple[Path, 
     """List raw files with users on this machine; report those that are elsewhere."""
     data = config.data
     if data.partitions is not None:
-        if "://" in data.partitions:
+        if is_address(data.partitions):
             report.held.append(HeldRows(path=data.partitions, note=FAR))
         else:
             listed = PartitionSource(data.partitions).partitions().values()
@@ -120,10 +124,14 @@ def _raw_files(config: RunConfig, report: ForgetReport) -> Iterator[tuple[Path, 
     if data.dataset is not None:
         report.held.append(HeldRows(path=f"data set {data.dataset}", note=PUBLIC))
         return
+    tables = data.tables()
+    for place in filter(is_address, (*tables["events"], *tables["users"])):
+        report.held.append(HeldRows(path=str(place), note=FAR))
+    ours = {DailyState(config.workspace).partitions, snapshots(config)}
     for path in data.event_paths():
-        if DailyState(config.workspace).partitions not in path.parents:
+        if ours.isdisjoint(path.parents):
             yield path, data.source((path,), data.columns)
-    if data.users is not None:
+    if isinstance(data.users, Path) and data.users.parent not in ours:
         yield data.users, data.source((data.users,), data.user_columns)
 
 

@@ -23,7 +23,7 @@ from pipelines.engine.forgotten import forgotten_users
 from pipelines.partitions.forget import leave_out_forgotten
 from pipelines.partitions.manifest import Partition, PartitionsManifest, SetAside
 from pipelines.partitions.reading import PartitionReader, ReadingFailedError, ReadRequest
-from pipelines.partitions.source import PartitionSource, SourceFile, parse_begin, parse_end
+from pipelines.partitions.source import Source, SourceFile, open_source, parse_begin, parse_end
 from recsys.data.durable import PARTIAL, fsync, fsync_tree, locked
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS)
@@ -94,7 +94,7 @@ def ingest(
             'no partitions: set data.partitions = "events/" (a folder, a glob or an address such '
             "as s3://shop/events) in the [data] table"
         )
-    source = PartitionSource(data.partitions)
+    source = open_source(data)
     listed = {
         key: files for key, files in source.partitions().items() if until is None or key <= until
     }
@@ -110,7 +110,7 @@ def ingest(
 
 
 @contextmanager
-def locked_manifest(config: RunConfig, source: PartitionSource) -> Iterator[PartitionsManifest]:
+def locked_manifest(config: RunConfig, source: Source) -> Iterator[PartitionsManifest]:
     """Hold the partitions' folder, remove what no longer counts, and read the manifest."""
     state = DailyState(config.workspace)
     state.partitions.mkdir(parents=True, exist_ok=True)
@@ -119,14 +119,9 @@ def locked_manifest(config: RunConfig, source: PartitionSource) -> Iterator[Part
             raise WorkspaceBusyError(
                 f"another process reads partitions into {state.partitions.absolute()}; wait for it"
             )
-        days = config.data.watermark_days
-        manifest = PartitionsManifest.read(config.workspace)
+        manifest = PartitionsManifest.read(config.workspace) or PartitionsManifest(source="")
         # The source may have moved; its partitions stay.
-        manifest = replace(
-            manifest or PartitionsManifest(source="", watermark_days=0),
-            source=source.place,
-            watermark_days=days,
-        )
+        manifest = replace(manifest, source=source.place)
         counted = {state.partition(key, one.revision) for key, one in manifest.partitions.items()}
         # Left by a killed call, or an earlier version.
         for path in state.days.glob("*"):
@@ -141,7 +136,7 @@ class Ingest:
     def __init__(
         self,
         config: RunConfig,
-        source: PartitionSource,
+        source: Source,
         reader: PartitionReader,
         manifest: PartitionsManifest,
         accepted: Collection[str],
@@ -230,11 +225,6 @@ class Ingest:
             self.report.unchanged += 1
             self.manifest = self.manifest.with_partition(key, replace(before, files=files))
             return None
-        others = {one: part for one, part in self.manifest.partitions.items() if one != key}
-        for twin, partition in others.items():
-            if partition.rows and sorted(partition.digests) == mine:
-                self._set_aside(key, files, f"it holds the same files as {twin}")
-                return None
         try:
             reply = self.reader.read(self._request(key, raw, partial / "clean"))
         except ReadingFailedError as error:

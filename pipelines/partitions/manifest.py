@@ -18,6 +18,9 @@ from pipelines.engine.daily_state import SCHEMA, DailyState
 from pipelines.partitions.source import SourceFile, keys_between, parse_begin, parse_end
 from recsys.data.durable import write_durably
 
+WATERMARK_DAYS = 3
+"""Days after the newest partition until an earlier one counts as missing."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
@@ -63,7 +66,6 @@ class PartitionsManifest:
     """All partitions of a workspace."""
 
     source: str
-    watermark_days: int
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     """By key, in order."""
     set_aside: Mapping[str, SetAside] = field(default_factory=dict)
@@ -82,7 +84,6 @@ class PartitionsManifest:
                 raise ValueError(f"{hours[0]} is of an hour, this version reads days")
             return cls(
                 source=found["source"],
-                watermark_days=found["watermark_days"],
                 partitions={
                     key: Partition(**_with_files(one)) for key, one in found["partitions"].items()
                 },
@@ -101,7 +102,6 @@ class PartitionsManifest:
         document = {
             "format": SCHEMA,
             "source": self.source,
-            "watermark_days": self.watermark_days,
             "partitions": {key: asdict(one) for key, one in sorted(self.partitions.items())},
             "set_aside": {key: asdict(one) for key, one in sorted(self.set_aside.items())},
             "missing": self.missing,
@@ -135,7 +135,7 @@ class PartitionsManifest:
         if self.newest is None:
             return False
         age = parse_begin(self.newest) - parse_end(key)
-        return age.total_seconds() >= self.watermark_days * 86_400
+        return age.days >= WATERMARK_DAYS
 
     def digests(self) -> dict[str, str]:
         """Digest of each partition that counts, by key."""

@@ -20,7 +20,10 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from features.schema import JSON_LINES, SEPARATED
+from features.databases import DatabaseTable
+from features.schema import EVENT_TIME, JSON_LINES, SEPARATED
+from pipelines.config.run import DataConfig
+from recsys.data.durable import digest_of_file
 
 ENDINGS = (".parquet", *SEPARATED, *JSON_LINES)
 _DATE = re.compile(
@@ -36,6 +39,35 @@ class SourceFile:
     size: int
     mark: str
     """Mark of a version of the file: its ETag, or its time of writing."""
+
+
+@dataclass(frozen=True)
+class DatabaseDays:
+    """A table or query of a database, with a partition for each day of its times.
+
+    A day is read again when its number of rows or its latest time changes.
+    """
+
+    place: str
+    time: str
+    """Column of dates, timestamps or ISO texts."""
+
+    def partitions(self) -> dict[str, tuple[SourceFile, ...]]:
+        """List each day as a file."""
+        table = DatabaseTable.parse(self.place)
+        return {
+            day: (SourceFile(path=f"{day}.parquet", size=rows, mark=latest),)
+            for day, rows, latest in table.days(self.time)
+        }
+
+    def fetch(self, file: SourceFile, to: Path) -> str:
+        """Write a day's rows as a file."""
+        day = Path(file.path).stem
+        end, time = parse_end(day).date(), f'"{self.time}"'
+        rows = DatabaseTable.parse(self.place).read(f"where {time} >= '{day}' and {time} < '{end}'")
+        to.parent.mkdir(parents=True, exist_ok=True)
+        rows.write_parquet(to)
+        return digest_of_file(to)
 
 
 @dataclass(frozen=True)
@@ -105,6 +137,17 @@ class PartitionSource:
             raise ValueError(f"there is no folder {root}")
         found: Mapping[str, Any] = filesystem.find(root, detail=True)
         return found
+
+
+Source = PartitionSource | DatabaseDays
+
+
+def open_source(data: DataConfig) -> Source:
+    """Return the source of a run's partitions."""
+    place = data.partitions or ""
+    if re.match("postgres(ql)?:|sqlite:|duckdb:", place):
+        return DatabaseDays(place, data.columns.get(EVENT_TIME) or EVENT_TIME)
+    return PartitionSource(place)
 
 
 def _is_data(relative: str) -> bool:

@@ -10,6 +10,7 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, cast
 
+from features.databases import is_address, moved
 from pipelines.config.run import SHARED, TRAININGS, RunConfig, SharedTraining
 from pipelines.config.toml import (
     Table,
@@ -30,7 +31,7 @@ from pipelines.engine.workspace import check_writable
 from pipelines.inputs.opened_store import export_store, with_forgotten
 from pipelines.partitions.manifest import PartitionsManifest
 from pipelines.presets import PRESETS
-from serving.online.opening import SQLITE, is_store
+from serving.online.opening import is_store
 
 DEFAULT_PRESET = "auto"
 CONFIG = "config.toml"
@@ -73,9 +74,9 @@ def moved_to(folder: Path, value: object) -> object:
         return [moved_to(folder, one) for one in value]
     if not isinstance(value, str):
         return value
-    if value.startswith(SQLITE):
-        return SQLITE + str(folder / value.removeprefix(SQLITE))
-    return value if is_store(value) or "://" in value else str(folder / value)
+    if is_address(value):
+        return moved(value, lambda place: str(folder / place))
+    return value if is_store(value) else str(folder / value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,8 @@ class ConfigSources:
             return {}
         table = read_toml(self.path)
         table = upgraded(table) if self.path.name == CONFIG else table
-        return relative_to(table, self.path.parent)
+        # The workspace keeps the paths, in another folder.
+        return relative_to(table, self.path.parent.absolute())
 
     @cached_property
     def below(self) -> Table:
@@ -193,7 +195,7 @@ def with_dataset(config: RunConfig) -> RunConfig:
             f"both data.dataset = {data.dataset!r} and data.events = "
             f"{str(data.events)!r} are set; keep one of them"
         )
-    if data.dataset is None and data.event_paths():
+    if data.dataset is None and data.events:
         return config
     if data.dataset is None:
         raise ValueError(

@@ -49,7 +49,7 @@ def features_config(config: RunConfig) -> FeaturesConfig:
         events=data.source(data.event_paths(), data.columns),
         online_events=SourceConfig(paths=online, columns=NO_VALUES) if online else None,
         items=data.source(data.item_paths(), data.item_columns) if data.items else None,
-        users=data.source((data.users,), data.user_columns) if data.users else None,
+        users=data.source((Path(data.users),), data.user_columns) if data.users else None,
         filters=config.filters,
         splits=splits,
         forgotten=forgotten_users(config),

@@ -127,7 +127,7 @@ def differs(before: object, now: object) -> bool:
     """Compare a section as it is written."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         # What no file names any more is no setting.
-        drop = {"events", "partitions", "watermark_days", "columns"}
+        drop = {"events", "partitions", "columns"}
         before = {key: value for key, value in before.items() if key not in drop}
         now = {key: value for key, value in now.items() if key not in drop}
     return digest_of_json(before) != digest_of_json(now)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,11 @@ def shop(
     events: pl.DataFrame, items: pl.DataFrame, tmp_path_factory: pytest.TempPathFactory
 ) -> Shop:
     folder = tmp_path_factory.mktemp("shop")
-    return Shop.fit(events, items, budget="20s", settings=SETTINGS, folder=folder, progress=False)
+    with sqlite3.connect(folder / "shop.db") as database:
+        database.execute("create table products (sku, title)")
+        database.executemany("insert into products values (?, ?)", items.rows())
+    options = {"budget": "20s", "settings": SETTINGS, "folder": folder, "progress": False}
+    return Shop.fit(events, f"sqlite:{folder / 'shop.db'}#products", **options)
 
 
 def test_lists_are_those_of_the_bundle_and_of_one_taste(shop: Shop) -> None:

@@ -32,7 +32,7 @@ FIRST = WORLD.first_day
 
 def write_day(workspace: Path, day: date, events: pl.DataFrame) -> None:
     """Write a day as ingested, in a new version each time."""
-    empty = PartitionsManifest(source="events", watermark_days=3)
+    empty = PartitionsManifest(source="events")
     manifest = PartitionsManifest.read(workspace) or empty
     before = manifest.partitions.get(f"{day}")
     partition = Partition(

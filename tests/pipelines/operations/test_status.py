@@ -101,7 +101,6 @@ def partition(**fields: Any) -> Partition:
 def test_partitions_that_do_not_come_are_late(shop: Path) -> None:
     manifest = PartitionsManifest(
         source="events",
-        watermark_days=3,
         partitions={"2026-11-18": partition(), "2026-11-20": partition()},
         set_aside={"2026-11-21": SetAside(files=(), reason="no column item_id", since="x")},
     )
