@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.harness import RESULTS, Row, command_line, write_results
-from tests.benchmarks.recipes.recipe import REFITTED, ROWS
+from tests.benchmarks.recipes.recipe import REFITTED
 from tests.benchmarks.reproduction.card import FOLDER, Card, card_names, read_card, read_published
 from tests.benchmarks.reproduction.page import AS_SERVED, facts_of, find_tables, markdown_page
 from tests.benchmarks.reproduction.summary import expected_toml, out_of_band, summary_of
@@ -39,28 +39,8 @@ def parsed_arguments() -> argparse.Namespace:
 
 
 def results_of(folder: Path) -> list[dict[str, Any]]:
-    """Read every run of a card; one that was cut short has the rows that it finished."""
-    return [
-        json.loads((run / "result.json").read_text())
-        if (run / "result.json").exists()
-        else cut_short(run)
-        for run in sorted(folder.iterdir())
-        if any(run.glob("*.json"))
-    ]
-
-
-def cut_short(run: Path) -> dict[str, Any]:
-    """Put together what a run left that was stopped before its end."""
-    parts = {path.stem: json.loads(path.read_text()) for path in sorted(run.glob("*.json"))}
-    first = next(iter(parts.values()))
-    rows = {name: parts[name]["row"] for name in (*ROWS, *REFITTED) if name in parts}
-    return {
-        **{name: value for name, value in first.items() if name != "row"},
-        "device": first.get("device", "NVIDIA H200"),
-        "seconds": round(sum(row["seconds"] for row in rows.values()), 1),
-        "invalid_ids": None,
-        "rows": rows,
-    }
+    """Read every finished run of a card."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*/result.json"))]
 
 
 def rows_of(name: str, card: Card, summary: dict[str, Any]) -> Iterable[Row]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recsys.data.dataset import Sequences, Split
+from recsys.data.dataset import Sequences
 from recsys.fitting.catalogue import CATALOGUE
 from recsys.fitting.queries import EvaluationQueries, ModelInputs
 from recsys.fitting.spec import Data, ModelSpec, Refit, Start, TrainingRun
@@ -27,6 +27,8 @@ from recsys.training.passes import TrainingConfig
 from recsys.training.progress import SilentProgress
 from tests.benchmarks.recipes.prepared import Prepared
 from tests.benchmarks.recipes.recipe import Recipe
+from tests.benchmarks.recipes.run import MeasuredSplit
+from tests.benchmarks.recipes.time_to_split import last_held_out
 
 SPECS = {spec.name: spec for spec in CATALOGUE}
 
@@ -88,9 +90,12 @@ class Experiment:
             events = replace(events, train_end=events.validation_end)
         return replace(self.inputs, sequences=events)
 
-    def queries(self, split: Split) -> EvaluationQueries:
+    def queries(self, split: MeasuredSplit) -> EvaluationQueries:
         """Query a split, each target of a query once."""
-        return EvaluationQueries.of(self.inputs, split, self.recipe.retrieval)
+        inputs = self.inputs
+        if self.prepared.asks_last:
+            inputs = replace(inputs, sequences=last_held_out(inputs.sequences, split))
+        return EvaluationQueries.of(inputs, split, self.recipe.retrieval)
 
     def item_counts(self) -> Tensor:
         """Count each item's events that models are fitted on, [N]."""

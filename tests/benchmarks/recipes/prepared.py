@@ -53,6 +53,8 @@ class Prepared:
     codes: ItemCodes | None = None
     content_columns: int | None = None
     """First columns of the content that ``codes`` are made from; None for all."""
+    asks_last: bool = False
+    """Whether a user's last event of a split is the only target (`time_to_split`)."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else a reader wants to know: encoder, versions."""
 
@@ -113,6 +115,7 @@ class Prepared:
             "sizes": asdict(self.sizes),
             "level_sizes": None if self.codes is None else list(self.codes.level_sizes),
             "content_columns": self.content_columns,
+            "asks_last": self.asks_last,
             "about": dict(self.about),
         }
         # Last, so that a folder with a description is whole.
@@ -227,5 +230,6 @@ def _prepared_of(document: Mapping[str, Any], arrays: Arrays, content: NDArray[A
         user_features={name[5:]: rows for name, rows in wide.items() if name.startswith("user/")},
         codes=codes,
         content_columns=document["content_columns"],
+        asks_last=document.get("asks_last", False),
         about=document["about"],
     )

@@ -62,14 +62,14 @@ class RankingRun:
     fit: Fit
 
     def rows(self) -> dict[str, Any]:
-        """Make the rows of the recipe's models and blends that this call is to make."""
-        recipe, makes = self.experiment.recipe, self.settings.makes
-        rows = {name: self.model_row(name) for name in recipe.models() if makes(name)}
-        blends = [name for name in BLENDS if name in recipe.rows and makes(name)]
+        """Make the rows of the recipe's models and blends."""
+        recipe = self.experiment.recipe
+        rows = {name: self.model_row(name) for name in recipe.models()}
+        blends = [name for name in BLENDS if name in recipe.rows]
         return rows | {name: self.blend_row(name) for name in blends}
 
     def finish(self, rows: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-        """Write the result of a run, unless other calls make some of its rows."""
+        """Write the result of a run."""
         recipe = self.experiment.recipe
         result = {
             **described(self.experiment.prepared, self.settings),
@@ -77,9 +77,8 @@ class RankingRun:
             **more,
             "rows": {name: row for name, row in rows.items() if name in recipe.rows},
         }
-        if not self.settings.only:
-            write_json(self.folder / RESULT, result)
-            shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+        write_json(self.folder / RESULT, result)
+        shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
         return result
 
     def finished(self, row: str) -> dict[str, Any] | None:

@@ -52,16 +52,10 @@ class RunSettings:
     why: str = ""
     """Noted in the ledger of test looks."""
     shows_progress: bool = False
-    only: tuple[str, ...] = ()
-    """Rows to make, where several processes share the work of a run; all by default."""
 
     @property
     def name(self) -> str:
         return f"{self.order}-{self.seed}"
-
-    def makes(self, row: str) -> bool:
-        """Say whether this call is to make a row."""
-        return not self.only or row in self.only
 
 
 def described(prepared: Prepared, settings: RunSettings) -> dict[str, Any]:

@@ -37,6 +37,13 @@ PROTOCOL = (
     "literature's files. Means over users; \u00b1 is the deviation over seeds."
 )
 
+BOARD = (
+    "The rules of time-to-split: validation and test begin at the 0.9 quantiles of the events' "
+    "times, first of all events, then of those before test. Each user's last event after a moment "
+    "is the target, whether training met its item or not; all events before it are given. The "
+    "published model was fitted on the events before validation, as the strict rows are."
+)
+
 
 class Table(NamedTuple):
     """A table of texts."""
@@ -138,6 +145,8 @@ def facts_of(summary: Mapping[str, Any], wrong: Sequence[OutOfBand]) -> list[str
         f"{len(summary['seconds'])} runs, {max(summary['seconds'].values()):.0f} s the longest.",
         PROTOCOL,
     ]
+    if summary["protocol"] == "time_to_split":
+        facts.append(BOARD)
     if summary["invalid_ids"] is not None:
         facts.append(
             f"Semantic IDs generated that name no item: {summary['invalid_ids']:.2%} (the search "
@@ -158,22 +167,10 @@ def facts_of(summary: Mapping[str, Any], wrong: Sequence[OutOfBand]) -> list[str
             "event among the labels, as what is released is; blended by the weights of before. "
             "Goals and published numbers are of models that never saw that event."
         )
-    if fewer := rows_of_fewer_seeds(summary):
-        facts.append(f"Means over fewer seeds: {', '.join(fewer)}.")
     if summary["missing"]:
         facts.append(f"Not measured yet: {', '.join(summary['missing'])}.")
     facts += [f"Out of band: {one.text()}." for one in wrong]
     return facts
-
-
-def rows_of_fewer_seeds(summary: Mapping[str, Any]) -> list[str]:
-    """Name the rows that not every seed of their order has, since some were cut short."""
-    named = []
-    for order, rows in summary["orders"].items():
-        counts = {row: len(next(iter(one.values()))["values"]) for row, one in rows.items()}
-        most = max(counts.values(), default=0)
-        named += [f"{row} {n} ({order} order)" for row, n in counts.items() if n < most]
-    return named
 
 
 def markdown_page(title: str, facts: Sequence[str], tables: Sequence[Table]) -> str:

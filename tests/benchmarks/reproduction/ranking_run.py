@@ -35,8 +35,6 @@ REFIT = "_refit"
 def run_once(prepared: Prepared, directory: Path, settings: RunSettings) -> dict[str, Any]:
     """Fit and measure every row of the recipe, or read what an earlier call left.
 
-    With ``settings.only`` the other rows, and the result, are left to other calls.
-
     Args:
         prepared: The arrays and the recipe.
         directory: Folder of all runs; this one's is below it.
@@ -81,7 +79,7 @@ def refitted_rows(run: RankingRun) -> dict[str, dict[str, Any]]:
     weights that were learned on what the models before listed for validation.
     """
     recipe, settings = run.experiment.recipe, replace(run.settings, splits=("test",))
-    names = [name for name in recipe.refitted() if settings.makes(name + REFIT)]
+    names = recipe.refitted()
     rows: dict[str, dict[str, Any]] = {}
     checkpoints = run.experiment.checkpoints
     refitted = replace(
@@ -93,7 +91,7 @@ def refitted_rows(run: RankingRun) -> dict[str, dict[str, Any]]:
     for name in names:
         rows[name + REFIT] = later.model_row(name, row=name + REFIT)
     row = "blend_refit"
-    if row in recipe.rows and settings.makes(row):
+    if row in recipe.rows:
         rows[row] = later.finished(row) or refitted_blend(run, later, recipe.parts(row))
     return rows
 

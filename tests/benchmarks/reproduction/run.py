@@ -24,6 +24,7 @@ from recsys.fitting.spec import device_named
 from tests.benchmarks.recipes.prepare import events_digest, prepare, recipe_of
 from tests.benchmarks.recipes.prepared import DESCRIPTION, Prepared
 from tests.benchmarks.recipes.run import RunSettings
+from tests.benchmarks.recipes.time_to_split import cut_at_quantiles
 from tests.benchmarks.reproduction.card import Card, read_published
 from tests.benchmarks.reproduction.cold_run import run_cold
 from tests.benchmarks.reproduction.page import write_page
@@ -131,7 +132,10 @@ def arrays_of(plan: Plan, *, show_progress: bool) -> Prepared:
         recipe = recipe_of(config, plan.rows, plan.card.sources())
         prepared = prepare(plan.card.data_set(), config, recipe, show_progress=show_progress)
         orders = {order: prepared.order(order) for order in plan.card.orders}
-        replace(prepared, orders=orders).save(folder)
+        asks_last = plan.card.protocol == "time_to_split"
+        if asks_last:
+            orders = {order: cut_at_quantiles(events) for order, events in orders.items()}
+        replace(prepared, orders=orders, asks_last=asks_last).save(folder)
         # Read back: content is carried as float16, and every machine trains on the same.
         prepared = Prepared.load(folder)
     check_data(prepared.data_digest, plan.card, plan.name)

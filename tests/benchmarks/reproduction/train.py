@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.recipes.prepared import Prepared
-from tests.benchmarks.recipes.recipe import FITTED, REFITTED, ROWS, with_changes
+from tests.benchmarks.recipes.recipe import REFITTED, ROWS, with_changes
 from tests.benchmarks.recipes.run import RunSettings
 from tests.benchmarks.reproduction.cold_run import SETTINGS, run_cold
-from tests.benchmarks.reproduction.ranking_run import REFIT, run_once
+from tests.benchmarks.reproduction.ranking_run import run_once
 
 PROTOCOLS = ("ranking", "cold")
 
@@ -38,13 +38,6 @@ def parsed_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespa
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument(
         "--rows", nargs="*", choices=(*ROWS, *REFITTED), help="of the recipe; the arrays' own else"
-    )
-    parser.add_argument(
-        "--only",
-        nargs="*",
-        default=[],
-        choices=(*ROWS, *REFITTED, *(name + REFIT for name in FITTED)),
-        help="make these of the recipe's rows and leave the others, and the result, to other calls",
     )
     parser.add_argument("--protocol", choices=PROTOCOLS, default="ranking")
     parser.add_argument("--validation-only", action="store_true", help="never look at test")
@@ -69,7 +62,6 @@ def settings_of(options: argparse.Namespace, order: str, seed: int) -> RunSettin
         device=options.device,
         why=options.why,
         shows_progress=options.progress,
-        only=tuple(options.only),
     )
 
 
