@@ -2,17 +2,14 @@
 
     python -m tests.benchmarks.reproduction.train FOLDER --out RUNS --seeds 0 1 2
 
-Needs torch, numpy and safetensors alone, so it runs where the pipelines' packages are not. Seeds
-may run at a time on one device; what is finished is not run again.
+Needs torch, numpy and safetensors alone, so it runs where the pipelines' packages are not. A call a
+seed lets seeds share a device; what is finished is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +39,6 @@ def parsed_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespa
     parser.add_argument("--protocol", choices=PROTOCOLS, default="ranking")
     parser.add_argument("--validation-only", action="store_true", help="never look at test")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
-    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="of the recipe")
     parser.add_argument(
         "--why",
@@ -95,34 +91,9 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
     return "/".join(f"{metrics[name]:.4f}" for name in names)
 
 
-def run_in_processes(arguments: Sequence[str], options: argparse.Namespace) -> int:
-    """Give each order and seed a process of its own, so many at a time; return the worst code."""
-    orders = options.orders or list(Prepared.load(options.folder).orders)
-    # Each waits for the device more than for its own threads, which would fight for cores.
-    threads = max(1, (os.cpu_count() or 1) // options.workers)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    waiting = [(order, seed) for order in orders for seed in options.seeds]
-    running: list[subprocess.Popen[bytes]] = []
-    worst = 0
-    while waiting or running:
-        while waiting and len(running) < options.workers:
-            order, seed = waiting.pop(0)
-            alone = [*arguments, "--orders", order, "--seeds", str(seed), "--workers", "1"]
-            command = [sys.executable, "-m", "tests.benchmarks.reproduction.train", *alone]
-            running.append(subprocess.Popen(command, env=environment))
-        time.sleep(0.2)
-        done = [process for process in running if process.poll() is not None]
-        worst = max([worst, *(abs(process.returncode) for process in done)])
-        running = [process for process in running if process not in done]
-    return worst
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    options = parsed_arguments(given)
-    if options.workers > 1:
-        return run_in_processes(given, options)
+    options = parsed_arguments(arguments)
     prepared = Prepared.load(options.folder)
     recipe = prepared.recipe
     if options.rows:
