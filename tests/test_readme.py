@@ -176,12 +176,12 @@ def assert_ids_commands_run(recsys: Path, lines: list[list[str]]) -> None:
 
 
 def wait_until_ready(port: int) -> None:
-    for _ in range(150):
+    for _ in range(1_500):
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1):
                 return
         except OSError:
-            time.sleep(0.2)
+            time.sleep(0.02)
     pytest.fail("the server was not ready within 30 s")
 
 

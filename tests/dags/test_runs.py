@@ -1,4 +1,4 @@
-"""Airflow really runs a synthetic week: days of the past by the backfill, then day by day."""
+"""Airflow really runs synthetic days: those of the past by the backfill, then day by day."""
 
 import json
 import shutil
@@ -20,15 +20,15 @@ SETTINGS = TINY_SHOP.replace('events = "events.csv"', 'partitions = "events"')
 SETTINGS = SETTINGS.replace("items.csv", "items.parquet")
 
 
-class Week:
-    """A shop of seven days, of which those in ``events`` have arrived."""
+class Days:
+    """A shop of five days, of which those in ``events`` have arrived."""
 
     def __init__(self, folder: Path, airflow: Airflow, forking: str) -> None:
         self.folder, self.airflow, self.workspace = folder, airflow, folder / "shop"
         (folder / "all").mkdir()
         (folder / "events").mkdir()
         self.days = []
-        for day, events, items in world_days(days=7, users=120, items=60, events=300):
+        for day, events, items in world_days(days=5, users=120, items=60, events=300):
             events.write_csv(folder / "all" / f"{day}.csv")
             items.write_parquet(folder / "items.parquet")
             self.days.append(f"{day}")
@@ -64,54 +64,54 @@ class Week:
 READ_STDIN = "\"import sys; open('notices', 'a').write(sys.stdin.read() + chr(10))\""
 
 
-def test_a_week_is_backfilled_then_run_day_by_day_and_a_refusal_is_handed_on(
+def test_days_are_backfilled_then_run_day_by_day_and_a_refusal_is_handed_on(
     airflow: Airflow, forking: str, tmp_path: Path
 ):
-    week = Week(tmp_path, airflow, forking)
-    week.arrive(*week.days[:6])
-    params = json.dumps({"from": week.days[0], "to": week.days[4]})
-    week.run("recsys_backfill", "2026-02-01", "--conf", params)
-    assert week.outcomes() == [("update", "done")] * 5
-    assert list(week.served.partitions) == week.days[:5]
-    kinds = [one.details["kind"] for one in read_history(week.workspace)]
-    assert kinds == ["full"] + ["incremental"] * 4
+    shop = Days(tmp_path, airflow, forking)
+    shop.arrive(*shop.days[:4])
+    params = json.dumps({"from": shop.days[0], "to": shop.days[2]})
+    shop.run("recsys_backfill", "2026-02-01", "--conf", params)
+    assert shop.outcomes() == [("update", "done")] * 3
+    assert list(shop.served.partitions) == shop.days[:3]
+    kinds = [one.details["kind"] for one in read_history(shop.workspace)]
+    assert kinds == ["full"] + ["incremental"] * 2
 
-    week.run("recsys_daily", week.days[6])
-    assert list(week.served.partitions) == week.days[:6]
-    done = dict(week.outcomes()[5:])
+    shop.run("recsys_daily", shop.days[4])
+    assert list(shop.served.partitions) == shop.days[:4]
+    done = dict(shop.outcomes()[3:])
     assert (done["ingest"], done["update"]) == ("done", "done")
 
-    week.arrive(week.days[6])
-    served = week.served
+    shop.arrive(shop.days[4])
+    served = shop.served
     text = (tmp_path / "shop.toml").read_text()
     strict = "min_gain_over_popularity = 1000\nmin_compared = 2"
     refusing = text.replace("min_gain_over_popularity = -1", strict)
     (tmp_path / "shop.toml").write_text(refusing)
-    output = week.run("recsys_daily", week.days[6], exit_code=None)
+    output = shop.run("recsys_daily", shop.days[4], exit_code=None)
     assert "a check refused; another try would end the same" in output
-    assert ("update", "refused") in week.outcomes()
-    assert week.served == served
+    assert ("update", "refused") in shop.outcomes()
+    assert shop.served == served
     notice = json.loads((airflow.home / "notices").read_text().splitlines()[0])
     assert (notice["dag"], notice["task"]) == ("recsys_daily", "update")
     assert "exit code 3" in notice["error"]
     # Nothing that arrived is lost by a refusal.
-    manifest = PartitionsManifest.read(week.workspace)
+    manifest = PartitionsManifest.read(shop.workspace)
     assert manifest is not None
-    assert list(manifest.partitions) == week.days
+    assert list(manifest.partitions) == shop.days
 
 
-def test_a_week_trained_again_stage_by_stage_and_an_hour_after_it(
+def test_days_trained_again_stage_by_stage_and_an_hour_after_it(
     airflow: Airflow, forking: str, tmp_path: Path
 ):
-    week = Week(tmp_path, airflow, forking)
-    week.arrive(*week.days[:6])
-    week.run("recsys_weekly", "2026-02-01")
-    assert week.served.kind == "full"
-    assert set(week.outcomes()) <= {("run", "done"), ("run", "nothing to do")}
-    week.arrive(week.days[6])
-    week.run("recsys_hourly", "2026-02-01")
-    assert week.served.kind == "incremental"
-    assert ("update --counts-only", "done") in week.outcomes()
-    manifest = PartitionsManifest.read(week.workspace)
+    shop = Days(tmp_path, airflow, forking)
+    shop.arrive(*shop.days[:4])
+    shop.run("recsys_weekly", "2026-02-01")
+    assert shop.served.kind == "full"
+    assert set(shop.outcomes()) <= {("run", "done"), ("run", "nothing to do")}
+    shop.arrive(shop.days[4])
+    shop.run("recsys_hourly", "2026-02-01")
+    assert shop.served.kind == "incremental"
+    assert ("update --counts-only", "done") in shop.outcomes()
+    manifest = PartitionsManifest.read(shop.workspace)
     assert manifest is not None
-    assert list(manifest.partitions) == week.days
+    assert list(manifest.partitions) == shop.days

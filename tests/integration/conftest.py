@@ -34,10 +34,10 @@ backend = "torch"
 
 [two_tower_training]
 batch_size = 64
-max_epochs = 15.0
+max_epochs = 8.0
 
 [two_tower_training.schedule]
-learning_rate = 0.01
+learning_rate = 0.02
 
 [sequence]
 embedding_dim = 16
@@ -48,11 +48,11 @@ backend = "torch"
 
 [sequence_training]
 enabled = true
-batch_size = 16
+batch_size = 32
 max_epochs = 15.0
 
 [sequence_training.schedule]
-learning_rate = 0.01
+learning_rate = 0.02
 
 [generative]
 embedding_dim = 16
@@ -64,8 +64,8 @@ backend = "torch"
 [generative_training]
 enabled = true
 batch_size = 16
-max_epochs = 12.0
-epochs_per_evaluation = 4.0
+max_epochs = 4.0
+epochs_per_evaluation = 2.0
 
 [generative_training.schedule]
 learning_rate = 0.01

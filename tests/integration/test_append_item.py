@@ -24,6 +24,10 @@ from tests.recsys.testing.synthetic import World, two_tastes
 
 pytest.importorskip("sentence_transformers", reason="needs the MiniLM encoder")
 MINILM = ("--set", "content.encoder=minilm", "--quiet")
+HASTY = [f"{name}_training.max_epochs=1" for name in ("two_tower", "sequence", "generative")]
+HASTY += ["release.gate.enabled=false", "release.max_drop_from_champion=1"]
+HASTY += ["release.min_gain_over_popularity=-1"]
+"""Settings of a run whose models need not be good."""
 NEW = "tulips-and-compost"
 ROW = f'{NEW},Tulips in the orchard,"About compost, soil and seeds for your tulips.",books|garden\n'
 
@@ -66,7 +70,7 @@ def address(workspace: Path) -> Iterator[str]:
         while asked(address, "/readyz") is None:
             assert process.poll() is None, "the server ended"
             assert time.monotonic() < deadline
-            time.sleep(0.1)
+            time.sleep(0.02)
         yield address
     finally:
         process.terminate()
@@ -179,7 +183,8 @@ def test_no_published_id_moves_and_the_next_run_keeps_the_new_one(
                 "event_type": "click",
             }
             file.write(",".join(event.get(name, "") for name in header) + "\n")
-    result = recsys("run", "-c", config, "-w", workspace, *MINILM)
+    hasty = [part for one in HASTY for part in ("--set", one)]
+    result = recsys("run", "-c", config, "-w", workspace, *MINILM, *hasty)
     assert result.exit_code == 0, result.output
     bundle = Recommender.load(bundles / "current").bundle
     assert bundle.version != manifest.version

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
+import pytest
 from click.testing import Result
 
 from pipelines.config.toml import merge, read_toml, to_toml
@@ -46,11 +47,12 @@ def finished(recsys: Recsys, config: Path) -> Path:
 
 
 def test_events_alone_are_enough(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
-    config = configured(shop, tmp_path / "shop", {})
+    config = configured(shop, tmp_path / "shop", {"content": {"encoder": "none"}})
     without(config, "data", "items", "users")
     workspace = finished(recsys, config)
     bundle = Recommender.load(workspace / "bundles/current").bundle
     assert bundle.catalogue.display_texts[1] == bundle.catalogue.item_ids[1]
+    assert json.loads((workspace / "embed_items/content.json").read_text())["dim"] == 0
 
 
 def test_models_without_training_are_served_alone(
@@ -110,50 +112,39 @@ def test_time_splits_everything_after_a_day(shop: Path, recsys: Recsys, tmp_path
     assert table.height > table["user_row"].n_unique()
 
 
-def test_user_and_context_features_are_trained_and_served(
-    shop: Path, recsys: Recsys, tmp_path: Path
-) -> None:
-    features = {"user_features": [], "context_features": ["user_num_events"]}
-    config = configured(shop, tmp_path / "shop", {"features": features})
-    users = pl.read_csv(config.parent / "users.csv")
-    extra = users.select("user_id").with_row_index("age")
-    extra.with_columns(pl.col("age") % 40 + 20).write_csv(config.parent / "users.csv")
-    settings = merge(read_toml(config), {"features": {"user_features": ["age"]}})
-    config.write_text(to_toml(settings))
-    workspace = finished(recsys, config)
-    manifest = json.loads((workspace / "bundles/current/manifest.json").read_text())
+@pytest.fixture(scope="module")
+def full_tables(shop: Path, recsys: Recsys, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on users' ages, a catalogue item without events and two rows that are no events."""
+    features = {
+        "user_features": ["age"],
+        "context_features": ["user_num_events"],
+        "catalogue_only_items": True,
+    }
+    changes = {"features": features, "filters": {"max_bad_share": 0.1}}
+    config = configured(shop, tmp_path_factory.mktemp("tables") / "shop", changes)
+    users = pl.read_csv(config.parent / "users.csv").select("user_id").with_row_index("age")
+    users.with_columns(pl.col("age") % 40 + 20).write_csv(config.parent / "users.csv")
+    items = pl.read_csv(config.parent / "items.csv")
+    cold = items.head(1).with_columns(pl.lit("cold-one").alias("item_id"))
+    pl.concat([items, cold]).write_csv(config.parent / "items.csv")
+    with (config.parent / "events.csv").open("a") as file:
+        file.write("user-1,item-1,yesterday,view\n,item-1,2024-01-01T00:00:00Z,view\n")
+    return finished(recsys, config)
+
+
+def test_user_and_context_features_are_trained_and_served(full_tables: Path) -> None:
+    manifest = json.loads((full_tables / "bundles/current/manifest.json").read_text())
     assert set(manifest["user_features"]) == {"age"}
     assert set(manifest["context_features"]) == {"user_num_events"}
 
 
-def test_catalogue_items_without_events_can_be_recommended(
-    shop: Path, recsys: Recsys, tmp_path: Path
-) -> None:
-    config = configured(shop, tmp_path / "shop", {"features": {"catalogue_only_items": True}})
-    path = config.parent / "items.csv"
-    items = pl.read_csv(path)
-    cold = items.head(1).with_columns(pl.lit("cold-one").alias("item_id"))
-    pl.concat([items, cold]).write_csv(path)
-    workspace = finished(recsys, config)
-    lists = Recommender.load(workspace / "bundles/current").recommend(["user-0"], k=100)
+def test_catalogue_items_without_events_can_be_recommended(full_tables: Path) -> None:
+    lists = Recommender.load(full_tables / "bundles/current").recommend(["user-0"], k=100)
     assert "cold-one" in lists["item_id"].to_list()
 
 
-def test_text_can_be_left_out(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
-    workspace = finished(
-        recsys, configured(shop, tmp_path / "shop", {"content": {"encoder": "none"}})
-    )
-    assert json.loads((workspace / "embed_items/content.json").read_text())["dim"] == 0
-
-
-def test_bad_rows_are_kept_with_their_reason(
-    shop: Path, world: World, recsys: Recsys, tmp_path: Path
-) -> None:
-    config = configured(shop, tmp_path / "shop", {"filters": {"max_bad_share": 0.1}})
-    with (config.parent / "events.csv").open("a") as file:
-        file.write("user-1,item-1,yesterday,view\n,item-1,2024-01-01T00:00:00Z,view\n")
-    workspace = finished(recsys, config)
-    quarantine = pl.read_parquet(workspace / "build_features/quarantine/*.parquet")
+def test_bad_rows_are_kept_with_their_reason(full_tables: Path, world: World) -> None:
+    quarantine = pl.read_parquet(full_tables / "build_features/quarantine/*.parquet")
     assert quarantine["row"].to_list() == [len(world.user_ids), len(world.user_ids) + 1]
-    manifest = json.loads((workspace / "build_features/manifest.json").read_text())
+    manifest = json.loads((full_tables / "build_features/manifest.json").read_text())
     assert manifest["rows"]["quarantined"] == 2

@@ -64,12 +64,9 @@ def test_new_items_in_the_raw_files_leave_every_published_id_alone(
     new = items.head(1).with_columns(item_id=pl.lit("a-new-one"), title=pl.lit("Wooden stars"))
     # Sorted first, so that every item row is another one.
     pl.concat([new, items.reverse()]).write_csv(own.parent / "items.csv")
-    more = (
-        "--set",
-        "features.catalogue_only_items=true",
-        "--set",
-        "two_tower_training.max_steps=20",
-    )
+    more = ["--set", "features.catalogue_only_items=true"]
+    for name in ("two_tower", "sequence", "generative"):
+        more += ["--set", f"{name}_training.max_epochs=1"]
     lenient = ("--set", "release.max_drop_from_champion=1")
     lenient += ("--set", "release.min_gain_over_popularity=-1")
     run(recsys, own, *more, *lenient)

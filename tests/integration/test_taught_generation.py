@@ -36,6 +36,8 @@ TAUGHT = (
     "generative.dense_weight=0.0",
     # A window has an event more, and the teacher reads all of it.
     "generative.max_length=20",
+    "generative_training.max_epochs=12.0",
+    "generative_training.epochs_per_evaluation=4.0",
 )
 
 

@@ -26,12 +26,24 @@ READ = (
 )
 
 
-def test_the_beam_finds_the_successor_and_no_id_is_invalid(shop: Path) -> None:
-    metrics = json.loads((shop / "evaluate/metrics.json").read_text())["given"]
+def test_the_beam_finds_the_successor_and_no_id_is_invalid(
+    shop: Path, recsys: Recsys, tmp_path: Path
+) -> None:
+    workspace = tmp_path / "run"
+    for name in READ[:-1]:
+        shutil.copytree(shop / name, workspace / name)
+    longer = ("--set", "generative_training.max_epochs=12.0")
+    longer += ("--set", "generative_training.epochs_per_evaluation=4.0")
+    result = rerun(shop, recsys, workspace, *longer, "--until", "evaluate")
+    assert result.exit_code == 0, result.output
+    metrics = json.loads((workspace / "evaluate/metrics.json").read_text())["given"]
     for split in ("validation", "test"):
         assert metrics[split]["generative"]["recall@5"] >= 0.8
-    ending = json.loads((shop / "train_generative/given/training.json").read_text())
+    ending = json.loads((workspace / "train_generative/given/training.json").read_text())
     assert ending["best_metric"] == pytest.approx(metrics["validation"]["generative"]["ndcg@10"])
+
+
+def test_the_report_draws_its_curve(shop: Path) -> None:
     numbers = json.loads((report_path(shop).parent / "report.json").read_text())
     assert "generative" in {curve["model"] for curve in numbers["curves"]}
 

@@ -51,7 +51,7 @@ class RunningServer:
         given |= {"LOG_REQUESTS": "false", "EXPOSE_USERS": "false"}
         given |= {name.upper(): value for name, value in settings.items()}
         environment = {f"RECSYS_{name}": str(value) for name, value in given.items()}
-        self.log = Path(log)
+        self.log, self.bundles, self.read_to, self.noted = Path(log), bundles_dir, 0, {}
 
         def limited():
             if descriptors is not None:
@@ -92,9 +92,17 @@ class RunningServer:
             return None, error
 
     def events(self, name=None):
-        """Lines of the log, of one event."""
-        lines = [json.loads(line) for line in self.log.read_text().splitlines()]
+        """Lines of the log since `note`, of one event."""
+        lines = [json.loads(line) for line in self.log.read_bytes()[self.read_to :].splitlines()]
         return [line for line in lines if name in (None, line["event"])]
+
+    def note(self):
+        """Begin to count, and to read the log, from this moment."""
+        self.read_to, self.noted = self.log.stat().st_size, self.state()
+
+    def count(self, name):
+        """How much a number of the state has grown since `note`."""
+        return self.state()[name] - self.noted.get(name, 0)
 
     def processes(self):
         """The zygote, its loaders and their workers."""

@@ -1,6 +1,7 @@
 """SIGTERM under traffic on kept-alive connections: every request that was sent is answered.
 
-``RECSYS_DRAINS=20`` ends twenty servers in place of one (``make soak``).
+``RECSYS_DRAINS=20`` ends twenty servers in place of one (``make soak``). One server also shows what
+the log holds from start to end.
 """
 
 import asyncio
@@ -15,13 +16,23 @@ from types import SimpleNamespace
 import pytest
 import uvicorn
 
+from serving.bundle.manifest import publish
 from serving.server.connections import Connection, Connections
 from serving.server.serve import Server
 from serving.settings import Settings
-from tests.serving.server.running import RunningServer
+from tests.serving.server.running import RunningServer, wait_for
+from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 DRAINS = int(os.environ.get("RECSYS_DRAINS", "1"))
 REQUESTS_PER_SECOND, CONNECTIONS = 150.0, 30
+RECOMMEND = "/v1/recommend"
+LOGGED = {
+    "drain_notice_seconds": 0.3,
+    "poll_seconds": 3600,
+    "log_requests": "true",
+    # A busy machine refuses none.
+    "queue_ms": 5_000,
+}
 HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -69,7 +80,7 @@ class Traffic:
 
 
 @pytest.mark.timeout(60 + 60 * DRAINS)
-def test_no_request_is_cut_off_by_sigterm(released, tmp_path):
+def test_no_request_is_cut_off_by_sigterm(bundles_dir, tmp_path):
     async def end_under_traffic(server):
         traffic = Traffic(server.port)
         running = asyncio.create_task(traffic.run())
@@ -79,13 +90,27 @@ def test_no_request_is_cut_off_by_sigterm(released, tmp_path):
         return traffic.statuses
 
     statuses = Counter()
+    write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(seed=1))
     for _ in range(DRAINS):
-        server = RunningServer(released, tmp_path / "log", drain_notice_seconds=0.3).until_ready()
+        publish(bundles_dir, "v1")
+        server = RunningServer(bundles_dir, tmp_path / "log", **LOGGED).until_ready()
+        publish(bundles_dir, "v2")
+        server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda server=server: server.state().get("bundle") == "v2")
+        assert server.get(RECOMMEND, {"k": 1})[0] == 200
         statuses += asyncio.run(end_under_traffic(server))
         assert server.process.wait(timeout=30) == 0
-        assert "Traceback" not in server.log.read_text()
+        assert_lines_are_structured(server)
     assert set(statuses) == {200}
     assert statuses[200] > 30 * DRAINS
+
+
+def assert_lines_are_structured(server):
+    names = [line["event"] for line in server.events() if line["event"] != "request"]
+    assert names == ["bundle_loaded", "serving", "bundle_swapped", "draining"]
+    asked = server.events("request")
+    (alone,) = [one for one in asked if (one["path"], one.get("num_items")) == (RECOMMEND, 1)]
+    assert (alone["status"], alone["bundle"]) == (200, "v2")
 
 
 async def answer(scope, receive, send):

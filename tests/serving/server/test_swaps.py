@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -13,7 +12,7 @@ import pytest
 from recsys.data.durable import replace_link
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.manifest import publish
-from tests.serving.server.running import Load, RunningServer, running, wait_for
+from tests.serving.server.running import Load, RunningServer, wait_for
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 SWAPS = int(os.environ.get("RECSYS_SWAPS", "12"))
@@ -38,10 +37,12 @@ def mix(bundle, other, bad, reseal):
 
 
 def until_refused(server, count):
-    return wait_for(lambda: (s := server.state())["num_refused"] == count and s["refused"])
+    wait_for(lambda: server.count("num_refused") == count)
+    return wait_for(lambda: server.state()["refused"])
 
 
-def test_published_bundles_are_taken_and_damaged_ones_refused(own, bundles_dir, reseal):
+def test_published_bundles_are_taken_and_damaged_ones_refused(own, reseal):
+    bundles_dir = own.bundles
     write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(num_items=60, seed=1))
     publish(bundles_dir, "v2")
     until_serves(own, "v2")
@@ -71,10 +72,11 @@ def test_published_bundles_are_taken_and_damaged_ones_refused(own, bundles_dir, 
     publish(bundles_dir, "v3")
     until_serves(own, "v3")
     assert own.state()["refused"] is None
-    assert own.state()["num_swaps"] == 6
+    assert own.count("num_swaps") == 6
 
 
-def test_whatever_current_becomes_the_old_one_serves(own, bundles_dir):
+def test_whatever_current_becomes_the_old_one_serves(own):
+    bundles_dir = own.bundles
     current = bundles_dir / "current"
     (bundles_dir / "bundle-v9").mkdir()
     (bundles_dir / "bundle-v9" / "manifest.json").write_text("{}")
@@ -96,9 +98,8 @@ def test_whatever_current_becomes_the_old_one_serves(own, bundles_dir):
 
 
 @pytest.mark.timeout(120 + 5 * SWAPS)
-def test_swaps_under_load_fail_no_request_and_one_that_does_not_fit_is_refused(
-    own, bundles_dir, reseal
-):
+def test_swaps_under_load_fail_no_request_and_one_that_does_not_fit_is_refused(own, reseal):
+    bundles_dir = own.bundles
     write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(num_items=60, seed=60))
     size = SyntheticSize(num_items=45, embedding_dim=16, seed=45)
     other = write_synthetic_bundle(bundles_dir, "v3", size)
@@ -124,7 +125,7 @@ def test_swaps_under_load_fail_no_request_and_one_that_does_not_fit_is_refused(
     load = asyncio.run(swap_under_load())
     assert set(load.statuses) == {200}
     assert set(load.bundles) == {"v1", "v2", "v3"}
-    assert (own.state()["num_swaps"], own.state()["num_refused"]) == (SWAPS, 1)
+    assert (own.count("num_swaps"), own.count("num_refused")) == (SWAPS, 1)
     # What was replaced is gone with its processes.
     wait_for(lambda: [len(some) for some in own.processes()] == [1, 1, 2])
 
@@ -138,20 +139,8 @@ def test_bundle_that_is_damaged_at_start_is_named(bundles_dir, tmp_path):
     assert "items.faiss has 4 bytes" in server.log.read_text()
 
 
-def test_lines_are_structured(bundles_dir, tmp_path):
-    with running(bundles_dir, tmp_path / "log", poll_seconds=3600, log_requests="true") as server:
-        write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(seed=1))
-        publish(bundles_dir, "v2")
-        server.process.send_signal(signal.SIGHUP)
-        until_serves(server, "v2")
-    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
-    names = [line["event"] for line in lines if line["event"] != "request"]
-    assert names == ["bundle_loaded", "serving", "bundle_swapped", "draining"]
-    (request,) = [one for one in lines if one.get("path") == "/v1/recommend"]
-    assert (request["status"], request["bundle"], request["num_items"]) == (200, "v2", 1)
-
-
-def test_damage_is_repaired_by_a_signal(own, bundles_dir):
+def test_damage_is_repaired_by_a_signal(own):
+    bundles_dir = own.bundles
     directory = write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(seed=1))
     path = directory / "popularity" / "popularity.safetensors"
     content = path.read_bytes()
@@ -165,8 +154,9 @@ def test_damage_is_repaired_by_a_signal(own, bundles_dir):
     until_serves(own, "v2")
 
 
-def test_truncated_file_under_a_worker_ends_at_the_last_good_bundle(own, bundles_dir):
+def test_truncated_file_under_a_worker_ends_at_the_last_good_bundle(own):
     """The kernel kills who reads what is no longer there; others must not notice for long."""
+    bundles_dir = own.bundles
     write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(seed=1))
     publish(bundles_dir, "v2")
     until_serves(own, "v2")
@@ -180,3 +170,12 @@ def test_truncated_file_under_a_worker_ends_at_the_last_good_bundle(own, bundles
     assert served(own) == "v1"
     assert "SIGBUS" in {line["reason"] for line in own.events("worker_ended")}
     assert own.events("bundle_reloaded")[0]["bundle"] == "v1"
+
+
+# The last of this file: it ends the server that the others share.
+def test_all_processes_end_with_the_front(own):
+    everyone = [one for some in own.processes() for one in some]
+    everyone += wait_for(own.request_logs)
+    own.process.kill()
+    own.process.wait()
+    wait_for(lambda: not any(one.is_running() for one in everyone))
