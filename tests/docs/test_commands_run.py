@@ -50,6 +50,7 @@ TRAINS_LESS = {
     "content": {"encoder": "hash"},
     "two_tower_training": {"max_epochs": 2.0},
     "sequence_training": {"enabled": False},
+    "search": {"num_steps": 20},
 }
 """Settings of the shop in which the lines run: models that train for seconds."""
 ITEMS = ["1", "50", "181", "242", "302", *(f"sku-{number}" for number in range(35))]

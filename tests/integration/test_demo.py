@@ -28,7 +28,7 @@ def test_a_run_ends_with_its_metrics_what_is_served_and_what_to_type_next(shop: 
     assert "recsys recommend" in text
 
 
-# Four minutes on two quiet cores, twice that beside other tests.
+# A minute or two on two quiet cores, much more beside other tests.
 @pytest.mark.timeout(1_500)
 @pytest.mark.mirror
 @pytest.mark.slow
@@ -38,8 +38,10 @@ def test_movielens_from_raw_files_to_a_bundle(
     if not MIRROR:
         pytest.skip("needs real data sets: RECSYS_DATA_MIRROR=FOLDER make test")
     monkeypatch.setenv("RECSYS_DATA_MIRROR", MIRROR)
-    settings = ["two_tower_training.max_steps=100", "content.encoder=hash"]
-    settings += ["sequence_training.max_steps=100", "generative_training.max_steps=50"]
+    settings = ["content.encoder=hash", "evaluation.num_resamples=100", "adapter.max_epochs=0.1"]
+    settings += ["blend.max_queries=300", "blend.recent_demand=false", "search.num_steps=20"]
+    steps = {"two_tower": 100, "sequence": 100, "generative": 20, "ranker": 50}
+    settings += [f"{name}_training.max_steps={count}" for name, count in steps.items()]
     options = [part for one in settings for part in ("--set", one)]
     result = recsys("run", "--preset", "movielens_100k", "-w", tmp_path / "run", "-q", *options)
     assert result.exit_code == 0, result.output

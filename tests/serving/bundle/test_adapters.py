@@ -1,4 +1,6 @@
+import json
 import shutil
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -8,6 +10,7 @@ from recsys.layers.lora.file import WEIGHTS
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
 from recsys.models.adapted import adapted_layers, copy_layers
 from serving.bundle.adapters import (
+    domain_directory,
     models_of,
     publish_adapter,
     read_registered,
@@ -17,6 +20,7 @@ from serving.bundle.adapters import (
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import publish
 from serving.bundle.published import ADAPTER_MANIFEST
+from serving.bundle.write import write_bundle
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
 from serving.settings import ServingOptions
@@ -158,3 +162,23 @@ def test_a_damaged_adapter_is_left_out_and_all_else_serves(bundles_dir, damage):
     if damage != "gone":
         with pytest.raises(ValueError, match=said):
             publish_adapter(directory)
+
+
+def test_an_adapter_without_its_base_or_name_is_refused(bundles_dir, parts, tmp_path):
+    with pytest.raises(ValueError, match="no adapter is served for domain 'books'"):
+        withdraw_adapter(bundles_dir, "books")
+    for name in ("", "x" * 81):
+        with pytest.raises(ValueError, match=f"1 to 80 characters, got {len(name)}"):
+            domain_directory(bundles_dir, name)
+    directory = writable(register(bundles_dir, "books"))
+    assert register(bundles_dir, "books") == directory
+    path = directory / ADAPTER_MANIFEST
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "files": {}}))
+    with pytest.raises(ValueError, match=r"names \[\], an adapter has"):
+        read_registered(directory)
+    path.write_text(json.dumps(document))
+    write_bundle(bundles_dir, replace(parts, two_tower=None), version="v2")
+    publish(bundles_dir, "v2")
+    (reason,) = loaded(bundles_dir).adapters.refused.values()
+    assert "adapts a two_tower, which the bundle does not have" in reason

@@ -1,5 +1,6 @@
 """Copies of bundles over fsspec: whole, verified, and continued after a fault."""
 
+import hashlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from uuid import uuid4
 import fsspec
 import pytest
 
+from serving.bundle import copies
 from serving.bundle.copies import CopyPlace, UnreachableError, fetch, send
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import read_manifest
@@ -155,3 +157,44 @@ def test_a_copy_into_its_own_folder_changes_nothing(bundles: Path):
     before = bytes_of(bundles)
     send(bundles, "v2+1", str(bundles))
     assert bytes_of(bundles) == before
+
+
+def test_a_place_that_cannot_be_used_is_named_with_the_remedy(
+    bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    place, here, digest = tmp_path / "place", tmp_path / "here", digest_of(bundles, "v1")
+    with pytest.raises(UnreachableError, match=r"cannot be opened: .*s3fs, gcsfs or adlfs"):
+        fetch("nowhere://bundles", "v1", digest, here)
+    send(bundles, "v1", str(place))
+
+    def reset(*_: object) -> bytes:
+        raise ConnectionResetError(104, "reset by peer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CopyPlace, "read", reset)
+        with pytest.raises(UnreachableError, match=r"cannot be reached: .*reset by peer"):
+            fetch(str(place), "v1", digest, here)
+    with monkeypatch.context() as patch:
+        patch.setattr(copies, "MAX_MANIFEST_BYTES", 10)
+        with pytest.raises(ValueError, match="has more than 10 bytes"):
+            fetch(str(place), "v1", digest, here)
+    with monkeypatch.context() as patch:
+        patch.setattr(copies, "MARGIN_BYTES", 1 << 60)
+        with pytest.raises(OSError, match=r"bundle-v1 needs .* bytes in .* are free") as full:
+            fetch(str(place), "v1", digest, here)
+    # This disk is full, not the place away.
+    assert not isinstance(full.value, UnreachableError)
+    assert not (here / "bundle-v1").exists()
+
+
+def test_a_manifest_of_another_bundle_or_version_is_not_used(bundles: Path, tmp_path: Path):
+    place, here = tmp_path / "place", tmp_path / "here"
+    shutil.copytree(bundles / "bundle-v2", place / "bundle-v1")
+    with pytest.raises(ValueError, match=r"manifest.json at .* is of v2; do not use it"):
+        fetch(str(place), "v1", digest_of(bundles, "v2"), here)
+    path = writable(place / "bundle-v1") / "manifest.json"
+    path.write_text(path.read_text().replace('"schema_version": 3', '"schema_version": 4'))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    with pytest.raises(ValueError, match=r"bundle of schema 4.* Nothing was fetched"):
+        fetch(str(place), "v1", digest, here)
+    assert not list(here.glob("bundle-*"))

@@ -1,4 +1,4 @@
-"""A server on a small bundle of a file's own, which serves ``v1`` again for each of its tests."""
+"""A server on a small bundle of a file's own."""
 
 import shutil
 
@@ -17,21 +17,8 @@ def server_of_file(released, tmp_path_factory):
 
 
 @pytest.fixture
-def own(server_of_file, released, tmp_path):
-    """A server whose bundles may be changed: those of its ``bundles``."""
-    server = server_of_file
-    if server.noted:
-        copy = shutil.copytree(released, tmp_path / "bundles", symlinks=True)
-        swaps = server.state()["num_swaps"]
-        shutil.rmtree(server.bundles, ignore_errors=True)
-        writable(copy).rename(server.bundles)
-        wait_for(lambda: serves_again(server.state(), swaps))
-        wait_for(lambda: [len(some) for some in server.processes()] == [1, 1, 2])
-    server.note()
-    return server
-
-
-def serves_again(state, swaps):
-    """True once the copied ``v1`` is served: it has other files, so it counts as a swap."""
-    whole = state["refused"] is None and state["workers"] == 2
-    return whole and state["bundle"] == "v1" and state["num_swaps"] > swaps
+def own(server_of_file):
+    """A server whose processes may be killed; it is whole again before each test of a file."""
+    wait_for(lambda: [len(some) for some in server_of_file.processes()] == [1, 1, 2])
+    server_of_file.note()
+    return server_of_file
