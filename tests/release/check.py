@@ -26,12 +26,12 @@ Check = Callable[[], str]
 
 
 def check_changelog() -> str:
-    """Hold version and changelog to semver.
+    """Hold version and changelog to each other.
 
     Raises:
         ValueError: Says each fault.
     """
-    if wrong := changelog.of_tree(releasing=True):
+    if wrong := changelog.read_tree(releasing=True):
         raise ValueError("; ".join(wrong))
     return "version and headings agree"
 
@@ -90,7 +90,7 @@ def check_wheel(python: str) -> str:
     """Install and use the wheel in a fresh environment."""
     folder = ROOT / "dist" / "fresh"
     try:
-        return "; ".join(wheel.check(python, folder, with_demo=True))
+        return "; ".join(wheel.check(python, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,7 +1,6 @@
 """What a release must hold: versions, licences, the bill of materials, the check itself."""
 
 import json
-import subprocess
 import sys
 from datetime import date
 from importlib.metadata import PathDistribution
@@ -16,38 +15,24 @@ GOOD = "# Changelog\n\n## 0.2.0 (2026-11-20)\n\n- New.\n\n## 0.1.0 (2026-11-01)\
 
 
 def test_versions_and_changelog_of_the_tree_agree():
-    assert changelog.of_tree() == []
+    assert changelog.read_tree() == []
 
 
 def test_a_good_changelog_is_accepted_and_an_unreleased_part_until_release():
     assert changelog.faults(GOOD, "0.2.0", TODAY, releasing=True) == []
     later = GOOD.replace("## 0.2.0", "## Unreleased\n\n- Soon.\n\n## 0.2.0", 1)
     assert changelog.faults(later, "0.2.0", TODAY) == []
-    (fault,) = changelog.faults(later, "0.2.0", TODAY, releasing=True)
-    assert "give it a version" in fault
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "fault"),
-    [
-        ("0.2.0", "0.3.0", "write one of 0.1.1, 0.2.0, 1.0.0"),
-        ("0.2.0", "0.2.1", "write one of 0.1.1, 0.2.0, 1.0.0"),
+    for old, new, fault in (
+        ("", "", "give it a version"),
+        ("0.2.0", "0.3.0", "the package's version is 0.2.0, the newest of CHANGELOG.md 0.3.0"),
         ("0.2.0 (2026-11-20)", "v0.2", "write '## 1.2.3 (2026-11-23)'"),
-        ("2026-11-20", "2026-10-20", "of a day before 0.1.0"),
+        ("2026-11-20", "2026-10-20", "stands above (0, 1, 0)"),
+        ("0.1.0", "0.2.0", "stands above (0, 2, 0)"),
         ("2026-11-20", "2026-12-24", "in the future"),
-        ("- New.\n", "", "says nothing"),
-        ("0.1.0 (2026-11-01)", "Unreleased", "must be the first"),
-    ],
-)
-def test_a_fault_of_the_changelog_is_named(old, new, fault):
-    found = changelog.faults(GOOD.replace(old, new), "0.2.0", TODAY)
-    assert fault in "; ".join(found)
-
-
-def test_a_version_that_the_changelog_lacks_is_named():
-    (fault,) = changelog.faults(GOOD, "0.3.0", TODAY)
-    assert "0.3.0" in fault
-    assert "0.2.0" in fault
+        ("0.1.0 (2026-11-01)", "Unreleased", "below at most one"),
+    ):
+        found = changelog.faults(later.replace(old, new), "0.2.0", TODAY, releasing=True)
+        assert fault in "; ".join(found)
 
 
 def test_the_page_of_licences_is_that_of_the_locks_and_all_are_permitted():
@@ -57,20 +42,17 @@ def test_the_page_of_licences_is_that_of_the_locks_and_all_are_permitted():
     assert written == licences.page(), "run python -m tests.release.licences"
 
 
-@pytest.mark.parametrize(
-    ("expression", "permitted"),
-    [
-        ("MIT", True),
-        ("GPL-3.0-only", False),
-        ("GPL-3.0-only OR MIT", True),
-        ("MPL-2.0 AND (Apache-2.0 OR AGPL-3.0-only)", True),
-        ("MIT AND (LGPL-2.1-only OR AGPL-3.0-only)", False),
-        ("Apache-2.0 WITH LLVM-exception", True),
-        ("LicenseRef-Unheard-Of", False),
-    ],
-)
-def test_a_licence_is_permitted_or_not(expression, permitted):
-    assert licences.is_permitted(expression) is permitted
+def test_a_licence_is_permitted_or_not():
+    for expression, permitted in {
+        "MIT": True,
+        "GPL-3.0-only": False,
+        "GPL-3.0-only OR MIT": True,
+        "MPL-2.0 AND (Apache-2.0 OR AGPL-3.0-only)": True,
+        "MIT AND (LGPL-2.1-only OR AGPL-3.0-only)": False,
+        "Apache-2.0 WITH LLVM-exception": True,
+        "LicenseRef-Unheard-Of": False,
+    }.items():
+        assert licences.is_permitted(expression) is permitted, expression
 
 
 def distribution_of(folder: Path, *lines: str, text: str = "") -> PathDistribution:
@@ -83,7 +65,7 @@ def distribution_of(folder: Path, *lines: str, text: str = "") -> PathDistributi
     return PathDistribution(info)
 
 
-def test_licences_are_read_from_expression_text_classifier_and_file(tmp_path):
+def test_licences_are_read_from_expression_text_classifier_and_file_or_refused(tmp_path):
     bsd = "Redistribution and use in source and binary forms ... Neither the name of ..."
     cases = [
         (("License-Expression: MIT OR Apache-2.0", "License: odd"), "", "MIT OR Apache-2.0"),
@@ -96,9 +78,6 @@ def test_licences_are_read_from_expression_text_classifier_and_file(tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         assert licences.licence_of(distribution_of(folder, *lines, text=text)) == expected
-
-
-def test_a_package_without_a_known_licence_is_named(tmp_path):
     with pytest.raises(licences.UnknownLicenceError, match=r"thing 1\.0: no known licence"):
         licences.licence_of(distribution_of(tmp_path, "License: ask the author"))
 
@@ -133,14 +112,3 @@ def test_the_check_names_what_failed_and_goes_on(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "this is missing: write it" in printed
     assert printed.count("ok ") == 4
-
-
-def test_the_target_runs_the_check():
-    done = subprocess.run(
-        ["make", "--dry-run", "release-check"],
-        cwd=licences.ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "-m tests.release.check" in done.stdout

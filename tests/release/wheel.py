@@ -2,7 +2,6 @@
 
     python -m tests.release.wheel                        build, install, check, demo, serve
     python -m tests.release.wheel --python python3.12    in another Python
-    python -m tests.release.wheel --without-demo         a world of 60 users in place of the demo
 
 The environment is made below ``--folder`` (default ``dist/fresh``) and removed at the end.
 """
@@ -23,8 +22,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.recsys.testing.tables import write_tiny_tables
-
 ROOT = Path(__file__).parents[2]
 MAX_WHEEL_BYTES = 5_000_000
 MAX_IMPORT_SECONDS = 0.5
@@ -33,19 +30,6 @@ import sys, time
 begin = time.perf_counter()
 import recsys
 print(time.perf_counter() - begin, "torch" in sys.modules, recsys.__file__)
-"""
-TINY = """preset = "shop"
-workspace = "tiny"
-[data]
-events = "events.parquet"
-items = "items.parquet"
-users = "users.parquet"
-[two_tower]
-embedding_dim = 8
-[two_tower_training]
-max_epochs = 1
-[content]
-encoder = "hash"
 """
 READY_SECONDS = 120.0
 
@@ -162,7 +146,7 @@ def check_serving(recsys: str, bundles: Path, folder: Path) -> str:
     return "served a list, the page and openapi.json"
 
 
-def check(python: str, folder: Path, *, with_demo: bool) -> list[str]:
+def check(python: str, folder: Path) -> list[str]:
     """Build, install and use the wheel; return a line for each thing that held.
 
     Raises:
@@ -178,17 +162,11 @@ def check(python: str, folder: Path, *, with_demo: bool) -> list[str]:
     run([recsys, "--help"], folder)
     lines.append(check_import(programs, folder))
     begin = time.perf_counter()
-    if with_demo:
-        run([recsys, "demo", "--quiet", "--workspace", "demo"], folder)
-    else:
-        write_tiny_tables(folder)
-        (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
-        run([recsys, "run", "--config", "tiny.toml", "--quiet"], folder)
-    name = "demo" if with_demo else "tiny"
-    lines.append(f"{name} run from the wheel in {time.perf_counter() - begin:.0f} s")
-    if not (folder / name / "report" / "report.html").is_file():
-        raise ValueError(f"recsys wrote no report below {folder / name}")
-    lines.append(check_serving(recsys, folder / name / "bundles", folder))
+    run([recsys, "demo", "--quiet", "--workspace", "demo"], folder)
+    lines.append(f"demo run from the wheel in {time.perf_counter() - begin:.0f} s")
+    if not (folder / "demo" / "report" / "report.html").is_file():
+        raise ValueError(f"recsys demo wrote no report below {folder / 'demo'}")
+    lines.append(check_serving(recsys, folder / "demo" / "bundles", folder))
     return lines
 
 
@@ -197,11 +175,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--folder", type=Path, default=ROOT / "dist" / "fresh")
-    parser.add_argument("--without-demo", action="store_true")
     given = parser.parse_args()
     folder = given.folder.absolute()
     try:
-        lines = check(given.python, folder, with_demo=not given.without_demo)
+        lines = check(given.python, folder)
     except ValueError as error:
         sys.exit(f"wheel: {error}")
     finally:

@@ -1,7 +1,7 @@
 """How often the dashboard's summary names the right one of a known pair, and why.
 
-Twenty kinds of pairs with a planted difference, most of it in a slice that nobody points out, and
-five kinds of equal pairs (`tests.pipelines.dashboard.known_pairs`) are written as the artefacts of
+Fourteen kinds of pairs with a planted difference, most of it in a slice that nobody points out, and
+three kinds of equal pairs (`tests.pipelines.dashboard.known_pairs`) are written as the artefacts of
 two workspaces; the page is built and read. "Right" is the answer and the planted reason; an equal
 pair is right where the answer is "no evidence".
 

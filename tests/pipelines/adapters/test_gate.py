@@ -47,7 +47,7 @@ def failed(found: Judgement) -> list[str]:
     return [one.name for one in found.verdicts if not one.passed]
 
 
-def test_what_helps_everybody_passes() -> None:
+def test_what_helps_everybody_passes():
     found = judge(BEFORE, torch.ones_like(BEFORE))
     assert {one.name for one in found.verdicts} == {
         "ndcg@10 of domain books",
@@ -60,7 +60,7 @@ def test_what_helps_everybody_passes() -> None:
     assert abs(found.metrics["base"]["ndcg@10"] - 1 / np.log2(5)) < 1e-12
 
 
-def test_a_slice_that_pays_for_the_others_is_protected() -> None:
+def test_a_slice_that_pays_for_the_others_is_protected():
     after = torch.ones_like(BEFORE)
     after[::4] = 9
     assert failed(judge(BEFORE, after)) == [NEW]
@@ -71,14 +71,14 @@ def test_a_slice_that_pays_for_the_others_is_protected() -> None:
     assert failed(judge(BEFORE, lower, max_drop=0.2)) == [], "a tolerated drop"
 
 
-def test_chance_in_a_slice_is_not_harm() -> None:
+def test_chance_in_a_slice_is_not_harm():
     generator = torch.Generator().manual_seed(0)
     before = torch.randint(1, 20, (NUM_USERS,), generator=generator)
     after = before[torch.randperm(NUM_USERS, generator=generator)]
     assert not {NEW, "ndcg@10 of user_activity heavy"} & {*failed(judge(before, after))}
 
 
-def test_listing_the_domains_items_alone_is_the_bases_and_no_gain_of_an_adapter() -> None:
+def test_listing_the_domains_items_alone_is_the_bases_and_no_gain_of_an_adapter():
     whole, within = torch.full((NUM_USERS,), 9), torch.full((NUM_USERS,), 2)
     found = judge(whole, within, within=within)
     gain = found.verdicts[0]

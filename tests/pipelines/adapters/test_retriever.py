@@ -44,7 +44,7 @@ SETTINGS = AdapterConfig(rank=3, max_share=1.0, tables=(ITEM_TABLE,))
 
 
 @torch.no_grad()
-def test_items_that_the_base_never_met_are_centred_and_those_that_it_knows_are_not() -> None:
+def test_items_that_the_base_never_met_are_centred_and_those_that_it_knows_are_not():
     known, new = model_that_met(torch.arange(1, 25)), model_that_met(torch.arange(1, 15))
     alone = new.item_inputs(OWN).mean(0)
     for share in (0.0, 0.4, 1.0):

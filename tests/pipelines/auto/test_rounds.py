@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.auto.machine import Machine
 from pipelines.auto.plan import ENDS, SEQUENCE, Plan, PlanPart, Round
-from pipelines.auto.rounds import Automatic, Planned, describe_plan
+from pipelines.auto.rounds import Automatic, Planned
 from pipelines.config.run import RunConfig
 from pipelines.doctor.machine import GIB
 from pipelines.engine.artifacts import Manifest
@@ -62,7 +62,7 @@ def automatic(sources: ConfigSources, said: list[str], ago: float = 0.0) -> Auto
     return Automatic(sources, sources.config(), time.perf_counter() - ago, said.append)
 
 
-def test_rounds_run_in_order_and_the_plan_is_kept(sources: ConfigSources) -> None:
+def test_rounds_run_in_order_and_the_plan_is_kept(sources):
     said: list[str] = []
     runs = Runs()
     automatic(sources, said).run(planned(round_of("a", 1.0), round_of("b", 2.0)), prepared, runs)
@@ -73,22 +73,15 @@ def test_rounds_run_in_order_and_the_plan_is_kept(sources: ConfigSources) -> Non
     assert (config.two_tower_training.max_epochs, config.seed) == (2.0, 3)
 
 
-def test_a_finished_run_goes_through_its_last_round_alone(sources: ConfigSources) -> None:
-    runs = Runs()
-    automatic(sources, []).run(
-        planned(round_of("a", 1.0), round_of("b", 2.0), finished=2), prepared, runs
-    )
-    assert runs.epochs == [2.0]
-
-
-def test_a_killed_run_goes_on_where_it_was(sources: ConfigSources) -> None:
-    runs = Runs()
+def test_a_killed_run_goes_on_where_it_was_and_a_finished_one_through_its_last_round(sources):
     rounds = (round_of("a", 1.0), round_of("b", 2.0), round_of("c", 3.0))
-    automatic(sources, []).run(planned(*rounds, finished=1), prepared, runs)
-    assert runs.epochs == [1.0, 2.0, 3.0]
+    for finished, epochs in ((1, [1.0, 2.0, 3.0]), (3, [3.0])):
+        runs = Runs()
+        automatic(sources, []).run(planned(*rounds, finished=finished), prepared, runs)
+        assert runs.epochs == epochs
 
 
-def test_a_round_without_time_is_left_out_and_the_first_never(sources: ConfigSources) -> None:
+def test_a_round_without_time_is_left_out_and_the_first_never(sources):
     said: list[str] = []
     runs = Runs()
     late = automatic(sources, said, ago=10_000.0)
@@ -97,7 +90,7 @@ def test_a_round_without_time_is_left_out_and_the_first_never(sources: ConfigSou
     assert "b: left out, 60 s are needed and 0 s are left; what is served stays" in said
 
 
-def test_a_refused_later_round_leaves_what_is_served(sources: ConfigSources) -> None:
+def test_a_refused_later_round_leaves_what_is_served(sources):
     said: list[str] = []
     runs = Runs(refused=2.0)
     rounds = (round_of("a", 1.0), round_of("b", 2.0), round_of("c", 3.0))
@@ -106,9 +99,7 @@ def test_a_refused_later_round_leaves_what_is_served(sources: ConfigSources) -> 
     assert "b: worse than what is served" in said
 
 
-def test_a_refused_first_round_leaves_it_to_the_next_and_alone_is_an_error(
-    sources: ConfigSources,
-) -> None:
+def test_a_refused_first_round_leaves_it_to_the_next_and_alone_is_an_error(sources):
     runs, plan = Runs(refused=1.0), planned(round_of("a", 1.0), round_of("b", 2.0))
     automatic(sources, []).run(plan, prepared, runs)
     assert (runs.epochs, plan.finished) == ([1.0, 2.0], 2)
@@ -116,7 +107,7 @@ def test_a_refused_first_round_leaves_it_to_the_next_and_alone_is_an_error(
         automatic(sources, []).run(planned(round_of("a", 1.0)), prepared, Runs(refused=1.0))
 
 
-def test_what_the_user_sets_wins_over_the_plan(sources: ConfigSources) -> None:
+def test_what_the_user_sets_wins_over_the_plan(sources):
     fixed = ConfigSources(
         path=sources.path,
         workspace=sources.workspace,
@@ -127,18 +118,11 @@ def test_what_the_user_sets_wins_over_the_plan(sources: ConfigSources) -> None:
     assert runs.epochs == [9.0]
 
 
-def test_every_round_reads_the_files_that_the_run_found(sources: ConfigSources) -> None:
+def test_every_round_reads_the_files_that_the_run_found(sources):
     base = sources.config()
     base = replace(base, data=replace(base.data, online_events='a "quoted" folder'))
     rounds = Automatic(sources, base, 0.0, print)
     assert rounds.round_config(round_of("a", 1.0)).data == base.data
-
-
-def test_the_plan_says_what_the_data_are_like() -> None:
-    text = "\n".join(describe_plan(planned(round_of("a", 1.0)), "10m"))
-    assert "100,000 events of 12,000 users and 10,000 items, 8.3 a user" in text
-    assert "budget 10m" in text
-    assert "a note" in text
 
 
 def trained_round(limit: float, seconds: float, ends: float) -> Round:
@@ -157,9 +141,7 @@ def two_tower_in(seconds: float) -> StageOutcome:
 
 
 @pytest.mark.parametrize(("left", "limit"), [(60.0, 21.0), (600.0, 84.0), (40.0, None)])
-def test_a_training_is_shortened_to_what_is_left_before_the_end(
-    sources: ConfigSources, left: float, limit: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_is_shortened_to_what_is_left_before_the_end(sources, left, limit, monkeypatch):
     """70 of 100 s train; 20 s must come last, and 8 s of the two-tower are spent again."""
     said: list[str] = []
     trained: list[RunConfig] = []
@@ -184,8 +166,8 @@ def test_a_training_is_shortened_to_what_is_left_before_the_end(
 
 
 def test_a_first_round_that_is_slower_than_planned_leaves_no_time_for_the_next(
-    sources: ConfigSources, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    sources, monkeypatch
+):
     said: list[str] = []
     runs = Runs()
     # The first round takes 30 s for 10; of the next, 45 s are needed as planned.

@@ -19,7 +19,7 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_folder_is_followed_and_a_bundle_served_whatever_is_published(workspace: Path) -> None:
+def test_a_folder_is_followed_and_a_bundle_served_whatever_is_published(workspace):
     for named in (".", "bundles", "bundles/current"):
         assert find_served(workspace / named) == (workspace / "bundles", None)
     bundles, name = find_served(workspace / "bundles/bundle-v1")
@@ -30,7 +30,7 @@ def test_a_folder_is_followed_and_a_bundle_served_whatever_is_published(workspac
         assert create_app(settings).recommender.bundle.version == "v1"
 
 
-def test_a_pinned_bundle_that_is_gone_is_named(workspace: Path) -> None:
+def test_a_pinned_bundle_that_is_gone_is_named(workspace):
     shutil.rmtree(workspace / "bundles/bundle-v1")
     with pytest.raises(ValueError, match=r"no bundle at .*bundle-v1; make one with"):
         find_served(workspace / "bundles/bundle-v1")

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -21,7 +20,7 @@ def told(*arguments: str) -> tuple[int, str]:
     return result.exit_code, " ".join(result.output.split())
 
 
-def test_every_command_has_help_with_an_example_and_the_top_has_few_names() -> None:
+def test_every_command_has_help_with_an_example_and_the_top_has_few_names():
     for name in FOUND:
         code, text = told(*name.split()[1:], "--help")
         assert code == 0
@@ -29,7 +28,7 @@ def test_every_command_has_help_with_an_example_and_the_top_has_few_names() -> N
     assert sum(len(panel.split()) for panel in COMMANDS.values()) + len(GROUPS) <= MAX_NAMES
 
 
-def test_every_command_refuses_a_place_that_is_not_there(tmp_path: Path) -> None:
+def test_every_command_refuses_a_place_that_is_not_there(tmp_path):
     for name, command in FOUND.items():
         arguments = [one for one in command.params if one.param_type_name == "argument"]
         if not arguments or name in ("recsys demo", "recsys keys add"):
@@ -41,13 +40,13 @@ def test_every_command_refuses_a_place_that_is_not_there(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["gc", "release rollback", "release append", "registry send"])
-def test_a_command_that_changes_something_needs_a_run(name: str) -> None:
+def test_a_command_that_changes_something_needs_a_run(name):
     code, text = told(*name.split())
     assert code == 2
     assert "Missing argument 'RUN'" in text
 
 
-def test_names_of_earlier_versions_are_understood_or_name_what_took_their_place() -> None:
+def test_names_of_earlier_versions_are_understood_or_name_what_took_their_place():
     for name in MOVED:
         further = {"tracking": ["send"], "events": ["export"], "users": ["forget"]}.get(name, [])
         assert told(name, *further, "--help")[0] == 0
@@ -67,15 +66,13 @@ def test_names_of_earlier_versions_are_understood_or_name_what_took_their_place(
         ("config check", ["s.toml", "--bundle", "b"], ["s.toml", "--bundle", "b"]),
     ],
 )
-def test_earlier_options_become_the_first_argument(
-    name: str, given: list[str], present: list[str]
-) -> None:
+def test_earlier_options_become_the_first_argument(name, given, present):
     command = FOUND[f"recsys {name}"]
     assert isinstance(command, RunCommand)
     assert command.present_options(given) == present
 
 
-def test_a_folder_is_read_with_the_configuration_of_its_last_run(tmp_path: Path) -> None:
+def test_a_folder_is_read_with_the_configuration_of_its_last_run(tmp_path):
     assert config_sources(tmp_path).path == tmp_path / "config.toml"
     assert config_sources(tmp_path, "auto").path is None
     assert config_sources(tmp_path, "auto").config().workspace == tmp_path
@@ -83,6 +80,6 @@ def test_a_folder_is_read_with_the_configuration_of_its_last_run(tmp_path: Path)
         config_sources(None)
 
 
-def test_help_waits_neither_for_torch_nor_for_polars() -> None:
+def test_help_waits_neither_for_torch_nor_for_polars():
     code = "import sys, pipelines.cli.main; sys.exit(bool({'torch', 'polars'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

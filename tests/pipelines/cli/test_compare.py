@@ -2,7 +2,6 @@ import json
 from pathlib import Path
 
 import polars as pl
-import pytest
 from typer.testing import CliRunner, Result
 
 from pipelines.cli.main import app
@@ -30,7 +29,7 @@ def recsys(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_models_of_one_run_are_compared_and_a_look_at_test_is_noted(tmp_path: Path) -> None:
+def test_models_of_one_run_are_compared_and_a_look_at_test_is_noted(tmp_path):
     run = evaluated(tmp_path / "x")
     command = ["compare", run, "--models", "a,b", "--metric", "recall@10", "--json"]
     (test,) = json.loads(recsys(*command).stdout)
@@ -42,7 +41,7 @@ def test_models_of_one_run_are_compared_and_a_look_at_test_is_noted(tmp_path: Pa
     assert (look["compared"], look["metrics"]) == (["x:a", "x:b"], ["recall@10"])
 
 
-def test_runs_on_other_data_are_refused_with_both_digests_and_no_look(tmp_path: Path) -> None:
+def test_runs_on_other_data_are_refused_with_both_digests_and_no_look(tmp_path):
     runs = [evaluated(tmp_path / name, f"digest-{name}") for name in ("x", "y")]
     result = recsys("compare", *runs, "--models", "a", "--split", "test")
     assert result.exit_code == 3
@@ -52,8 +51,8 @@ def test_runs_on_other_data_are_refused_with_both_digests_and_no_look(tmp_path: 
 
 
 def test_runs_in_folders_of_one_name_are_told_apart_and_a_killed_comparison_is_a_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -26,9 +26,7 @@ def secret_of(result: Result) -> str:
     return next(line for line in result.output.splitlines() if line.startswith("rk_"))
 
 
-def test_a_key_is_printed_once_and_lets_its_holder_in_until_it_is_removed(
-    keys: Keys, tmp_path: Path
-) -> None:
+def test_a_key_is_printed_once_and_lets_its_holder_in_until_it_is_removed(keys, tmp_path):
     secret = secret_of(keys("add", "shop", "--rate", 100))
     other = secret_of(keys("add", "support", "--scope", "read", "--scope", "users"))
     file = tmp_path / "keys.toml"
@@ -61,9 +59,7 @@ def test_a_key_is_printed_once_and_lets_its_holder_in_until_it_is_removed(
         (("remove", "b"), "has no key 'b'; it has shop"),
     ],
 )
-def test_a_faulty_command_leaves_the_file_as_it_is(
-    keys: Keys, tmp_path: Path, arguments: tuple[str, ...], message: str
-) -> None:
+def test_a_faulty_command_leaves_the_file_as_it_is(keys, tmp_path, arguments, message):
     keys("add", "shop")
     before = (tmp_path / "keys.toml").read_text()
     result = keys(*arguments)

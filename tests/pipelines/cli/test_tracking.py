@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -15,9 +14,7 @@ from tests.serving.synthetic_bundle import write_synthetic_bundle
 
 
 @pytest.mark.slow
-def test_a_run_is_tracked_from_its_curves_to_its_champion(
-    tmp_path: Path, tiny_shop: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_run_is_tracked_from_its_curves_to_its_champion(tmp_path, tiny_shop, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     workspace = tmp_path / "run"
@@ -52,9 +49,7 @@ def test_a_run_is_tracked_from_its_curves_to_its_champion(
     assert champions(workspace / "bundles") == [champion.tags["bundle"]]
 
 
-def test_promote_and_rollback_go_on_without_a_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_promote_and_rollback_go_on_without_a_server(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     bundles = tmp_path / "bundles"
     bundles.mkdir()
@@ -74,9 +69,7 @@ def test_promote_and_rollback_go_on_without_a_server(
     assert "3 waiting" in result.output
 
 
-def test_appended_items_are_entered_into_the_registry_of_a_run_s_workspace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_appended_items_are_entered_into_the_registry_of_a_run_s_workspace(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     bundles = write_bundles(tmp_path / "bundles")
     change = note_champion(bundles, "v2+1", "append")
@@ -88,16 +81,3 @@ def test_appended_items_are_entered_into_the_registry_of_a_run_s_workspace(
     (path,) = open_outbox(tmp_path).waiting()
     logged = [(event["event"], event.get("version")) for event in read_lines(path)]
     assert logged == [("register", "v2+1"), ("alias", "v2+1"), ("end", None)]
-
-
-def test_following_a_registry_that_is_gone_is_noted_in_the_history(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    bundles = write_bundles(tmp_path / "bundles")
-    note_champion(bundles, "v1", "release")
-    (tmp_path / "config.toml").write_text("")
-    assert CliRunner().invoke(app, ["registry", "pull", str(tmp_path)]).exit_code == 0
-    (kept,) = map(json.loads, (tmp_path / "history.jsonl").read_text().splitlines())
-    assert (kept["command"], kept["outcome"]) == ("registry pull", "nothing to do")
-    assert "the registry cannot be reached" in kept["reasons"][0]

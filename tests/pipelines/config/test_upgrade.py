@@ -1,7 +1,6 @@
 """Keys of an earlier version, keys that all trainings share, and durations."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from pipelines.presets import PRESETS
 from pipelines.presets.resolve import PLAN, resolve
 
 
-def test_a_workspace_of_an_earlier_version_is_read_under_the_new_names(tmp_path: Path) -> None:
+def test_a_workspace_of_an_earlier_version_is_read_under_the_new_names(tmp_path):
     base = replace(resolve(preset="movielens_100k"), device="cpu")
     values = plain(base)
     old: dict[str, object] = {"preset": "movielens_100k", "generative": {"memory_orders": [1, 2]}}
@@ -31,13 +30,13 @@ def test_a_workspace_of_an_earlier_version_is_read_under_the_new_names(tmp_path:
     assert resolve(tmp_path / "shop.toml").two_tower_training.max_epochs == 4.0
 
 
-def test_an_old_key_is_refused_with_what_to_do() -> None:
+def test_an_old_key_is_refused_with_what_to_do():
     for key in (*RENAMED_KEYS, *list(REMOVED_KEYS)[-3:]):
         with pytest.raises(ValueError, match=rf"'{key.split('.')[0]}.*was (renamed|removed)"):
             resolve(preset="shop", assignments=[f"{key}=1"])
 
 
-def test_a_resolved_file_of_a_workspace_can_be_run_again(tmp_path: Path) -> None:
+def test_a_resolved_file_of_a_workspace_can_be_run_again(tmp_path):
     config = resolve(preset="shop", workspace=tmp_path)
     run_stages([], config)
     copy = tmp_path / "copy.toml"
@@ -45,7 +44,7 @@ def test_a_resolved_file_of_a_workspace_can_be_run_again(tmp_path: Path) -> None
     assert resolve(copy) == config
 
 
-def test_what_all_trainings_share_is_below_their_own_sections(tmp_path: Path) -> None:
+def test_what_all_trainings_share_is_below_their_own_sections(tmp_path):
     (tmp_path / "shop.toml").write_text(
         'preset = "movielens_100k"\n[shared_training]\nmax_epochs = 7.0\n'
         "[sequence_training]\nmax_epochs = 2.0\n"
@@ -63,7 +62,7 @@ def test_what_all_trainings_share_is_below_their_own_sections(tmp_path: Path) ->
         assert len(str(error.value).splitlines()) == 1
 
 
-def test_durations_are_read_and_others_are_refused_with_examples() -> None:
+def test_durations_are_read_and_others_are_refused_with_examples():
     known = {"10m": 600.0, "90s": 90.0, "1h30m": 5400.0, "600": 600.0, "1.5H": 5400.0}
     assert {text: budget_seconds(text) for text in known} == known
     for text in ("", "ten minutes", "m10", "-5m", "10 m", "5d"):

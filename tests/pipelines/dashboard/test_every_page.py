@@ -15,35 +15,11 @@ from pipelines.dashboard.workspaces.stores import Places, Stores
 from tests.pipelines.dashboard.browser import HEIGHT, WIDTHS, served, windows
 
 pytestmark = pytest.mark.slow
-NAMES = [page.name for page in PAGES]
-FEW = 3
+FEW = 2
 """Options of a control that are tried."""
 
 
-@pytest.fixture(scope="module")
-def address(context):
-    with served(context, PAGES) as found:
-        yield found
-
-
-@pytest.fixture
-def window(chromium, address):
-    with windows(chromium, address) as new:
-        yield new
-
-
-@pytest.fixture(scope="module")
-def visited():
-    """Pages and their parameters that a link has led to."""
-    return set()
-
-
-def client_of(context: Context) -> TestClient:
-    site = Site(context=context, pages=PAGES, access=AccessRules())
-    return TestClient(create_app(site), base_url="http://127.0.0.1:8100")
-
-
-def values_of(control, reply) -> list[str]:
+def values_of(control, client: TestClient, page: str) -> list[str]:
     """Values that a reader could choose next; the first suggestions of a search."""
     now = control["value"]
     if control["kind"] == "select":
@@ -53,42 +29,42 @@ def values_of(control, reply) -> list[str]:
         return [f"{one:g}" for one in bounds if one is not None and f"{one:g}" != now]
     if control["suggest"] is None:
         return [one["value"] for one in control["options"]][:1]
-    return [one["value"] for one in reply(control["suggest"])][:1]
+    found = client.get(f"/api/suggest/{page}/{control['suggest']}").json()
+    return [one["value"] for one in found][:1]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_page_fits_has_no_serious_finding_and_all_it_leads_to_is_there(
-    window, address, visited, name
-):
-    shown = window()
-    shown.open(name)
-    for width, scheme in zip(WIDTHS, ("dark", "light", "dark"), strict=True):
-        shown.page.set_viewport_size({"width": width, "height": HEIGHT})
-        shown.page.emulate_media(color_scheme=scheme)
-        shown.see_all()
-        assert not shown.overflows()
-        if width < WIDTHS[-1]:
-            assert shown.axe() == []
-    hashes = "all => [...new Set(all.map(one => one.hash))]"
-    for one in shown.page.eval_on_selector_all("main a[href^='#/']", hashes):
-        page, _, query = one.partition("?")
-        names = tuple(part.partition("=")[0] for part in query.split("#")[0].split("&"))
-        if (page, names) not in visited:
-            visited.add((page, names))
-            shown.open(one.removeprefix("#/"))
+def test_pages_fit_have_no_serious_finding_and_all_they_lead_to_is_there(chromium, context):
+    """One pass: what a page leads to is opened once, whichever parameters it is given."""
+    with served(context, PAGES) as address, windows(chromium, address) as new:
+        shown, visited = new(WIDTHS[0], color_scheme="dark"), set()
+        for entry in PAGES:
+            shown.open(entry.name)
+            shown.see_all()
+            assert not shown.overflows(), entry.name
+            shown.page.set_viewport_size({"width": WIDTHS[-1], "height": HEIGHT})
+            assert not shown.overflows(), entry.name
+            shown.page.emulate_media(color_scheme="light")
+            assert shown.axe() == [], entry.name
+            shown.page.set_viewport_size({"width": WIDTHS[0], "height": HEIGHT})
+            shown.page.emulate_media(color_scheme="dark")
+            hashes = "all => [...new Set(all.map(one => one.hash))]"
+            for one in shown.page.eval_on_selector_all("main a[href^='#/']", hashes):
+                page, _, query = one.partition("?")
+                names = tuple(part.partition("=")[0] for part in query.split("#")[0].split("&"))
+                if (page, names) not in visited:
+                    visited.add((page, names))
+                    shown.open(one.removeprefix("#/"))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_control_leads_to_a_page(context, name):
-    with client_of(context) as client:
-        page = f"/api/page/{name}"
-        for control in client.get(page).json()["controls"]:
-            values = values_of(
-                control, lambda search: client.get(f"/api/suggest/{name}/{search}").json()
-            )
-            for value in values:
-                reply = client.get(page, params={control["name"]: value})
-                assert reply.status_code == 200, (control["name"], value, reply.text)
+def test_every_control_leads_to_a_page(context):
+    site = Site(context=context, pages=PAGES, access=AccessRules())
+    with TestClient(create_app(site), base_url="http://127.0.0.1:8100") as client:
+        for name in (entry.name for entry in PAGES):
+            page = f"/api/page/{name}"
+            for control in client.get(page).json()["controls"]:
+                for value in values_of(control, client, name):
+                    reply = client.get(page, params={control["name"]: value})
+                    assert reply.status_code == 200, (control["name"], value, reply.text)
 
 
 def test_an_exported_file_shows_all_that_it_holds_and_asks_for_nothing(

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.dashboard.context import Context
 from pipelines.dashboard.experts import build
 from pipelines.dashboard.query import Query
 from tests.pipelines.dashboard.documents import dashboard, sections, table, words
@@ -57,7 +56,7 @@ def shop(tmp_path: Path) -> Path:
     return workspace
 
 
-def test_a_dead_expert_is_said_first_and_experts_are_named_by_their_groups(shop: Path) -> None:
+def test_a_dead_expert_is_said_first_and_experts_are_named_by_their_groups(shop):
     page = build(dashboard(shop.parent), Query.of())
     assert page.lead == (
         "3 of 4 experts are used; the busiest has 50.0% of the visits, 2.00 times the mean."
@@ -68,7 +67,7 @@ def test_a_dead_expert_is_said_first_and_experts_are_named_by_their_groups(shop:
     assert rows[3] == ("expert 4", 0.0, "none")
 
 
-def test_a_harmful_adapter_is_refused_with_the_slice_it_harms(shop: Path) -> None:
+def test_a_harmful_adapter_is_refused_with_the_slice_it_harms(shop):
     page = build(dashboard(shop.parent), Query.of())
     assert "books: refused, so the base answers the domain. it harms new users" in words(page)
     assert [(*row[:4], row[-1]) for row in table(page, "changes").rows] == [
@@ -82,12 +81,3 @@ def test_a_harmful_adapter_is_refused_with_the_slice_it_harms(shop: Path) -> Non
 
 
 RANKER = "train_ranker/given/ranker.json"
-
-
-@pytest.mark.slow
-def test_a_real_run_and_its_bundle_show_the_same_experts(context: Context) -> None:
-    runs = {run.kind: run for run in reversed(context.stores.runs())}
-    pages = [build(context, Query.of(run=runs[kind].key)) for kind in ("workspace", "bundle")]
-    own, bundled = (table(page, "experts-sparse").rows for page in pages)
-    assert own == bundled
-    assert len(own) == 2

@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     return {path.name: run_of(path) for path in folder.iterdir() if path.name != "features"}
 
 
-def test_runs_of_the_same_data_share_every_query(runs: dict[str, Run]) -> None:
+def test_runs_of_the_same_data_share_every_query(runs):
     sides = [side(runs["first"]), side(runs["second"], "ease")]
     found, known = join(sides), world(7, num_users=300)
     assert (len(found), found.num_users, found.num_answered) == (300, 300, (300, 300))
@@ -42,7 +42,7 @@ def test_runs_of_the_same_data_share_every_query(runs: dict[str, Run]) -> None:
     assert found.queries["time"].to_list() == known.times[known.offsets[2:] - 1].tolist()
 
 
-def test_slices_are_those_of_the_log(runs: dict[str, Run]) -> None:
+def test_slices_are_those_of_the_log(runs):
     found, known = join([side(runs["first"])] * 2).slices, world(7, num_users=300)
     activity = found.get("user_activity")
     assert activity["new"].tolist() == known.new_users.tolist()
@@ -55,7 +55,7 @@ def test_slices_are_those_of_the_log(runs: dict[str, Run]) -> None:
     assert sum(one.sum() for one in found.get("period").values()) == 300
 
 
-def test_queries_that_differ_are_left_out(runs: dict[str, Run]) -> None:
+def test_queries_that_differ_are_left_out(runs):
     found = join([side(runs["first"]), side(runs["other"])])
     worlds = (world(7, num_users=300), world(8, num_users=200))
     first, second = (list(zip(one.targets, one.lengths, strict=True)) for one in worlds)
@@ -63,7 +63,7 @@ def test_queries_that_differ_are_left_out(runs: dict[str, Run]) -> None:
     assert found.num_answered == (300, 200)
 
 
-def test_bundles_are_joined_by_the_ids_of_their_answers(tmp_path: Path) -> None:
+def test_bundles_are_joined_by_the_ids_of_their_answers(tmp_path):
     rows = [("a", "x", 3, 1), ("a", "y", 3, None), ("b", "x", 5, 200), ("c", "z", 1, 2)]
     others = [("a", "x", 3, 4), ("a", "y", 3, 7), ("b", "x", 6, 2), ("d", "z", 1, 2)]
     schema = {"user_id": pl.String, "item_id": pl.String, "place": pl.Int64, "rank": pl.Int64}
@@ -76,7 +76,7 @@ def test_bundles_are_joined_by_the_ids_of_their_answers(tmp_path: Path) -> None:
     assert found.queries.select("rank0", "rank1").rows() == [(1, 4), (0, 7)]
 
 
-def test_a_users_items_of_one_slice_are_one_value() -> None:
+def test_a_users_items_of_one_slice_are_one_value():
     ranks = {"rank0": [1, 0, 2, 0, 5, 0], "rank1": [1, 1, 0, 0, 5, 1]}
     queries = pl.DataFrame({"user_id": list("aabbbc"), **ranks})
     pairs = Pairs(sides=(), queries=queries, num_answered=(6, 6), features=None, order="")
@@ -87,7 +87,7 @@ def test_a_users_items_of_one_slice_are_one_value() -> None:
     assert pairs.values(0, "recall@10").tolist() == pytest.approx([1 / 2, 2 / 3, 0])
 
 
-def test_a_torn_table_is_refused_and_a_run_without_test_shows_validation(tmp_path: Path) -> None:
+def test_a_torn_table_is_refused_and_a_run_without_test_shows_validation(tmp_path):
     path = write_workspace(tmp_path / "early", world(9, num_users=50), {"blend": Model(seed=1)})
     before = join([side(run_of(path))] * 2)
     (path / TABLE).rename(path / TABLE.replace("test", "validation"))

@@ -21,7 +21,7 @@ def put(folder: Path, made: dict[str, Any] | None) -> Path:
     return folder
 
 
-def test_what_is_not_finished_or_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_what_is_not_finished_or_cannot_be_read_is_said(tmp_path):
     begun = put(tmp_path / "run" / "backtest", None)
     page = build(dashboard(tmp_path), Query.of())
     assert page.lead == "run/backtest has no results yet."
@@ -31,7 +31,7 @@ def test_what_is_not_finished_or_cannot_be_read_is_said(tmp_path: Path) -> None:
         assert said in words(build(dashboard(tmp_path), Query.of()))
 
 
-def test_a_run_shows_its_own_backtest_and_another_can_be_chosen(tmp_path: Path) -> None:
+def test_a_run_shows_its_own_backtest_and_another_can_be_chosen(tmp_path):
     put(tmp_path / "run" / "backtest", document())
     (tmp_path / "run" / "evaluate").mkdir()
     put(tmp_path / "other", {**document(), "data_set": "other"})

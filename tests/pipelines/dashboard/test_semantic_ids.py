@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.semantic_ids import build
 from tests.pipelines.dashboard.documents import dashboard, table, words
@@ -48,7 +47,7 @@ def shop(tmp_path: Path) -> Path:
     return workspace
 
 
-def test_collisions_and_drift_of_each_level_are_those_of_the_report(shop: Path) -> None:
+def test_collisions_and_drift_of_each_level_are_those_of_the_report(shop):
     page = build(dashboard(shop.parent), Query())
     assert page.lead == "7 of 8 items have an ID of 3 codes."
     assert [row[0] for row in table(page, "levels").rows] == [
@@ -64,7 +63,7 @@ def test_collisions_and_drift_of_each_level_are_those_of_the_report(shop: Path) 
     assert page.notices[0].startswith("Items without content and therefore without an ID: 1;")
 
 
-def test_a_report_of_another_version_or_none_is_refused_with_the_remedy(shop: Path) -> None:
+def test_a_report_of_another_version_or_none_is_refused_with_the_remedy(shop):
     report = json.loads((shop / REPORT).read_text())
     del report["quality"]["moved"]
     context = dashboard(shop.parent)
@@ -75,11 +74,3 @@ def test_a_report_of_another_version_or_none_is_refused_with_the_remedy(shop: Pa
     (shop / REPORT).write_text('{"method": "none"}')
     with pytest.raises(NotFoundError, match=r"semantic_ids\.method"):
         build(context, Query.of(run=context.stores.runs()[0].key))
-
-
-def test_a_real_run_and_its_bundle_show_the_same_ids(context: Context) -> None:
-    runs = {run.kind: run for run in reversed(context.stores.runs())}
-    pages = [build(context, Query.of(run=runs[kind].key)) for kind in ("workspace", "bundle")]
-    own, bundled = (table(page, "levels").rows for page in pages)
-    assert own == bundled
-    assert len(own) == 2

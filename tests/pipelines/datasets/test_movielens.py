@@ -27,7 +27,7 @@ def write_100k_official(folder: Path) -> None:
     (folder / "u.user").write_text("196|49|M|writer|55105\n")
 
 
-def test_movielens_100k_official(tmp_path: Path) -> None:
+def test_movielens_100k_official(tmp_path):
     write_100k_official(tmp_path)
     tables = movielens_100k_official(tmp_path)
     assert tables["events"].rows(named=True)[0] == {
@@ -45,7 +45,7 @@ def test_movielens_100k_official(tmp_path: Path) -> None:
     assert tables["users"].rows() == [("196", 49, "M", "writer")]
 
 
-def test_movielens_100k_of_the_wheel_reads_as_the_official_one(tmp_path: Path) -> None:
+def test_movielens_100k_of_the_wheel_reads_as_the_official_one(tmp_path):
     (tmp_path / "ml-100k.inter").write_text(
         "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
         "196\t2\t3\t881250949\n196\t1\t5\t881250950\n"
@@ -71,7 +71,7 @@ def write_1m_catalogue(folder: Path) -> None:
     (folder / "users.dat").write_text("3::M::25::15::55117\n")
 
 
-def test_movielens_1m_official(tmp_path: Path) -> None:
+def test_movielens_1m_official(tmp_path):
     write_1m_catalogue(tmp_path)
     (tmp_path / "ratings.dat").write_text("3::7::4::978300760\n")
     tables = movielens_1m_official(tmp_path)
@@ -81,7 +81,7 @@ def test_movielens_1m_official(tmp_path: Path) -> None:
     assert tables["users"].rows() == [("3", "25-34", "M", "scientist")]
 
 
-def test_movielens_1m_sequences_have_an_order_and_no_times(tmp_path: Path) -> None:
+def test_movielens_1m_sequences_have_an_order_and_no_times(tmp_path):
     write_1m_catalogue(tmp_path)
     with gzip.open(tmp_path / "sequences_by_time.txt.gz", "wt") as file:
         file.write("3 7 9\n4 9\n")
@@ -94,7 +94,7 @@ def test_movielens_1m_sequences_have_an_order_and_no_times(tmp_path: Path) -> No
     ]
 
 
-def test_cut_file_names_its_line(tmp_path: Path) -> None:
+def test_cut_file_names_its_line(tmp_path):
     write_1m_catalogue(tmp_path)
     (tmp_path / "ratings.dat").write_text("3::7::4::978300760\n3::8::\n")
     with pytest.raises(ValueError, match=r"ratings\.dat, line 2: 3 fields where 4 belong"):

@@ -53,9 +53,7 @@ def test_a_library_that_crashes_or_hangs_costs_one_line():
         ("minilm", CPU, None, "absent", "content.encoder"),
     ],
 )
-def test_a_library_must_be_there_fit_torch_and_work(
-    name: str, versions: dict[str, str], error: str | None, status: str, reported: str
-):
+def test_a_library_must_be_there_fit_torch_and_work(name, versions, error, status, reported):
     result = check_library(environment(versions, error), name)
     assert (result.status, result.fix is None) == (status, status == "ok" or result.found == "none")
     assert reported in result.found
@@ -81,8 +79,8 @@ OFF = ["topk_search (RECSYS_KERNELS_OFF names it: torch)"]
     ],
 )
 def test_a_gpu_is_asked_and_kernels_that_are_off_are_named(
-    driver: str | None, probe: Probe, status: str, reported: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    driver, probe, status, reported, monkeypatch
+):
     monkeypatch.setattr(machine.shutil, "which", lambda _: driver)
     result = machine.check_gpu(Environment(versions=CUDA, probe=lambda _: probe))
     assert result.status == status
@@ -91,9 +89,7 @@ def test_a_gpu_is_asked_and_kernels_that_are_off_are_named(
 
 
 @pytest.mark.parametrize(("status", "code"), [("fail", 3), ("warn", 0), ("absent", 0)])
-def test_only_a_failure_changes_the_exit_code_and_each_fix_is_printed(
-    status: str, code: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_only_a_failure_changes_the_exit_code_and_each_fix_is_printed(status, code, monkeypatch):
     results = [
         CheckResult("one", "ok", "1.0", "1.0"),
         CheckResult("two", status, "[bold]1.0", "2.0", "mend two"),  # type: ignore[arg-type]

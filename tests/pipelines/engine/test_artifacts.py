@@ -37,7 +37,7 @@ def look_up_content(final: Path) -> tuple[str, str]:
     return (final / "deep" / "rows.txt").read_text(), (final / "more.txt").read_text()
 
 
-def test_manifest_says_what_it_was_made_from_and_what_came_out(tmp_path: Path) -> None:
+def test_manifest_says_what_it_was_made_from_and_what_came_out(tmp_path):
     first = write_artifact(tmp_path / "build", "text")
     same_output = write_artifact(tmp_path / "build", "text", {"seed": 2})
     other_output = write_artifact(tmp_path / "build", "other")
@@ -74,7 +74,7 @@ def killed_at(step: int, action: Callable[[], object]) -> Callable[[], None]:
     return run
 
 
-def test_killed_anywhere_leaves_the_old_artifact_or_the_new_one(tmp_path: Path) -> None:
+def test_killed_anywhere_leaves_the_old_artifact_or_the_new_one(tmp_path):
     outcomes = []
     for step in range(200):
         folder = tmp_path / str(step)
@@ -93,7 +93,7 @@ def test_killed_anywhere_leaves_the_old_artifact_or_the_new_one(tmp_path: Path) 
     assert outcomes[-1] == (0, "new")
 
 
-def test_failed_fsync_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_fsync_is_not_saved(tmp_path, monkeypatch):
     """Whichever flush fails, the error rises; only the last ones come after the new is whole."""
     fsync, flushes, fails_at = os.fsync, 0, -1
     outcomes = []
@@ -125,7 +125,7 @@ def test_failed_fsync_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert outcomes == sorted(outcomes, reverse=True)
 
 
-def test_altered_and_missing_files_are_named(tmp_path: Path) -> None:
+def test_altered_and_missing_files_are_named(tmp_path):
     found = write_artifact(tmp_path / "build", "text")
     (tmp_path / "build/deep/rows.txt").write_text("tixt")
     check_files(tmp_path / "build", found)
@@ -136,14 +136,14 @@ def test_altered_and_missing_files_are_named(tmp_path: Path) -> None:
         check_files(tmp_path / "build", found)
 
 
-def test_broken_manifest_says_what_to_delete(tmp_path: Path) -> None:
+def test_broken_manifest_says_what_to_delete(tmp_path):
     write_artifact(tmp_path / "build", "text")
     (tmp_path / "build/manifest.json").write_text(json.dumps({"stage": "build"}))
     with pytest.raises(ValueError, match=r"not a stage manifest .* delete .*build and run again"):
         Manifest.load(tmp_path / "build")
 
 
-def test_reserved_names_are_refused(tmp_path: Path) -> None:
+def test_reserved_names_are_refused(tmp_path):
     partial = begin(tmp_path / "build")
     (partial / "run.json").write_text("{}")
     with pytest.raises(ValueError, match=r"wrote \['run\.json'\], which are reserved"):

@@ -1,60 +1,19 @@
-"""The source that each stage depends on, held against the syntax trees."""
+"""The source that each stage depends on."""
 
 from __future__ import annotations
 
-import ast
 import json
-import shutil
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from pipelines.engine import code
-from pipelines.engine.code import INSTALLED, PACKAGES, Computation, SourceTree
+from pipelines.engine.code import INSTALLED, Computation, SourceTree
 from pipelines.engine.stage import always, no_raw_files
 from pipelines.stages.list import STAGES
 
-MODULE_OF = {stage.name: stage.function.__module__ for stage in STAGES}
 
-
-class WithoutAnnotations(ast.NodeTransformer):
-    """Takes annotations out of a tree and collects their names."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def visit(self, node: ast.AST) -> ast.AST | None:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            return None
-        for field in ("annotation", "returns"):
-            if annotation := getattr(node, field, None):
-                self.names |= {one.id for one in ast.walk(annotation) if isinstance(one, ast.Name)}
-                setattr(node, field, None)
-        return self.generic_visit(node)
-
-
-def names_by_syntax_tree(text: str) -> set[str]:
-    tree, without = ast.parse(text), WithoutAnnotations()
-    without.visit(tree)
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            place = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-            for alias in node.names:
-                bound = alias.asname or (alias.name if place else alias.name.partition(".")[0])
-                if bound in used or bound not in without.names:
-                    names.add(place + alias.name)
-    return names
-
-
-@cache
-def names_in(path: Path) -> set[str]:
-    return names_by_syntax_tree(path.read_text(encoding="utf-8"))
-
-
-def test_every_way_to_import_is_seen_and_imports_for_annotations_are_not() -> None:
+def test_every_way_to_import_is_seen_and_imports_for_annotations_are_not():
     text = """
 import recsys.data.batch as batch, features
 from typing import TYPE_CHECKING
@@ -136,7 +95,7 @@ def scaled(values, *, by=None):
         ),
     ],
 )
-def test_wording_annotations_and_layout_are_not_computed(old: str, new: str) -> None:
+def test_wording_annotations_and_layout_are_not_computed(old, new):
     assert old in BEFORE
     assert Computation(BEFORE.replace(old, new)).digest == Computation(BEFORE).digest
 
@@ -163,81 +122,62 @@ def test_wording_annotations_and_layout_are_not_computed(old: str, new: str) -> 
         ("        pass", "        total = by"),
     ],
 )
-def test_every_change_of_what_is_computed_counts(old: str, new: str) -> None:
+def test_every_change_of_what_is_computed_counts(old, new):
     assert old in BEFORE
     assert Computation(BEFORE.replace(old, new, 1)).digest != Computation(BEFORE).digest
 
 
-@pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("source")
-    for package in PACKAGES:
-        shutil.copytree(INSTALLED.root / package, root / package)
-    return root
+SOURCES = {
+    "pipelines/stages/train.py": "import features\nfrom recsys.loop import run\nimport torch\n",
+    "pipelines/stages/report.py": (
+        "from typing import TYPE_CHECKING\nfrom pipelines.config.run import Run\n"
+        "if TYPE_CHECKING:\n    from recsys.loop import run\n"
+    ),
+    "pipelines/config/run.py": "from serving.surfaces import HOME\n",
+    "recsys/__init__.py": "",
+    "recsys/loop.py": "def run():\n    from recsys.deep import cuda\n",
+    "recsys/deep/cuda.py": "KERNELS = 3\n",
+    "recsys/deep/cuda/kernels/sum.cu": "// sum",
+    "recsys/deep/README.md": "Kernels.",
+    "features/__init__.py": "",
+    "serving/surfaces.py": "HOME = 1\n",
+    "pipelines/unused.py": "import torch\n",
+}
+TRAIN, REPORT = "pipelines.stages.train", "pipelines.stages.report"
+TRAINED_BY = {
+    *("pipelines/stages/train.py", "recsys/__init__.py", "recsys/loop.py", "features/__init__.py"),
+    *("recsys/deep/cuda.py", "recsys/deep/cuda/kernels/sum.cu"),
+}
+REPORTED_BY = {"pipelines/stages/report.py", "pipelines/config/run.py"}
 
 
-class Edited(SourceTree):
-    """Reads a file again once it was edited, and keeps what it read of the others."""
-
-    def digests_after_edit(self, path: str) -> dict[str, str]:
-        file, is_code = self.root / path, path.endswith(".py")
-        before = file.read_text(encoding="utf-8")
-        file.write_text(before + ("\nEDITED = 1\n" if is_code else " "), encoding="utf-8")
-        kept = self._codes.pop(path, None)
-        digests = {name: self.digest(module) for name, module in MODULE_OF.items()}
-        file.write_text(before, encoding="utf-8")
-        self._codes.pop(path, None)
-        if kept:
-            self._codes[path] = kept
-        return digests
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A small tree of the four packages."""
+    for path, text in SOURCES.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    return tmp_path
 
 
-def closure_by_syntax_tree(root: Path, module: str) -> set[str]:
-    """Find the files of a closure, as `SourceTree` should."""
-    files: set[str] = set()
-    todo = [module]
-    while todo:
-        parts = todo.pop().split(".")
-        for length in range(1, len(parts) + 1):
-            place = "/".join(parts[:length])
-            for path in (f"{place}.py", f"{place}/__init__.py"):
-                if (root / path).exists() and path not in files:
-                    files.add(path)
-                    if not path.startswith("pipelines/config/"):
-                        names = names_in(root / path)
-                        todo += [name for name in names if name.partition(".")[0] in PACKAGES]
-    return files
+def test_change_of_a_file_makes_exactly_the_stages_that_read_it_again(copied):
+    """Imports inside functions and data next to code count; wording and annotations do not."""
+
+    def digests() -> tuple[str, str]:
+        tree = SourceTree(copied, copied / "code.json")
+        return tree.digest(TRAIN), tree.digest(REPORT)
+
+    before = digests()
+    for path, text in SOURCES.items():
+        (copied / path).write_text(f"{text}\nEDITED = 1\n")
+        changed = tuple(old != new for old, new in zip(before, digests(), strict=True))
+        assert changed == (path in TRAINED_BY, path in REPORTED_BY), path
+        (copied / path).write_text(text)
+    assert SourceTree(copied).libraries(TRAIN) == ["torch"]
+    assert SourceTree(copied).libraries(REPORT) == []
 
 
-@pytest.fixture(scope="module")
-def tree(copied: Path) -> Edited:
-    return Edited(copied, copied / "code.json")
-
-
-def test_change_of_a_module_makes_exactly_the_stages_that_import_it_again(
-    copied: Path, tree: Edited
-) -> None:
-    before = {name: tree.digest(module) for name, module in MODULE_OF.items()}
-    files = {name: closure_by_syntax_tree(copied, module) for name, module in MODULE_OF.items()}
-    assert min(map(len, files.values())) > 10
-    for path in sorted(set().union(*files.values()))[::5]:
-        after = tree.digests_after_edit(path)
-        changed = {name for name in before if after[name] != before[name]}
-        assert changed == {name for name in before if path in files[name]}, path
-
-
-def test_readmes_and_modules_that_nothing_imports_make_nothing_again(
-    copied: Path, tree: Edited
-) -> None:
-    before = {name: tree.digest(module) for name, module in MODULE_OF.items()}
-    for path in ("recsys/kernels/embedding_bag/README.md", "pipelines/cli/main.py"):
-        (copied / path).write_text("print()\n")
-    (copied / "recsys/unused.py").write_text("import torch\n")
-    again = SourceTree(copied, copied / "code.json")
-    assert before == {name: again.digest(module) for name, module in MODULE_OF.items()}
-
-
-def test_all_that_makes_a_stage_is_in_its_code() -> None:
+def test_all_that_makes_a_stage_is_in_its_code():
     for stage in STAGES:
         module = stage.function.__module__
         assert module == f"pipelines.stages.{stage.name}"
@@ -246,28 +186,23 @@ def test_all_that_makes_a_stage_is_in_its_code() -> None:
                 assert part.__module__ in INSTALLED.closure(module)
 
 
-def test_code_that_was_read_before_is_not_parsed_again(
-    copied: Path, tree: Edited, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    digests = {module: tree.digest(module) for module in MODULE_OF.values()}
+def test_code_that_was_read_before_is_not_parsed_again(copied, monkeypatch):
+    digest = SourceTree(copied, copied / "code.json").digest(TRAIN)
 
     def parsed(text: str) -> Computation:
         raise AssertionError("nothing has changed since it was parsed")
 
     monkeypatch.setattr(code, "Computation", parsed)
-    again = SourceTree(copied, copied / "code.json")
-    for module, digest in digests.items():
-        assert again.digest(module) == digest
-        assert again.libraries(module) == tree.libraries(module)
+    assert SourceTree(copied, copied / "code.json").digest(TRAIN) == digest
 
 
-def test_damaged_or_older_files_of_digests_are_not_read(copied: Path, tmp_path: Path) -> None:
-    kept, module = tmp_path / "code.json", "features.build"
-    expected = SourceTree(copied, kept).digest(module)
+def test_damaged_or_older_files_of_digests_are_not_read(copied):
+    kept = copied / "code.json"
+    expected = SourceTree(copied, kept).digest(TRAIN)
     document = json.loads(kept.read_text())
     for path in document["files"]:
         document["files"][path][1] = "0" * 64
     kept.write_text(json.dumps({**document, "reader": "another"}))
-    assert SourceTree(copied, kept).digest(module) == expected
+    assert SourceTree(copied, kept).digest(TRAIN) == expected
     kept.write_text("[1")
-    assert SourceTree(copied, kept).digest(module) == expected
+    assert SourceTree(copied, kept).digest(TRAIN) == expected

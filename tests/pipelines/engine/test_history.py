@@ -2,7 +2,6 @@
 
 import signal
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 import typer
@@ -13,7 +12,7 @@ from pipelines.engine.history import HISTORY, KILLED, read_history, recorded
 from tests.pipelines.engine.conftest import in_a_fork, kill
 
 
-def test_a_command_that_ends_well_leaves_one_line(tmp_path: Path) -> None:
+def test_a_command_that_ends_well_leaves_one_line(tmp_path):
     with recorded(tmp_path, "update") as recording:
         recording.reasons.append("2 new partitions")
         recording.details["partitions"] = ["2026-11-21", "2026-11-22"]
@@ -46,18 +45,14 @@ def test_a_command_that_ends_well_leaves_one_line(tmp_path: Path) -> None:
         (SystemExit(4), 4, "failed", ["4"]),
     ],
 )
-def test_an_error_is_recorded_with_the_code_it_ends_with(
-    tmp_path: Path, error: BaseException, code: int, outcome: str, reasons: list[str]
-) -> None:
+def test_an_error_is_recorded_with_the_code_it_ends_with(tmp_path, error, code, outcome, reasons):
     with pytest.raises(type(error)), recorded(tmp_path, "run"):
         raise error
     (line,) = read_history(tmp_path)
     assert (line.exit_code, line.outcome, line.reasons) == (code, outcome, reasons)
 
 
-def test_a_disk_that_is_full_does_not_hide_the_first_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disk_that_is_full_does_not_hide_the_first_error(tmp_path, monkeypatch, capfd):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -69,7 +64,7 @@ def test_a_disk_that_is_full_does_not_hide_the_first_error(
         pass
 
 
-def test_a_torn_line_is_left_out_and_swallows_nothing(tmp_path: Path) -> None:
+def test_a_torn_line_is_left_out_and_swallows_nothing(tmp_path):
     with recorded(tmp_path, "run"):
         pass
     with (tmp_path / HISTORY).open("a") as file:
@@ -79,7 +74,7 @@ def test_a_torn_line_is_left_out_and_swallows_nothing(tmp_path: Path) -> None:
     assert [line.command for line in read_history(tmp_path)] == ["run", "gc"]
 
 
-def test_a_place_that_is_known_late_gets_the_line(tmp_path: Path) -> None:
+def test_a_place_that_is_known_late_gets_the_line(tmp_path):
     with recorded(None, "run") as recording:
         recording.at(tmp_path / "made")
         (tmp_path / "made").mkdir()
@@ -91,7 +86,7 @@ def test_a_place_that_is_known_late_gets_the_line(tmp_path: Path) -> None:
     assert not (tmp_path / "typo").exists()
 
 
-def test_a_killed_command_is_recorded_by_the_next(tmp_path: Path) -> None:
+def test_a_killed_command_is_recorded_by_the_next(tmp_path):
     def die() -> None:
         with recorded(tmp_path, "update"):
             kill()

@@ -17,7 +17,7 @@ def resident_bytes() -> int:
 
 
 @NEEDS_TRIM
-def test_what_a_stage_frees_is_returned_while_it_runs() -> None:
+def test_what_a_stage_frees_is_returned_while_it_runs():
     with returning_memory(every_seconds=0.01):
         blocks = [bytearray(b"x") * 100_000 for _ in range(500)]
         held, last = resident_bytes(), blocks[-1]

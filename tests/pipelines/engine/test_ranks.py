@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from features.schema import FilterConfig
-from pipelines.cli.rank import LogFile
+from pipelines.cli.rank import LogFile, describe_error
 from pipelines.config.operation import RayConfig
 from pipelines.config.run import DataConfig, EvaluationConfig, RunConfig
 from pipelines.config.trainings import TorchrunConfig, TwoTowerTrainingConfig
@@ -31,6 +31,7 @@ from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.engine.torchrun import Failure, num_ranks
 from pipelines.stages.list import STAGES
 from recsys.models.configs import TwoTowerConfig
+from recsys.training.distributed.several import RanksError
 
 CHOSEN = pick_stages(STAGES, [], "train_two_tower")
 WEIGHTS = "train_two_tower/given/two_tower/two_tower.safetensors"
@@ -125,26 +126,24 @@ def assert_equal_to_local(folder: Path, name: str) -> None:
     assert own == local
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["torchrun", "ray"])
-def test_ranks_that_resume_after_a_kill_end_where_one_process_ends(
-    folder: Path, engine: str, request: pytest.FixtureRequest
-) -> None:
-    if engine == "ray":
-        request.getfixturevalue("cluster")
-    config = settings(folder, engine, engine=engine, ray=RayConfig(ranks=2))
-    error = killed(config, lambda _, line: str(config.workspace) in line)
+def assert_named(error: str) -> None:
     for words in ("train_two_tower: rank 1 of 2 was killed by SIGKILL", "log-1.txt", "resumes"):
         assert words in error
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_ranks_of_ray_that_resume_after_a_kill_end_where_one_process_ends(folder):
+    config = settings(folder, "ray", engine="ray", ray=RayConfig(ranks=2))
+    assert_named(killed(config, lambda _, line: str(config.workspace) in line))
     run_stages(CHOSEN, config)
-    assert_equal_to_local(folder, engine)
+    assert_equal_to_local(folder, "ray")
     # A run here continues from artefacts that ranks have made.
     here = replace(config, engine="local")
     assert all(outcome.skipped for outcome in run_stages(CHOSEN, here))
-    if engine == "ray":
-        small = settings(folder, "small", engine="ray", ray=RayConfig(ranks=3))
-        with pytest.raises(ValueError, match=r"ray\.ranks = 3 need 3 CPU, and the cluster has 2"):
-            run_stages(CHOSEN, small)
+    small = settings(folder, "small", engine="ray", ray=RayConfig(ranks=3))
+    with pytest.raises(ValueError, match=r"ray\.ranks = 3 need 3 CPU, and the cluster has 2"):
+        run_stages(CHOSEN, small)
 
 
 def on_two(folder: Path, wait_seconds: float = 60) -> RunConfig:
@@ -152,41 +151,38 @@ def on_two(folder: Path, wait_seconds: float = 60) -> RunConfig:
         found.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{found.getsockname()[1]}"
     several = TorchrunConfig(processes=1, machines=2, address=address, wait_seconds=wait_seconds)
-    return settings(folder, "machines", engine="torchrun", torchrun=several)
+    return settings(folder, "torchrun", engine="torchrun", torchrun=several)
 
 
 @pytest.mark.slow
-def test_ranks_of_two_machines_end_where_one_process_ends(folder: Path) -> None:
+def test_ranks_of_a_machine_that_are_killed_resume_on_two_and_end_where_one_process_ends(folder):
     """The other machine runs torchrun, which knows the address alone."""
-    for kill in (True, False):
-        config = on_two(folder)
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--node-rank=1"),
-            *("--nproc-per-node=1", "--master-addr=127.0.0.1"),
-            f"--master-port={str(config.torchrun.address).rpartition(':')[2]}",
-            *("--rdzv-conf=timeout=120", "-m", "pipelines.cli.rank"),
-        ]
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-        with ExitStack() as stack:
-            other = stack.enter_context(
-                subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-            )
-            stack.callback(other.kill)
-            if kill:
-                error = killed(config, lambda above, _, own=other.pid: above == own)
-                assert "train_two_tower: rank 0 of 2 failed" in error
-            else:
-                run_stages(CHOSEN, config)
-                assert other.wait(60) == 0
-    assert_equal_to_local(folder, "machines")
+    alone = settings(folder, "torchrun", engine="torchrun")
+    assert_named(killed(alone, lambda _, line: str(alone.workspace) in line))
+    config = on_two(folder)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--node-rank=1"),
+        *("--nproc-per-node=1", "--master-addr=127.0.0.1"),
+        f"--master-port={str(config.torchrun.address).rpartition(':')[2]}",
+        *("--rdzv-conf=timeout=120", "-m", "pipelines.cli.rank"),
+    ]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    with ExitStack() as stack:
+        other = stack.enter_context(
+            subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        )
+        stack.callback(other.kill)
+        run_stages(CHOSEN, config)
+        assert other.wait(60) == 0
+    assert_equal_to_local(folder, "torchrun")
 
 
-def test_a_machine_that_does_not_come_is_said_with_its_command(tmp_path: Path) -> None:
+def test_a_machine_that_does_not_come_is_said_with_its_command(tmp_path):
     with pytest.raises(RankLostError, match=r"not all of 2 machines came .* 5 s.*torchrun --nnod"):
         run_stages(CHOSEN, on_two(tmp_path, wait_seconds=5))
 
 
-def test_errors_of_ranks_are_raised_as_what_they_are(tmp_path: Path) -> None:
+def test_errors_of_ranks_are_raised_as_what_they_are(tmp_path):
     def noted(rank: int, kind: str, message: str) -> None:
         error = {"rank": rank, "time": rank, "kind": kind, "message": message}
         (tmp_path / ERROR.format(rank)).write_text(json.dumps(error))
@@ -201,7 +197,7 @@ def test_errors_of_ranks_are_raised_as_what_they_are(tmp_path: Path) -> None:
     assert str(found) == "loss was not finite"
 
 
-def test_what_the_first_rank_logs_is_passed_on(tmp_path: Path) -> None:
+def test_what_the_first_rank_logs_is_passed_on(tmp_path):
     path, kept = tmp_path / "logged.jsonl", MagicMock(spec=RunLog)
     pass_on(path, kept)
     log = LogFile(path)
@@ -213,7 +209,7 @@ def test_what_the_first_rank_logs_is_passed_on(tmp_path: Path) -> None:
     assert kept.mock_calls == [call.log(7, loss=0.25), call.tags({"served": "yes"})]
 
 
-def test_ranks_are_the_gpus_or_two_processes(monkeypatch, tmp_path: Path) -> None:
+def test_ranks_are_the_gpus_or_two_processes(monkeypatch, tmp_path):
     config = RunConfig(workspace=tmp_path, ray=RayConfig(ranks=4))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert num_ranks(config) == 4
@@ -239,6 +235,22 @@ def test_ranks_are_the_gpus_or_two_processes(monkeypatch, tmp_path: Path) -> Non
         (RayConfig, {"retries": -1}, "must be >= 0"),
     ],
 )
-def test_impossible_settings_are_refused(kind: type, fields: dict[str, object], named: str) -> None:
+def test_impossible_settings_are_refused(kind, fields, named):
     with pytest.raises(ValueError, match=named):
         kind(**fields)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), "MemoryError", "torchrun.shard_from"),
+        (ValueError("no events"), "ValueError", "no events"),
+        (RanksError("different versions of torch"), "ValueError", "different versions of torch"),
+        (OSError(28, "No space left on device"), "OSError", "No space left on device"),
+        (ZeroDivisionError("bug"), "", "bug"),
+    ],
+)
+def test_errors_that_a_rank_writes_down_keep_their_kind_and_words(error, kind, message):
+    found = describe_error(error, 3)
+    assert (found["kind"], found["rank"]) == (kind, 3)
+    assert message in str(found["message"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.engine.runner import pick_stages, run_stages
+from pipelines.engine.runner import run_stages
 from pipelines.engine.stage import Stage, StageContext, StageRows
 from tests.pipelines.engine.conftest import in_a_fork, kill
 
@@ -79,7 +79,7 @@ def result(config: TinyConfig) -> int:
     return int(json.loads((config.workspace / "add_up/sum.json").read_text()))
 
 
-def test_a_stage_runs_again_if_what_makes_it_changed(config: TinyConfig, tmp_path: Path) -> None:
+def test_a_stage_runs_again_if_what_makes_it_changed(config, tmp_path):
     assert run(config) == {"multiply": "ran", "add_up": "ran"}
     assert result(config) == 12
     both, second, first = ("ran", "ran"), ("skipped", "ran"), ("ran", "skipped")
@@ -107,7 +107,7 @@ def test_a_stage_runs_again_if_what_makes_it_changed(config: TinyConfig, tmp_pat
     assert result(config) == 21
 
 
-def test_what_a_stage_lacks_is_named(config: TinyConfig) -> None:
+def test_what_a_stage_lacks_is_named(config):
     with pytest.raises(
         ValueError, match=r"add_up reads the artefact of multiply.*--until multiply"
     ):
@@ -117,7 +117,7 @@ def test_what_a_stage_lacks_is_named(config: TinyConfig) -> None:
         run(config)
 
 
-def test_manifest_holds_what_repeats_and_run_what_does_not(config: TinyConfig) -> None:
+def test_manifest_holds_what_repeats_and_run_what_does_not(config):
     run(config)
     manifests = {
         name: (config.workspace / name / "manifest.json") for name in ("multiply", "add_up")
@@ -132,7 +132,7 @@ def test_manifest_holds_what_repeats_and_run_what_does_not(config: TinyConfig) -
     assert manifest["rows"] == {"in": 3, "out": 3}
 
 
-def test_failed_stage_leaves_no_artifact_and_keeps_what_came_before(config: TinyConfig) -> None:
+def test_failed_stage_leaves_no_artifact_and_keeps_what_came_before(config):
     def fail(context: StageContext) -> StageRows:
         (context.output / "half.json").write_text("[")
         raise ValueError("the third row is bad")
@@ -144,7 +144,7 @@ def test_failed_stage_leaves_no_artifact_and_keeps_what_came_before(config: Tiny
     assert not list(config.workspace.glob(".partial-*"))
 
 
-def test_killed_stage_resumes_from_its_checkpoints(config: TinyConfig) -> None:
+def test_killed_stage_resumes_from_its_checkpoints(config):
     def count_to_three(context: StageContext) -> StageRows:
         context.checkpoints.mkdir(parents=True, exist_ok=True)
         done = len(list(context.checkpoints.iterdir()))
@@ -160,10 +160,3 @@ def test_killed_stage_resumes_from_its_checkpoints(config: TinyConfig) -> None:
     assert run(config, stages) == {"multiply": "ran"}
     assert (config.workspace / "multiply/started_at").read_text() == "2"
     assert not list((config.workspace / "checkpoints").iterdir())
-
-
-def test_stages_are_picked_by_name() -> None:
-    assert [stage.name for stage in pick_stages(STAGES, [], "multiply")] == ["multiply"]
-    assert [stage.name for stage in pick_stages(STAGES, ["add_up"], None)] == ["add_up"]
-    with pytest.raises(ValueError, match="no stage 'multipy'; did you mean 'multiply'"):
-        pick_stages(STAGES, ["multipy"], None)

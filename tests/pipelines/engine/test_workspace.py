@@ -1,7 +1,6 @@
 import json
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from pipelines.engine.workspace import Workspace
 from tests.pipelines.engine.conftest import in_a_fork, kill
 
 
-def test_workspace_of_the_version_before_is_recognised_and_left_as_it_is(tmp_path: Path) -> None:
+def test_workspace_of_the_version_before_is_recognised_and_left_as_it_is(tmp_path):
     old = {"stage": "fit_baselines", "inputs": {}, "config": {}, "versions": {}, "rows": {}}
     folder = tmp_path / "fit_baselines"
     folder.mkdir()
@@ -30,7 +29,7 @@ def test_workspace_of_the_version_before_is_recognised_and_left_as_it_is(tmp_pat
     assert partial.exists()
 
 
-def test_second_run_is_told_who_holds_the_workspace(tmp_path: Path) -> None:
+def test_second_run_is_told_who_holds_the_workspace(tmp_path):
     workspace = Workspace(tmp_path)
     with workspace.lock(), pytest.raises(WorkspaceBusyError) as caught, workspace.lock():
         pass
@@ -38,7 +37,7 @@ def test_second_run_is_told_who_holds_the_workspace(tmp_path: Path) -> None:
     assert "--set workspace=FOLDER" in str(caught.value)
 
 
-def test_lock_of_a_killed_run_is_free_and_what_it_left_is_swept(tmp_path: Path) -> None:
+def test_lock_of_a_killed_run_is_free_and_what_it_left_is_swept(tmp_path):
     def die() -> None:
         with Workspace(tmp_path).lock():
             kill()
@@ -51,13 +50,13 @@ def test_lock_of_a_killed_run_is_free_and_what_it_left_is_swept(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
-def test_unwritable_workspace_says_what_to_do(tmp_path: Path) -> None:
+def test_unwritable_workspace_says_what_to_do(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"cannot write to the workspace .*--set workspace"):
         Workspace(tmp_path / "file" / "inside").check_writable()
 
 
-def test_ledger_survives_a_torn_line(tmp_path: Path) -> None:
+def test_ledger_survives_a_torn_line(tmp_path):
     workspace = Workspace(tmp_path)
     assert workspace.ledger() == []
     workspace.append_to_ledger({"split": "test", "run": 1})
@@ -67,7 +66,7 @@ def test_ledger_survives_a_torn_line(tmp_path: Path) -> None:
     assert [entry.get("run", "torn" in entry) for entry in workspace.ledger()] == [1, True, 2]
 
 
-def test_only_the_matching_training_state_is_kept(tmp_path: Path) -> None:
+def test_only_the_matching_training_state_is_kept(tmp_path):
     workspace = Workspace(tmp_path)
     for making in ("a" * 64, "b" * 64):
         workspace.checkpoints("train_two_tower", making).mkdir(parents=True)

@@ -9,6 +9,7 @@ user   history  target  list by "good"
 So users have items 1, 2, 3 in training 3, 2, 1 times, items 4 and 5 never. "poor" lists nothing.
 """
 
+import json
 from math import log, log2
 from pathlib import Path
 
@@ -19,7 +20,8 @@ import torch
 
 from pipelines.config.run import EvaluationConfig
 from pipelines.evaluation.analyse import Background, analyse_split, best_single, item_domains
-from pipelines.evaluation.analysis import SplitAnalysis
+from pipelines.evaluation.analysis import Analysis, SplitAnalysis
+from pipelines.evaluation.per_user import models_in, read_targets
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import TopK
@@ -82,7 +84,7 @@ def analysis(known: Background) -> SplitAnalysis:
     return analyse_split(results, known, CONFIG, baseline="good", seed=0)
 
 
-def test_intervals_hold_the_means(analysis: SplitAnalysis) -> None:
+def test_intervals_hold_the_means(analysis):
     assert (analysis.num_users, analysis.num_targets) == (4, 4)
     found = analysis.models["good"].intervals
     assert list(found) == ["ndcg@2", "recall@1"]
@@ -92,7 +94,7 @@ def test_intervals_hold_the_means(analysis: SplitAnalysis) -> None:
     assert tuple(analysis.models["poor"].intervals["ndcg@2"]) == (0, 0, 0, 4)
 
 
-def test_slices_hold_their_users_and_an_empty_one_has_no_value(analysis: SplitAnalysis) -> None:
+def test_slices_hold_their_users_and_an_empty_one_has_no_value(analysis):
     slices = {(part.group, part.name): part for part in analysis.models["good"].slices}
     expected = {
         ("item_popularity", "head"): (1, 1.0),
@@ -112,7 +114,7 @@ def test_slices_hold_their_users_and_an_empty_one_has_no_value(analysis: SplitAn
     assert slices["user_activity", "heavy"].metrics == {}
 
 
-def test_lists_are_measured_beyond_accuracy(analysis: SplitAnalysis) -> None:
+def test_lists_are_measured_beyond_accuracy(analysis):
     half_kitchen = 0.5 * log(0.5 / 0.005) + 0.5 * log(0.5 / 0.995)
     assert analysis.models["good"].beyond_accuracy == pytest.approx(
         {
@@ -132,7 +134,7 @@ def test_lists_are_measured_beyond_accuracy(analysis: SplitAnalysis) -> None:
     )
 
 
-def test_paired_tests_are_corrected_together(analysis: SplitAnalysis) -> None:
+def test_paired_tests_are_corrected_together(analysis):
     tests = {(test.candidate, test.metric): test for test in analysis.comparisons}
     assert set(tests) == {(name, m) for name in ("poor", "same") for m in ("ndcg@2", "recall@10")}
     assert {test.baseline for test in tests.values()} == {"good"}
@@ -146,13 +148,25 @@ def test_paired_tests_are_corrected_together(analysis: SplitAnalysis) -> None:
     assert (same.difference, same.p_value, same.adjusted_p_value) == (0, 1, 1)
 
 
-def test_the_best_single_model_is_no_blend() -> None:
+def test_an_analysis_is_read_as_it_was_written(analysis, tmp_path):
+    made = Analysis(
+        orders={"given": {"test": analysis}}, data_digest="d", protocol="p", primary_metric="ndcg@2"
+    )
+    made.save(tmp_path)
+    assert Analysis.load(tmp_path) == made
+    json.loads((tmp_path / "analysis.json").read_text(), parse_constant=pytest.fail)
+    (tmp_path / "analysis.json").unlink()
+    with pytest.raises(ValueError, match="--force evaluate"):
+        Analysis.load(tmp_path)
+
+
+def test_the_best_single_model_is_no_blend():
     results = {"popularity": POOR, "two_tower": GOOD, "blend": PERFECT}
     assert best_single(results, "ndcg@2", ("blend",)) == "two_tower"
     assert best_single({"blend": PERFECT}, "ndcg@2", ("blend",)) == "blend"
 
 
-def test_items_are_cut_by_the_domain_of_the_catalogue(tmp_path: Path) -> None:
+def test_items_are_cut_by_the_domain_of_the_catalogue(tmp_path):
     assert item_domains(tmp_path, 4) == (None, [])
     items = pl.DataFrame({"item_row": [1, 2, 3], "domain": ["toys", None, "books"]})
     items.write_parquet(tmp_path / "items.parquet")
@@ -162,3 +176,12 @@ def test_items_are_cut_by_the_domain_of_the_catalogue(tmp_path: Path) -> None:
     assert domains.values.tolist() == [0, 2, 0, 1]
     items.drop("domain").write_parquet(tmp_path / "items.parquet")
     assert item_domains(tmp_path, 4) == (None, [])
+
+
+def test_models_and_held_out_items_of_each_user_are_read(tmp_path):
+    frame = pl.DataFrame({"user_row": [1, 2, 2], "item_row": [7, 5, 6], "rank_b": 1, "rank_a": 2})
+    frame.write_parquet(tmp_path / "per_user.parquet")
+    assert models_in(frame.columns) == ("b", "a")
+    users, targets = read_targets(tmp_path / "per_user.parquet")
+    assert users.tolist() == [1, 2]
+    assert (targets.values.tolist(), targets.offsets.tolist()) == ([7, 5, 6], [0, 1, 3])

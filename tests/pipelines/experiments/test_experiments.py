@@ -1,7 +1,6 @@
 """From served lists and clicks to what an experiment has shown."""
 
 import json
-import shutil
 import time
 from datetime import timedelta
 
@@ -173,10 +172,3 @@ def test_bad_options_are_refused(exported, tmp_path):
         done = CliRunner().invoke(app, list(given))
         assert done.exit_code == 2
         assert message in " ".join(done.output.split())
-
-
-def test_an_export_whose_earlier_parts_lack_columns_is_read(exported, tmp_path):
-    out = shutil.copytree(exported, tmp_path / "out")
-    parts = sorted((out / "requests").glob("date=*/*.parquet"))
-    pl.read_parquet(parts[0]).drop("fallback", "degraded").write_parquet(parts[0])
-    assert run("--exported", out, "--json") == run("--exported", exported, "--json")

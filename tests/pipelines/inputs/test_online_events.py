@@ -47,9 +47,7 @@ def read(out: Path) -> pl.DataFrame:
     return pl.concat(pl.read_parquet(path, hive_partitioning=False) for path in list_parts(out))
 
 
-def test_events_lie_by_day_of_arrival_each_once_with_their_columns(
-    store: SqliteStore, tmp_path: Path
-) -> None:
+def test_events_lie_by_day_of_arrival_each_once_with_their_columns(store, tmp_path):
     request_id = new_request_id(START_MS)
     click = event(
         2,
@@ -88,9 +86,7 @@ def test_events_lie_by_day_of_arrival_each_once_with_their_columns(
     assert (report.new, report.rows, report.parts) == (1, 4, 3)
 
 
-def test_ids_of_any_kind_leave_the_store_as_they_came_and_are_forgotten(
-    store: SqliteStore, tmp_path: Path
-) -> None:
+def test_ids_of_any_kind_leave_the_store_as_they_came_and_are_forgotten(store, tmp_path):
     out = tmp_path / "out"
     sent = [event(n, one, item_id=one, session_id=one) for n, one in enumerate(IDS)]
     assert store.add_events(sent) == [True] * len(IDS)
@@ -103,7 +99,7 @@ def test_ids_of_any_kind_leave_the_store_as_they_came_and_are_forgotten(
     assert read(out)["user_id"].to_list() == IDS[1::2]
 
 
-def test_who_is_forgotten_leaves_earlier_parts(store: SqliteStore, tmp_path: Path) -> None:
+def test_who_is_forgotten_leaves_earlier_parts(store, tmp_path):
     out = tmp_path / "out"
     store.add_events([event(1), event(2, "bo"), event(3, day=1), event(4, "ann", day=2)])
     export_events(store, out)
@@ -121,7 +117,7 @@ def test_who_is_forgotten_leaves_earlier_parts(store: SqliteStore, tmp_path: Pat
     assert export_events(store, out).removed == 0
 
 
-def test_kills_lose_and_repeat_nothing(tmp_path: Path) -> None:
+def test_kills_lose_and_repeat_nothing(tmp_path):
     """Exports are killed at random moments while events come in; one user is forgotten midway."""
     store = SqliteStore(tmp_path / "online")
     out, rng, sent = tmp_path / "out", random.Random(0), 0
@@ -155,7 +151,7 @@ def test_kills_lose_and_repeat_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_served_lists_have_a_row_an_item(store: SqliteStore, tmp_path: Path) -> None:
+def test_served_lists_have_a_row_an_item(store, tmp_path):
     now_ms = START_MS + 10 * DAY_MS
     ids = [new_request_id(START_MS), new_request_id(START_MS + DAY_MS), new_request_id(now_ms)]
     items = [
@@ -196,7 +192,7 @@ def test_served_lists_have_a_row_an_item(store: SqliteStore, tmp_path: Path) -> 
     assert read(out / "requests")["user_id"].to_list() == [None, None, "bo", "bo"]
 
 
-def test_parts_of_an_older_export_lack_a_column(tmp_path: Path) -> None:
+def test_parts_of_an_older_export_lack_a_column(tmp_path):
     paths = [tmp_path / "old.parquet", tmp_path / "new.parquet"]
     pl.DataFrame({"a": [1]}).write_parquet(paths[0])
     pl.DataFrame({"a": [2], "b": ["x"]}).write_parquet(paths[1])
@@ -205,7 +201,7 @@ def test_parts_of_an_older_export_lack_a_column(tmp_path: Path) -> None:
         assert found.to_dict(as_series=False) == {"a": [1, 2], "b": [None, "x"]}
 
 
-def test_bad_folders_are_refused_and_left_alone(store: SqliteStore, tmp_path: Path) -> None:
+def test_bad_folders_are_refused_and_left_alone(store, tmp_path):
     own = tmp_path / "mine" / "date=2025-01-01" / "part-0.parquet"
     own.parent.mkdir(parents=True)
     own.write_bytes(b"mine")

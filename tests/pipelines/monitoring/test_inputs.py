@@ -34,7 +34,7 @@ def shop(tmp_path: Path) -> RunConfig:
     return config
 
 
-def test_days_come_from_partitions_and_corrections_change_their_digest(shop: RunConfig) -> None:
+def test_days_come_from_partitions_and_corrections_change_their_digest(shop):
     before = EventDays.find(shop.workspace)
     assert len(before.digests) == 20
     day = list(before.digests)[4]
@@ -50,7 +50,7 @@ def test_days_come_from_partitions_and_corrections_change_their_digest(shop: Run
     assert changed == [day]
 
 
-def test_an_input_is_late_by_what_its_past_gaps_teach(tmp_path: Path) -> None:
+def test_an_input_is_late_by_what_its_past_gaps_teach(tmp_path):
     config = RunConfig(workspace=tmp_path)
     days = [date(2026, 10, 1) + number * DAY for number in range(40)]
 
@@ -66,14 +66,14 @@ def test_an_input_is_late_by_what_its_past_gaps_teach(tmp_path: Path) -> None:
     assert [is_late(last + age * DAY) for age in (2.9, 3.1)] == [False, True]
 
 
-def test_a_second_monitor_of_a_workspace_is_refused_while_the_first_runs(shop: RunConfig) -> None:
+def test_a_second_monitor_of_a_workspace_is_refused_while_the_first_runs(shop):
     folder = DailyState(shop.workspace).monitoring
     folder.mkdir()
     with locked(folder / LOCK), pytest.raises(WorkspaceBusyError, match="another"):
         monitor(shop, NOON)
 
 
-def test_damaged_files_are_refused_by_name(shop: RunConfig) -> None:
+def test_damaged_files_are_refused_by_name(shop):
     last = list(EventDays.find(shop.workspace).digests)[-1]
     state = DailyState(shop.workspace)
     monitor(shop, datetime(last.year, last.month, last.day, tzinfo=UTC))
@@ -89,7 +89,7 @@ def test_damaged_files_are_refused_by_name(shop: RunConfig) -> None:
         EventDays.find(shop.workspace).read(last)
 
 
-def test_a_retrain_helps_against_drift_alone() -> None:
+def test_a_retrain_helps_against_drift_alone():
     drifted = {"title": "mix of items", "drift": True, "since": "2026-11-20"}
     assert decide_retrain([drifted]) == (True, "since 2026-11-20 mix of items")
     assert decide_retrain([{**drifted, "drift": False}])[0] is False

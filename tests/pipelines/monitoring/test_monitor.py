@@ -138,8 +138,8 @@ def test_an_input_that_stops_is_late_and_no_reason_to_retrain(quiet):
 def test_a_long_past_is_measured_from_its_end_and_stays_where_it_began(tmp_path, monkeypatch):
     config = workspace_of(tmp_path / "shop", num_days=30)
     monkeypatch.setattr("pipelines.monitoring.monitor.HISTORY_DAYS", 9)
-    assert monitor(config, as_of(29)).document["measured_days"] == 10
-    assert monitor(config, as_of(30)).document["measured_days"] == 1
+    measured = [monitor(config, as_of(days)).document["measured_days"] for days in (29, 30)]
+    assert measured == [10, 1]
 
 
 def test_the_age_of_an_input_may_be_limited_by_hand(tmp_path):
@@ -189,53 +189,30 @@ def test_bad_inputs_are_refused_with_what_to_do(tmp_path):
 
 
 def test_served_lists_are_watched_as_a_store_exports_them(tmp_path):
-    world = WorldConfig(days=8, users=100, items=50, events=240, holidays=0)
+    """Forty lists a day, of which six are popular items alone and ten are clicked on."""
     config = workspace_of(tmp_path / "shop", num_days=8)
+    records, events = [], []
+    for number in range(8 * 40):
+        day, place = divmod(number, 40)
+        at_ms = int(as_of(day).timestamp() * 1_000) + 60_000 * place
+        request_id = f"{at_ms:012x}{number:020x}"
+        fallback = "popularity" if place < 6 else None
+        document = json.dumps({"items": [{"item_id": "i"}] * 2, "fallback": fallback}).encode()
+        records.append(RequestRecord(request_id, at_ms, "u", document))
+        if place % 4 == 0:
+            about = {"event_id": f"e{number}", "user_id": "u", "item_id": "i"}
+            times = {"time_ms": at_ms + 5, "received_ms": at_ms + 5}
+            events.append(Event(**about, **times, event_type="click", request_id=request_id))
     store = SqliteStore(tmp_path / "online")
-    found = list(World(world).days())
-    for day in found:
-        lists = day.served.group_by("request_id", maintain_order=True).agg(
-            pl.col("received_time", "user_id", "fallback").first(), pl.col("item_id")
-        )
-        store.add_requests(
-            [
-                RequestRecord(
-                    row["request_id"],
-                    int(row["received_time"].timestamp() * 1_000),
-                    row["user_id"],
-                    json.dumps(
-                        {
-                            "items": [{"item_id": one} for one in row["item_id"]],
-                            "fallback": row["fallback"],
-                        }
-                    ).encode(),
-                )
-                for row in lists.to_dicts()
-            ]
-        )
-        store.add_events(
-            [
-                Event(
-                    event_id=f"click-{row['request_id']}",
-                    user_id=row["user_id"],
-                    item_id=row["item_id"],
-                    event_type="click",
-                    time_ms=int(row["event_time"].timestamp() * 1_000),
-                    received_ms=int(row["event_time"].timestamp() * 1_000),
-                    request_id=row["request_id"],
-                )
-                for row in day.clicks.to_dicts()
-            ]
-        )
+    store.add_requests(records)
+    store.add_events(events)
     store.close()
     export_store(f"sqlite:{tmp_path / 'online'}", DailyState(config.workspace).online_events)
     document = monitor(config, as_of(8)).document
     values = {one["name"]: one["value"] for one in document["signals"]}
-    last = found[-1]
-    assert values["lists"] == last.served["request_id"].n_unique()
-    assert values["click_rate"] == pytest.approx(last.clicks.height / values["lists"])
-    with_fallback = last.served.filter(pl.col("fallback").is_not_null())["request_id"].n_unique()
-    assert values["fallback_share"] == pytest.approx(with_fallback / values["lists"])
+    assert values["lists"] == 40
+    assert values["click_rate"] == pytest.approx(0.25)
+    assert values["fallback_share"] == pytest.approx(0.15)
     # A server that has stopped, or an export that was not made.
     late = monitor(config, as_of(9)).document
     assert {one["name"]: one["value"] for one in late["signals"]}["lists"] == 0

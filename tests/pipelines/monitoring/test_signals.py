@@ -19,7 +19,7 @@ def counted(rows: list[tuple[str, str, str]]) -> EventCounts:
     return count_events(pl.DataFrame(rows, schema=schema, orient="row"))
 
 
-def test_a_day_equal_to_its_window_lies_at_no_distance_and_another_afar() -> None:
+def test_a_day_equal_to_its_window_lies_at_no_distance_and_another_afar():
     rows = [(f"u{n}", f"i{n % 7}", "view" if n % 2 else "buy") for n in range(100)]
     usual, other = counted(rows), counted([(user, "z", "cart") for user, *_ in rows])
     assert (usual.events, usual.users) == (100, 100)
@@ -35,7 +35,7 @@ def test_a_day_equal_to_its_window_lies_at_no_distance_and_another_afar() -> Non
     assert set(measure(EventCounts(), [usual] * 20, None, config)) == {"events", "users"}
 
 
-def test_bands_return_to_the_values_that_were_scored_and_fewer_clicks_are_found() -> None:
+def test_bands_return_to_the_values_that_were_scored_and_fewer_clicks_are_found():
     world = WorldConfig(days=60, users=800, items=250, events=1_500, holidays=0)
     watched = Watched()
     for day in World(world).days():
@@ -47,7 +47,7 @@ def test_bands_return_to_the_values_that_were_scored_and_fewer_clicks_are_found(
     assert "click_rate" in watched.with_drift(world, [Drift(kind="ctr", day=60, size=0.5)])
 
 
-def test_served_lists_are_counted_once_with_their_clicks(tmp_path) -> None:
+def test_served_lists_are_counted_once_with_their_clicks(tmp_path):
     time = datetime(2026, 11, 22, 23, 59, tzinfo=UTC)
     served = pl.DataFrame(
         {

@@ -1,8 +1,9 @@
-"""Off-policy evaluation of served lists, end to end."""
+"""Off-policy evaluation of lists that a real recommender drew for visitors with known rates."""
 
 import json
 import re
 import shutil
+import zlib
 
 import numpy as np
 import polars as pl
@@ -11,14 +12,90 @@ from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 from pipelines.inputs.exported import list_parts, scan_parts
+from pipelines.inputs.online_events import export_events, export_requests
 from pipelines.off_policy.evaluation import BundlePolicy, OffPolicyConfig, evaluate, query_policy
 from pipelines.off_policy.served_log import read_served_log
 from pipelines.off_policy.summary import find_row, summarize
 from serving.configuration.file import check_configuration
+from serving.list_record import write_record
+from serving.online.events import Event
 from serving.online.records import read_seed
+from serving.online.sqlite_store import SqliteStore
+from serving.online.store import RequestRecord
 from serving.recommend import Recommender
 from serving.schemas import Request
-from tests.pipelines.off_policy.shop import EXPLORING, START_MS, rate, serve
+from tests.serving.synthetic_bundle import write_synthetic_bundle
+
+START_MS = 1_760_000_000_000
+EXPLORING = {"exploration": {"method": "epsilon", "epsilon": 0.5}}
+DISCOUNT = 0.7
+K = 4
+
+
+def rate(item_id, slot=0):
+    """Chance of a click on an item in a slot."""
+    return (0.02 + 0.4 * (zlib.crc32(item_id.encode()) % 100 / 100) ** 2) * DISCOUNT**slot
+
+
+def serve(bundle, folder, number=400, surface=None, *, users=30, seed=0):
+    """Serve lists, click, and export; returns the folder of the export."""
+    table = {"surfaces": {"home": surface or EXPLORING}}
+    recommender = Recommender(bundle, configuration=check_configuration(table))
+    store, random = SqliteStore(folder / "online"), np.random.default_rng(seed)
+    now_ms = START_MS
+    for place in range(number):
+        now_ms += 60_000
+        user_id = f"user-{random.integers(1, users + 1)}" if place % 10 else None
+        request = Request(user_id=user_id, k=K)
+        visitor = store.visitor(user_id, 200)
+        made = recommender.make(request, now_ms=now_ms, visitor=visitor, seed=place)
+        store.add_requests([_record(recommender, made, now_ms)])
+        store.add_events(list(_clicks(made, user_id, now_ms, random)))
+    out = folder / "exported"
+    export_events(store, out)
+    export_requests(store, out, now_ms + 10_000_000)
+    store.close()
+    return out
+
+
+def _record(recommender, made, now_ms):
+    reply = made.reply
+    return RequestRecord(
+        reply.request_id, now_ms, made.query.request.user_id, write_record(recommender, made)
+    )
+
+
+def _clicks(made, user_id, now_ms, random):
+    for slot, item in enumerate(made.reply.items):
+        for event_type in ("impression", "click"):
+            if event_type == "click" and random.random() >= rate(item.item_id, slot):
+                continue
+            yield Event(
+                event_id=f"{made.reply.request_id}-{slot}-{event_type}",
+                user_id=user_id or "nobody",
+                item_id=item.item_id,
+                event_type=event_type,
+                time_ms=now_ms + 1_000,
+                received_ms=now_ms + 2_000,
+                request_id=made.reply.request_id,
+                slot=slot + 1,
+            )
+
+
+@pytest.fixture(scope="session")
+def bundle_path(tmp_path_factory):
+    return write_synthetic_bundle(tmp_path_factory.mktemp("bundles"), "v1")
+
+
+@pytest.fixture(scope="session")
+def bundle(bundle_path):
+    return Recommender.load(bundle_path).bundle
+
+
+@pytest.fixture(scope="session")
+def exported(bundle, tmp_path_factory):
+    """Lists that a surface drew with epsilon 0.5, and clicks; shared, so not to be changed."""
+    return serve(bundle, tmp_path_factory.mktemp("shop"))
 
 
 def policy_of(bundle, surface=None):
@@ -183,14 +260,6 @@ BAD_LOGS = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_LOGS)
-def test_a_log_that_cannot_be_used_is_refused(exported, bundle_path, tmp_path, name):
-    change, says = BAD_LOGS[name]
-    result = run("--policy", bundle_path, "--log", changed(exported, tmp_path, change))
-    assert result.exit_code == 2
-    assert re.search(says, " ".join(result.stderr.split()))
-
-
 def test_lists_of_which_nothing_was_drawn_are_left_out(exported, bundle, tmp_path):
     def half(rows):
         first = pl.col("request_id").rank("dense") <= 200
@@ -205,16 +274,20 @@ def test_lists_of_which_nothing_was_drawn_are_left_out(exported, bundle, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("option", "value", "says"),
     [
-        (["--reward", "purchase"], "no event of type purchase .* types that do: impression, click"),
-        (["--log", "nowhere"], "there is no folder nowhere"),
-        (["--policy", "nowhere"], "nowhere"),
-        (["--max-lists", "1"], "max_lists must be at least 2, got 1"),
+        ("--reward", "purchase", "no event of type purchase .* types that do: impression, click"),
+        ("--log", "nowhere", "there is no folder nowhere"),
+        ("--policy", "nowhere", "nowhere"),
+        ("--max-lists", "1", "max_lists must be at least 2, got 1"),
+        *(("--log", *bad) for bad in BAD_LOGS.values()),
     ],
 )
-def test_bad_options_are_refused(exported, bundle_path, arguments, says):
-    given = {"--policy": bundle_path, "--log": exported, arguments[0]: arguments[1]}
+def test_options_and_logs_that_cannot_be_used_are_refused(
+    exported, bundle_path, tmp_path, option, value, says
+):
+    given = {"--policy": bundle_path, "--log": exported}
+    given[option] = changed(exported, tmp_path, value) if callable(value) else value
     result = run(*(one for pair in given.items() for one in pair))
     assert result.exit_code == 2
     assert re.search(says, " ".join(result.stderr.split()))

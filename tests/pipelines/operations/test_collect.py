@@ -44,7 +44,7 @@ def present(shop: Path) -> set[str]:
     return {path.name.removeprefix("bundle-") for path in (shop / "bundles").glob("bundle-*")}
 
 
-def test_champion_and_the_one_before_stay_and_the_rest_goes(shop: Path) -> None:
+def test_champion_and_the_one_before_stay_and_the_rest_goes(shop):
     dry = gc(shop, dry=True)
     assert present(shop) == {"v1", "v2", "v3", "v4", "v5"}
     found = gc(shop)
@@ -59,7 +59,7 @@ def test_champion_and_the_one_before_stay_and_the_rest_goes(shop: Path) -> None:
     assert not list((shop / "bundles").glob(".partial-*"))
 
 
-def test_the_challenger_and_what_a_link_points_at_stay(shop: Path) -> None:
+def test_the_challenger_and_what_a_link_points_at_stay(shop):
     note_release(shop / "bundles", "v2", promoted=False)
     (shop / "bundles/stable").symlink_to("bundle-v3")
     found = gc(shop)
@@ -68,7 +68,7 @@ def test_the_challenger_and_what_a_link_points_at_stay(shop: Path) -> None:
     assert found.kept["v3"] == "the link stable points at it"
 
 
-def test_bundles_stay_that_are_young_or_among_the_newest(shop: Path, aged: Aged) -> None:
+def test_bundles_stay_that_are_young_or_among_the_newest(shop, aged):
     aged(shop / "bundles/bundle-v1", 3)
     aged(shop / "bundles/bundle-v2", 13)
     aged(shop / "bundles/bundle-v3", 15)
@@ -81,7 +81,7 @@ def test_bundles_stay_that_are_young_or_among_the_newest(shop: Path, aged: Aged)
     assert present(shop) == {"v1", "v4", "v5"}
 
 
-def test_what_a_served_delta_stands_on_stays(shop: Path, aged: Aged) -> None:
+def test_what_a_served_delta_stands_on_stays(shop, aged):
     bundles = shop / "bundles"
     width = np.load(bundles / "bundle-v1/two_tower/item_vectors.npy").shape[1]
     content = np.load(bundles / "bundle-v1/content/content.npy").shape[1]
@@ -101,7 +101,7 @@ def test_what_a_served_delta_stands_on_stays(shop: Path, aged: Aged) -> None:
     load_bundle(bundles / "current")
 
 
-def test_a_bundle_that_a_process_serves_is_left_until_it_ends(shop: Path) -> None:
+def test_a_bundle_that_a_process_serves_is_left_until_it_ends(shop):
     script = f"""
 from pathlib import Path
 from serving.bundle.load import load_bundle
@@ -121,7 +121,7 @@ input()
     assert present(shop) == {"v4", "v5"}
 
 
-def test_links_are_never_followed_out_of_the_folder(shop: Path, tmp_path: Path) -> None:
+def test_links_are_never_followed_out_of_the_folder(shop, tmp_path):
     outside = tmp_path / "elsewhere"
     shutil.copytree(shop / "bundles/bundle-v1", outside)
     before = sorted(outside.rglob("*"))
@@ -134,32 +134,29 @@ def test_links_are_never_followed_out_of_the_folder(shop: Path, tmp_path: Path) 
     assert present(shop) == {"v4", "v5", "v9"}
 
 
-def test_what_a_killed_call_left_is_removed(shop: Path, aged: Aged) -> None:
+def test_what_is_served_or_young_stays_of_all_that_lies_beside_bundles(shop, aged):
+    """Adapters, what bundles were made from, and what a killed call left."""
     bundles = shop / "bundles"
+    domain, released = bundles / "adapters/domain-films", shop / "released"
+    for version in ("adapter-old", "adapter-served", "adapter-young"):
+        (domain / version).mkdir(parents=True)
+        aged(domain / version, 1 if version.endswith("young") else 100)
+    (domain / "current").symlink_to("adapter-served")
+    for version in ("v2", "v5", "gone", "coming"):
+        (released / version).mkdir(parents=True)
+    aged(released / "gone", 100)
     (bundles / "bundle-v1").rename(bundles / ".partial-removed-bundle-v1")
     (bundles / ".partial-candidate").mkdir()
     (bundles / ".partial-young").mkdir()
     aged(bundles / ".partial-candidate", 100)
     gc(shop)
     assert {path.name for path in bundles.glob(".partial-*")} == {".partial-young"}
+    assert {path.name for path in released.iterdir()} == {"v5", "coming"}
+    kept = {path.name for path in domain.iterdir()}
+    assert kept == {"adapter-served", "adapter-young", "current"}
 
 
-def test_adapters_that_are_served_or_young_stay(shop: Path, aged: Aged) -> None:
-    domain = shop / "bundles/adapters/domain-films"
-    for version in ("old", "served", "young"):
-        (domain / f"adapter-{version}").mkdir(parents=True)
-        (domain / f"adapter-{version}/adapter.json").write_text("{}")
-        aged(domain / f"adapter-{version}", 1 if version == "young" else 100)
-    (domain / "current").symlink_to("adapter-served")
-    gc(shop)
-    assert {path.name for path in domain.iterdir()} == {
-        "adapter-served",
-        "adapter-young",
-        "current",
-    }
-
-
-def test_training_states_of_finished_stages_and_old_ones_go(shop: Path, aged: Aged) -> None:
+def test_training_states_of_finished_stages_and_old_ones_go(shop, aged):
     manifest = Manifest(
         stage="train_sequence", inputs={}, config={}, versions={}, rows={}, files={}
     )
@@ -179,19 +176,11 @@ def test_training_states_of_finished_stages_and_old_ones_go(shop: Path, aged: Ag
     assert list((shop / "checkpoints").iterdir()) == [young]
 
 
-def test_what_removed_bundles_were_made_from_goes(shop: Path, aged: Aged) -> None:
-    for version in ("v1", "v5", "gone", "coming"):
-        (shop / "released" / version).mkdir(parents=True)
-    aged(shop / "released/gone", 100)
-    gc(shop)
-    assert {path.name for path in (shop / "released").iterdir()} == {"v5", "coming"}
-
-
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_the_command_says_what_went_and_records_it(shop: Path) -> None:
+def test_the_command_says_what_went_and_records_it(shop):
     shown = run("gc", "-w", shop, "--keep", 1, "--dry-run")
     assert shown.exit_code == 0, shown.output
     assert "3 would be removed" in shown.output
@@ -207,9 +196,7 @@ def test_the_command_says_what_went_and_records_it(shop: Path) -> None:
     assert run("gc", "-w", shop / "nowhere").exit_code == 2
 
 
-def test_two_that_change_the_folder_exclude_each_other(
-    shop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_that_change_the_folder_exclude_each_other(shop, monkeypatch):
     monkeypatch.setattr("pipelines.operations.collect.publishing", impatient)
     with publishing(shop / "bundles"):
         found = run("gc", "-w", shop)

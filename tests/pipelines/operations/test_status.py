@@ -37,7 +37,7 @@ def look(shop: Path, **options: Any) -> Status:
     return read_status(shop, **{"max_bundle_days": 3, **options})
 
 
-def test_all_is_well_with_a_young_bundle(shop: Path) -> None:
+def test_all_is_well_with_a_young_bundle(shop):
     note_release(shop / "bundles", "v3", promoted=False)
     with recorded(shop, "update") as recording:
         recording.reasons.append("1 new partition")
@@ -56,7 +56,7 @@ def test_all_is_well_with_a_young_bundle(shop: Path) -> None:
     assert json.loads(run("status", "-w", shop, "--json").stdout)["served"]["champion"] == "v2"
 
 
-def test_an_old_bundle_is_late(shop: Path, aged: Aged) -> None:
+def test_an_old_bundle_is_late(shop, aged):
     aged(shop / "bundles/bundle-v2", 5)
     assert look(shop).problems == ["champion v2 was released 5.0 days ago (more than 3)"]
     assert look(shop, max_bundle_days=7).problems == []
@@ -64,7 +64,7 @@ def test_an_old_bundle_is_late(shop: Path, aged: Aged) -> None:
     assert run("status", "-w", shop, "--max-bundle-days", 7).exit_code == 0
 
 
-def test_nothing_that_is_served_is_a_problem(shop: Path) -> None:
+def test_nothing_that_is_served_is_a_problem(shop):
     shutil.rmtree(shop / "bundles/bundle-v2")
     assert "bundle v2 is missing" in look(shop).problems[0]
     shutil.rmtree(shop / "bundles")
@@ -72,7 +72,7 @@ def test_nothing_that_is_served_is_a_problem(shop: Path) -> None:
     assert run("status", "-w", shop / "nowhere").exit_code == 2
 
 
-def test_a_failure_counts_until_the_command_ends_well(shop: Path) -> None:
+def test_a_failure_counts_until_the_command_ends_well(shop):
     with pytest.raises(OSError, match="No space"), recorded(shop, "update"):
         raise OSError(28, "No space left on device")
     (problem,) = look(shop).problems
@@ -84,7 +84,7 @@ def test_a_failure_counts_until_the_command_ends_well(shop: Path) -> None:
     assert look(shop).problems == []
 
 
-def test_running_and_killed_commands_are_told_apart(shop: Path) -> None:
+def test_running_and_killed_commands_are_told_apart(shop):
     with recorded(shop, "run"):
         found = look(shop)
         assert [one["command"] for one in found.running] == ["run"]
@@ -98,7 +98,7 @@ def partition(**fields: Any) -> Partition:
     return Partition(files=(), digests=(), rows=1, arrived="2026-11-21T06:00:00+00:00", **fields)
 
 
-def test_partitions_that_do_not_come_are_late(shop: Path) -> None:
+def test_partitions_that_do_not_come_are_late(shop):
     manifest = PartitionsManifest(
         source="events",
         partitions={"2026-11-18": partition(), "2026-11-20": partition()},
@@ -119,7 +119,7 @@ def test_partitions_that_do_not_come_are_late(shop: Path) -> None:
     assert "cannot be read" in look(shop).problems[0]
 
 
-def test_alarms_of_the_monitor_count(shop: Path) -> None:
+def test_alarms_of_the_monitor_count(shop):
     document = {
         **{"time": "x", "day": "2026-11-22", "retrain": True, "reason": "drift"},
         **{"alarm": True, "alarms": ["events.share", "freshness.bundle"]},
@@ -134,7 +134,7 @@ def test_alarms_of_the_monitor_count(shop: Path) -> None:
     assert look(shop).problems == []
 
 
-def test_records_that_wait_for_the_server_are_late_after_a_day(shop: Path) -> None:
+def test_records_that_wait_for_the_server_are_late_after_a_day(shop):
     run_file = open_outbox(shop).new_file("release")
     run_file.tags({"a": "b"})
     assert look(shop).waiting_records == 0, "it is running"
@@ -147,9 +147,7 @@ def test_records_that_wait_for_the_server_are_late_after_a_day(shop: Path) -> No
     assert "recsys registry send" in problem
 
 
-def test_a_disk_that_cannot_take_a_run_is_a_problem(
-    shop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_cannot_take_a_run_is_a_problem(shop, monkeypatch):
     usage = shutil.disk_usage(shop)._replace(free=1 << 20)
     monkeypatch.setattr("pipelines.operations.status.shutil.disk_usage", lambda _: usage)
     assert "recsys gc makes room" in look(shop).problems[0]

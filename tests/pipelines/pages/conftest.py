@@ -73,11 +73,7 @@ def split(models: Sequence[str], categories: Sequence[str], seed: int) -> dict[s
             for name, size in zip(names, sizes[group], strict=True)
         ]
         beyond = {"coverage@10": 0.31, "gini@10": 0.84}
-        found[model] = {
-            "intervals": intervals(place),
-            "beyond_accuracy": beyond,
-            "slices": slices,
-        }
+        found[model] = {"intervals": intervals(place), "beyond_accuracy": beyond, "slices": slices}
     means = [found[model]["intervals"]["ndcg@10"]["mean"] for model in models]
     tests = [
         {

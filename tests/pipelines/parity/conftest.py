@@ -57,11 +57,7 @@ arms = [
 ]
 """
 SIZE = SyntheticSize(
-    num_items=120,
-    num_users=40,
-    context_features=tuple(FEATURES),
-    history_models=True,
-    ranker=True,
+    num_items=120, num_users=40, context_features=tuple(FEATURES), history_models=True, ranker=True
 )
 KINDS = (
     {"surface": "home"},
@@ -175,4 +171,4 @@ def _one_thread():
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory):
-    return serve(tmp_path_factory.mktemp("served"), 300)
+    return serve(tmp_path_factory.mktemp("served"), 200)

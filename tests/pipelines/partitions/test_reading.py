@@ -25,11 +25,7 @@ DEADLY_SEEDS = (7432, 11022)
 others: `test_whatever_the_bytes_are_the_next_file_is_read` with more examples prints them."""
 
 
-def whole() -> bytes:
-    return of_users("u")
-
-
-def of_users(name: str) -> bytes:
+def whole(name: str = "u") -> bytes:
     frame = pl.DataFrame(
         {
             "user_id": [f"{name}{n % 3}" for n in range(200)],
@@ -73,11 +69,9 @@ def write_days(folder: Path, contents: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("seed", DEADLY_SEEDS)
-def test_a_file_that_ends_its_reader_is_set_aside_and_the_rest_is_read(
-    seed: int, config: RunConfig, tmp_path: Path
-) -> None:
+def test_a_file_that_ends_its_reader_is_set_aside_and_the_rest_is_read(seed, config, tmp_path):
     days = {"2023-11-14": whole(), "2023-11-15": corrupted(whole(), seed)}
-    days |= {"2023-11-16": whole()[:-1] + b"1", "2023-11-17": of_users("v")}
+    days |= {"2023-11-16": whole()[:-1] + b"1", "2023-11-17": whole("v")}
     write_days(tmp_path / "events", days)
     report = ingest(config)
     assert report.new == ["2023-11-14", "2023-11-17"]
@@ -85,15 +79,13 @@ def test_a_file_that_ends_its_reader_is_set_aside_and_the_rest_is_read(
     assert "SIGABRT" in reason
     assert "write its files again" in reason
     assert set(report.set_aside) == {"2023-11-15", "2023-11-16"}
-    write_days(tmp_path / "events", {"2023-11-15": of_users("w")})
+    write_days(tmp_path / "events", {"2023-11-15": whole("w")})
     assert ingest(config).new == ["2023-11-15"]
 
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**9))
-def test_whatever_the_bytes_are_the_next_file_is_read(
-    tmp_path_factory: pytest.TempPathFactory, reader: PartitionReader, seed: int
-) -> None:
+def test_whatever_the_bytes_are_the_next_file_is_read(tmp_path_factory, reader, seed):
     folder = tmp_path_factory.mktemp("fuzz")
     path = folder / "events.parquet"
     path.write_bytes(corrupted(whole(), seed))
@@ -109,9 +101,7 @@ def test_whatever_the_bytes_are_the_next_file_is_read(
     assert again.report.rows == 200
 
 
-def test_a_killed_reader_is_no_fault_of_the_file(
-    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_reader_is_no_fault_of_the_file(config, tmp_path, monkeypatch):
     write_days(tmp_path / "events", {"2023-11-14": whole(), "2023-11-15": whole()[::-1]})
     read = PartitionReader.read
 
@@ -128,7 +118,7 @@ def test_a_killed_reader_is_no_fault_of_the_file(
     assert ingest(config).new == ["2023-11-14"]
 
 
-def test_too_little_memory_is_no_fault_of_the_file(tmp_path: Path) -> None:
+def test_too_little_memory_is_no_fault_of_the_file(tmp_path):
     small, large = tmp_path / "small.parquet", tmp_path / "large.parquet"
     small.write_bytes(whole())
     frame = pl.DataFrame({"event_time": pl.int_range(4_000_000, eager=True) + START})
@@ -145,7 +135,7 @@ def test_too_little_memory_is_no_fault_of_the_file(tmp_path: Path) -> None:
         assert reader.read(request_of(small, tmp_path / "third")).report is not None
 
 
-def test_a_reader_ends_with_who_started_it(tmp_path: Path) -> None:
+def test_a_reader_ends_with_who_started_it(tmp_path):
     with PartitionReader() as reader:
         path = tmp_path / "events.parquet"
         path.write_bytes(whole())
@@ -157,7 +147,7 @@ def test_a_reader_ends_with_who_started_it(tmp_path: Path) -> None:
         assert process.wait(10) == 0
 
 
-def test_a_full_disk_rises_as_it_is(tmp_path: Path, reader: PartitionReader) -> None:
+def test_a_full_disk_rises_as_it_is(tmp_path, reader):
     path = tmp_path / "events.parquet"
     path.write_bytes(whole())
     (tmp_path / "out").write_text("a file where the folder should be")

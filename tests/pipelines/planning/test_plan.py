@@ -38,7 +38,7 @@ def work(**changes: Any) -> Workload:
     return replace(Workload(items=1 << 20, dim=64, batch=1000, negatives=0, history=1), **changes)
 
 
-def test_expected_rows_are_those_of_drawn_ids() -> None:
+def test_expected_rows_are_those_of_drawn_ids():
     share = np.diff(np.log(np.arange(1, 20_002))) / np.log(20_001)
     drawn = np.random.default_rng(0).choice(20_000, size=(20, 5_000), p=share)
     counted = np.mean([len(np.unique(one)) for one in drawn])
@@ -50,7 +50,7 @@ def test_expected_rows_are_those_of_drawn_ids() -> None:
     assert replace(one, head=1_000.0).hottest_events < first / 50
 
 
-def test_a_table_takes_its_bytes_and_is_split_if_it_does_not_fit() -> None:
+def test_a_table_takes_its_bytes_and_is_split_if_it_does_not_fit():
     one = plan_for(work(tables="dense"), ROUND, 1)
     assert (one.placement, one.memory_gib["weights"]) == ({"items": "replicated"}, 0.25)
     assert one.memory_gib["optimizer"] == 0.5
@@ -64,14 +64,14 @@ def test_a_table_takes_its_bytes_and_is_split_if_it_does_not_fit() -> None:
     assert split.memory_gib["exchange"] == pytest.approx(2 * sent / 2**30)
 
 
-def test_step_time_of_a_pass() -> None:
+def test_step_time_of_a_pass():
     found = plan_for(work(events_per_day=3_600_000), ROUND, 1)
     # 1 ms, and a nanosecond for each of 1000 x 1000 scores: 2 ms for 1000 events.
     assert found.total_ms == pytest.approx(2.0)
     assert found.pass_hours == pytest.approx(0.002)
 
 
-def test_fewest_gpus_is_the_least_power_of_two_that_fits() -> None:
+def test_fewest_gpus_is_the_least_power_of_two_that_fits():
     large = work(items=200 << 20, tables="dense")
     least = fewest_gpus(large, ROUND)
     assert least is not None
@@ -90,13 +90,13 @@ def test_fewest_gpus_is_the_least_power_of_two_that_fits() -> None:
         (["--items", "10", "--gpu", "abacus"], "no measured constants of 'abacus'"),
     ],
 )
-def test_bad_values_are_refused(options: list[str], words: str) -> None:
+def test_bad_values_are_refused(options, words):
     found = CliRunner().invoke(app, ["plan", *options])
     assert found.exit_code == 2
     assert words in " ".join(found.output.split())
 
 
-def test_the_command_answers_for_gpus_and_for_a_laptop() -> None:
+def test_the_command_answers_for_gpus_and_for_a_laptop():
     run = CliRunner().invoke
     large = run(app, ["plan", "--users", "1e9", "--items", "1e8", "--gpus", "1", "--json"])
     assert large.exit_code == 3

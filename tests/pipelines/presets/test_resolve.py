@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.config.run import RunConfig, TrainingConfig
-from pipelines.config.toml import Table, to_toml, validate
+from pipelines.config.toml import to_toml, validate
 from pipelines.datasets.registry import DATASETS
 from pipelines.engine.artifacts import plain
 from pipelines.presets import PRESETS
@@ -13,7 +13,7 @@ from pipelines.presets.resolve import resolve, with_dataset
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_preset_reads_back_equal_from_its_resolved_toml(name: str) -> None:
+def test_preset_reads_back_equal_from_its_resolved_toml(name):
     preset = PRESETS[name]()
     assert resolve(preset=name) == preset
     assert validate(RunConfig, tomllib.loads(to_toml(plain(preset))), "resolved") == preset
@@ -21,7 +21,7 @@ def test_preset_reads_back_equal_from_its_resolved_toml(name: str) -> None:
     assert preset.data.dataset in (None, *(one.name for one in DATASETS.values()))
 
 
-def test_later_sources_win(tmp_path: Path) -> None:
+def test_later_sources_win(tmp_path):
     path = tmp_path / "shop.toml"
     path.write_text(
         'preset = "amazon_toys"\nseed = 1\n[two_tower]\nembedding_dim = 32\nmax_history = 9\n'
@@ -35,21 +35,7 @@ def test_later_sources_win(tmp_path: Path) -> None:
     assert config.workspace == tmp_path / "elsewhere"
 
 
-def test_a_configuration_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "shop.toml").write_text("seed = 1\n")
-    built: list[Table] = []
-
-    def counted(kind: type[RunConfig], table: Table, source: str) -> RunConfig:
-        built.append(table)
-        return validate(kind, table, source)
-
-    monkeypatch.setattr("pipelines.presets.resolve.validate", counted)
-    config = resolve(tmp_path / "shop.toml", assignments=["engine=ray"], workspace=tmp_path)
-    assert len(built) == 1
-    assert (config.seed, config.engine, config.workspace) == (1, "ray", tmp_path)
-
-
-def test_file_paths_are_relative_to_the_toml(tmp_path: Path) -> None:
+def test_file_paths_are_relative_to_the_toml(tmp_path):
     path = tmp_path / "shop.toml"
     path.write_text('[data]\nevents = ["a.csv", "b.csv"]\nitems = "/elsewhere/items.csv"\n')
     config = resolve(path)
@@ -60,7 +46,7 @@ def test_file_paths_are_relative_to_the_toml(tmp_path: Path) -> None:
         with_dataset(both)
 
 
-def test_passes_become_steps() -> None:
+def test_passes_become_steps():
     config = TrainingConfig(batch_size=100, max_epochs=3.0, warmup_share=0.1)
     train = config.for_examples(1_050)
     assert (train.num_steps, train.eval_every) == (30, 10)

@@ -19,7 +19,7 @@ from recsys.retrieval.blend.source_features import FEATURES
 NOW = 1_700_000_000
 
 
-def test_demand_is_of_the_events_that_the_sources_were_fitted_on() -> None:
+def test_demand_is_of_the_events_that_the_sources_were_fitted_on():
     sequences = Sequences(
         item_rows=np.array([1, 2, 2]),
         offsets=np.array([0, 0, 3]),

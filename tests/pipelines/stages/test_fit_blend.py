@@ -1,7 +1,6 @@
 """Sources whose lists are planted: one has each user's item at a known place, one is noise."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from recsys.fitting.blend import (
     fusion_profile,
     single_profile,
 )
+from recsys.fitting.queries import RetrievalSettings
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.learned import LearnedBlend
 from serving.surfaces import HOME
@@ -59,7 +59,7 @@ def examples(hit_rates: dict[str, float], num_users: int = NUM_USERS) -> SourceL
     )
 
 
-def test_learned_weights_trust_the_source_that_finds_and_say_what_they_gain() -> None:
+def test_learned_weights_trust_the_source_that_finds_and_say_what_they_gain():
     made, document = fitted(examples({"sequence": 0.5, "two_tower": 0.02}))
     assert document["served"] == LEARNED
     assert document["shares"]["sequence"] > 0.75
@@ -71,9 +71,7 @@ def test_learned_weights_trust_the_source_that_finds_and_say_what_they_gain() ->
     assert set(document["weights"]) == set(made.served.sources)
 
 
-def test_what_is_better_on_validation_is_served_and_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_is_better_on_validation_is_served_and_said(monkeypatch, tmp_path):
     names = ("sequence", "two_tower")
     poor = single_profile(names, "two_tower")
     spoilt = ProfileBlend(served=poor, folds=(poor, poor))
@@ -99,9 +97,7 @@ def test_what_is_better_on_validation_is_served_and_said(
         (BlendConfig(min_found=20), 10, "fewer than 20"),
     ],
 )
-def test_without_learned_weights_the_surface_fuses(
-    tmp_path: Path, blend: BlendConfig, num_users: int, reason: str
-) -> None:
+def test_without_learned_weights_the_surface_fuses(tmp_path, blend, num_users, reason):
     given = examples({"sequence": 0.5, "two_tower": 0.02}, num_users)
     made, document = fitted(given, blend)
     assert document["served"] == FUSION
@@ -111,7 +107,7 @@ def test_without_learned_weights_the_surface_fuses(
     assert served_blends(tmp_path) == {}
 
 
-def test_fusion_as_weights_orders_as_reciprocal_rank_fusion() -> None:
+def test_fusion_as_weights_orders_as_reciprocal_rank_fusion():
     given = examples(
         {"sequence": 0.4, "two_tower": 0.2, "content_similarity": 0.3, "popularity": 0.1}
     )
@@ -131,7 +127,7 @@ def single(blend: LearnedBlend) -> ProfileBlend:
     return ProfileBlend(served=blend, folds=())
 
 
-def test_each_half_is_measured_by_the_weights_of_the_other() -> None:
+def test_each_half_is_measured_by_the_weights_of_the_other():
     given = examples({"sequence": 0.4, "two_tower": 0.2}, num_users=6)
     names = tuple(given.lists)
     made = ProfileBlend(
@@ -144,7 +140,7 @@ def test_each_half_is_measured_by_the_weights_of_the_other() -> None:
         assert merged.item_rows[user, :LENGTH].equal(expected)
 
 
-def test_weights_of_a_half_never_saw_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_a_half_never_saw_it(monkeypatch):
     seen: list[list[int]] = []
     fit = fitting.learned_blend
 
@@ -157,7 +153,7 @@ def test_weights_of_a_half_never_saw_it(monkeypatch: pytest.MonkeyPatch) -> None
     assert seen == [[0, 1], [1], [0]]
 
 
-def test_without_validation_the_surfaces_weights_serve_and_say_why(tmp_path: Path) -> None:
+def test_without_validation_the_surfaces_weights_serve_and_say_why(tmp_path):
     save_unjudged(tmp_path, {"popularity": None, "item_to_item": None, "content_similarity": None})
     assert served_blends(tmp_path) == {}
     profiles = json.loads((tmp_path / FILE).read_text())["profiles"]
@@ -165,3 +161,9 @@ def test_without_validation_the_surfaces_weights_serve_and_say_why(tmp_path: Pat
     assert "no user has a held-out event" in profiles["fast"]["reason"]
     loaded = load_blends(tmp_path)["fast"].served
     assert loaded.sources == ("popularity", "item_to_item")
+
+
+def test_measured_lists_are_requested_like_those_of_the_home_page():
+    settings = RetrievalSettings()
+    for name in ("num_candidates", "max_history"):
+        assert getattr(settings, name) == getattr(HOME, name)

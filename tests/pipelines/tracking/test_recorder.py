@@ -45,7 +45,7 @@ def metrics(events: list[dict[str, object]]) -> dict[object, object]:
     return found
 
 
-def test_training_tells_how_it_ended_and_its_inputs(tmp_path: Path):
+def test_training_tells_how_it_ended_and_its_inputs(tmp_path):
     events = told(
         tmp_path,
         "train_two_tower",
@@ -66,7 +66,7 @@ def test_training_tells_how_it_ended_and_its_inputs(tmp_path: Path):
     assert tags == {"artefact": str(tmp_path / "train_two_tower")}
 
 
-def test_a_curve_is_sent_with_its_steps(tmp_path: Path):
+def test_a_curve_is_sent_with_its_steps(tmp_path):
     outbox = open_outbox(tmp_path)
     with Recorder(outbox=outbox).recording(planned("train_two_tower"), tmp_path / "done") as run:
         curve = Curve(run, "given")

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +16,7 @@ def tell(curve: Curve, steps: list[int]) -> None:
 
 @pytest.mark.parametrize("checkpoint", [0, 1, 2, 4, 5])
 @pytest.mark.parametrize("ending", ["", '{"loss": 4.0, "st'])
-def test_a_killed_curve_goes_on_at_its_checkpoint(
-    tmp_path: Path, checkpoint: int, ending: str
-) -> None:
+def test_a_killed_curve_goes_on_at_its_checkpoint(tmp_path, checkpoint, ending):
     whole, kept = Curve(RunLog()), tmp_path / "checkpoints" / "given.jsonl"
     tell(whole, list(range(1, 8)))
     tell(Curve(RunLog(), kept=kept), list(range(1, 6)))
@@ -34,7 +31,7 @@ def test_a_killed_curve_goes_on_at_its_checkpoint(
     assert [json.loads(line) for line in lines] == whole.rows
 
 
-def test_a_curve_of_a_finished_training_is_kept_whole(tmp_path: Path) -> None:
+def test_a_curve_of_a_finished_training_is_kept_whole(tmp_path):
     kept = tmp_path / "given.jsonl"
     tell(Curve(RunLog(), kept=kept), [1, 2, 3])
     # Killed after its last checkpoint: nothing is left to train, so nothing is told.

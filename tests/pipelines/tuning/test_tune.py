@@ -1,4 +1,4 @@
-"""``recsys tune`` on a small log: it finds the planted optimum, resumes and refuses."""
+"""What ``recsys tune`` reads and refuses, and that it finds a planted optimum and resumes."""
 
 import json
 import math
@@ -8,9 +8,51 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pytest
+from optuna.distributions import CategoricalDistribution as OneOf
+from optuna.distributions import FloatDistribution as Real
+from optuna.distributions import IntDistribution as Whole
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
+from pipelines.tuning.space import find_row, parse_space
+
+
+def test_ranges_and_lists_are_read():
+    known = {
+        "ease.max_events=100..900": Whole(100, 900),
+        "item_knn.max_history=1..100": Whole(1, 100, log=True),
+        "sequence.dropout=0.0..0.5": Real(0.0, 0.5),
+        "two_tower_training.schedule.learning_rate=1e-4..1e-2": Real(1e-4, 1e-2, log=True),
+        "sequence.dim=32, 64,32": OneOf((32, 64)),
+        "blend.method=linear,fusion": OneOf(("linear", "fusion")),
+        "two_tower.bias=true,false": OneOf((True, False)),
+    }
+    for text, expected in known.items():
+        assert parse_space([text]) == {text.split("=")[0]: expected}
+
+
+def test_what_is_no_space_is_refused():
+    for texts, words in (
+        ([], "name at least one setting"),
+        (["ease.l2"], r"write section\.key=low\.\.high"),
+        (["ease.l2="], r"write section\.key=low\.\.high"),
+        (["ease.l2=1,,3"], "a value is missing"),
+        (["ease.l2=3,3"], "leaves nothing to choose"),
+        (["ease.l2=3..3"], "the smaller first"),
+        (["ease.l2=a..b"], "needs two numbers"),
+        (["data.events=a,b"], "what prepares the data is the same"),
+        (["ease=1,2"], "trials vary keys of"),
+        (["ease.l2=1..3", "ease.l2=4,5"], r"names ease\.l2 more than once"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            parse_space(texts)
+
+
+def test_settings_of_one_model_are_measured_on_it_and_others_on_the_blend():
+    of_one = parse_space(["sequence.dropout=0.0..0.5", "sequence_training.num_steps=1..9"])
+    assert find_row(of_one) == "sequence"
+    assert find_row(parse_space(["sequence.dropout=0.0..0.5", "ease.a=1,2"])) == "blend_fast"
+
 
 CONFIG = """
 preset = "shop"
@@ -47,7 +89,7 @@ def tune(shop: Path, *arguments: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, " ".join(result.stderr.split())
 
 
-def test_a_planted_optimum_is_found_and_a_later_call_goes_on(shop: Path) -> None:
+def test_a_planted_optimum_is_found_and_a_later_call_goes_on(shop):
     over, folder = ["--over", "item_to_item.window=1..9"], shop / "run" / "tune"
     code, printed, said = tune(shop, *over, "--trials", "6")
     assert code == 0, said
@@ -78,7 +120,7 @@ def test_a_planted_optimum_is_found_and_a_later_call_goes_on(shop: Path) -> None
     assert "holds trials with another recipe" in said
 
 
-def test_values_that_a_model_refuses_are_failed_trials(shop: Path) -> None:
+def test_values_that_a_model_refuses_are_failed_trials(shop):
     code, printed, said = tune(
         shop, "--over", "item_to_item.window=5,-1", "--trials", "4", "--out", str(shop / "there")
     )
@@ -87,7 +129,7 @@ def test_values_that_a_model_refuses_are_failed_trials(shop: Path) -> None:
     assert re.search(r"\d trials, \d failed", printed)
 
 
-def test_what_cannot_be_tried_is_refused(shop: Path) -> None:
+def test_what_cannot_be_tried_is_refused(shop):
     hit = ["--over", "item_to_item.window=2..9", "--set", 'evaluation.primary_metric="hit@7"']
     for arguments, words in (
         (["--over", "item_to_item.windo=2,3"], "did you mean 'item_to_item.window'"),

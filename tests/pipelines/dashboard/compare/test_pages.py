@@ -1,7 +1,6 @@
 """The pages compare and summary say what is known of planted runs."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,7 +63,7 @@ def ndcg(model: Model, k: int) -> float:
     return float(per_user_metric(ranks, f"ndcg@{k}").mean())
 
 
-def test_compare_has_means_of_both_and_says_which_is_better(context: Context) -> None:
+def test_compare_has_means_of_both_and_says_which_is_better(context):
     page = compare(context, "plain", "better")
     row = next(row for row in table(page, "metrics").rows if row[0] == "NDCG@10")
     assert row[3] == pytest.approx(ndcg(Model(seed=1), 10))
@@ -73,14 +72,14 @@ def test_compare_has_means_of_both_and_says_which_is_better(context: Context) ->
     assert "1,500 queries of 1,500 users" in page.lead
 
 
-def test_slices_of_the_chosen_kind_are_shown(context: Context) -> None:
+def test_slices_of_the_chosen_kind_are_shown(context):
     for group in ("category", "item_popularity", "category x user_activity"):
         page = compare(context, "plain", "better", group=group)
         assert sum(row[2] for row in table(page, "slice-table").rows) == 1500
         assert "slices" in charts(page)
 
 
-def test_parameters_that_cannot_be_are_said(context: Context) -> None:
+def test_parameters_that_cannot_be_are_said(context):
     for name, value, message in (
         ("k", "0", "1 to 100 are allowed"),
         ("metric", "auc", "metric is 'auc'"),
@@ -94,7 +93,7 @@ def summary(context: Context, *names: str) -> Page:
     return PAGES[0].build(context, Query.of(runs=tuple(key(context, name) for name in names)))
 
 
-def test_summary_chooses_runs_on_the_same_data_and_a_runs_counterpart(context: Context) -> None:
+def test_summary_chooses_runs_on_the_same_data_and_a_runs_counterpart(context):
     queries = {"plain": Query(), "better": Query.of(run=key(context, "better"))}
     for name, query in queries.items():
         page = PAGES[0].build(context, query)
@@ -104,7 +103,7 @@ def test_summary_chooses_runs_on_the_same_data_and_a_runs_counterpart(context: C
     assert alone.title == "stranger"
 
 
-def test_the_losses_that_the_runs_release_tolerates_decide(tmp_path: Path) -> None:
+def test_the_losses_that_the_runs_release_tolerates_decide(tmp_path):
     """New users lose and all others gain; the second workspace tolerates that."""
     known = world(31, num_users=1500)
     write_workspace(tmp_path / "plain", known, {"blend": Model(seed=1)})
@@ -119,15 +118,7 @@ def test_the_losses_that_the_runs_release_tolerates_decide(tmp_path: Path) -> No
     assert "more than 95%" in charts(page)["slices"].note
 
 
-def test_one_run_is_compared_by_its_models(tmp_path: Path) -> None:
-    models = {"blend": Model(seed=1), "ease": Model(seed=4)}
-    write_workspace(tmp_path / "only", world(5, num_users=300), models)
-    alone = dashboard(tmp_path)
-    assert ENTRY.build(alone, Query()).title == "Compare blend and EASE"
-    assert PAGES[0].build(alone, Query()).title == "only"
-
-
-def test_a_run_alone_is_compared_by_the_models_that_are_chosen(context: Context) -> None:
+def test_a_run_alone_is_compared_by_the_models_that_are_chosen(context):
     page = ENTRY.build(context, Query.of(runs=(key(context, "plain"),), second="ease"))
     assert page.title == "Compare blend and EASE"
     with pytest.raises(QueryError, match="choose another model"):
@@ -136,7 +127,7 @@ def test_a_run_alone_is_compared_by_the_models_that_are_chosen(context: Context)
         ENTRY.build(context, Query.of(run=key(context, "better")))
 
 
-def test_slices_whose_files_are_broken_are_left_out_and_said(tmp_path: Path) -> None:
+def test_slices_whose_files_are_broken_are_left_out_and_said(tmp_path):
     known = world(6, num_users=400)
     for name, seed in (("one", 1), ("two", 2)):
         write_workspace(tmp_path / name, known, {"blend": Model(seed=seed)})
@@ -147,7 +138,7 @@ def test_slices_whose_files_are_broken_are_left_out_and_said(tmp_path: Path) -> 
     assert "user activity" in words(page) or charts(page)["slices"].rows
 
 
-def test_runs_of_one_name_are_told_apart(context: Context) -> None:
+def test_runs_of_one_name_are_told_apart(context):
     run = context.stores.run(key(context, "plain"))
     other = replace(run, key="abcd12345678")
     sides = [Side(run=run, model="blend"), Side(run=other, model="blend")]

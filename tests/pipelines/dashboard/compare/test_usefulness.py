@@ -1,27 +1,24 @@
-"""The summary names the right one of 20 known pairs and the planted reason, and no equal pair.
+"""The summary names the right one of known pairs and the planted reason, and no equal pair.
 
 The rule was developed on seeds below 5,000; these are drawn once and not looked at before.
 `tests/benchmarks/dashboard/benchmark_usefulness.py` draws many more of each kind.
 """
 
-from pathlib import Path
-
 import pytest
 
-from tests.pipelines.dashboard.known_pairs import EQUAL, KINDS, Kind, look_at
+from tests.pipelines.dashboard.known_pairs import EQUAL, KINDS, look_at
 
-FIRST_SEED = 5_000
+SEEDS = (0, 1, 2, 4, 5, 8, 9, 11, 12, 14, 15, 17, 18, 19, 20, 22, 23)
+"""Above 5,000, one a kind; those between were of kinds that are no more."""
 
 
 @pytest.mark.parametrize(
-    ("place", "kind"),
-    list(enumerate((*KINDS, *EQUAL))),
+    ("seed", "kind"),
+    list(zip(SEEDS, (*KINDS, *EQUAL), strict=True)),
     ids=[kind.name for kind in (*KINDS, *EQUAL)],
 )
-def test_the_right_one_and_the_planted_reason_are_named(
-    place: int, kind: Kind, tmp_path: Path
-) -> None:
-    found = look_at(kind, FIRST_SEED + place, tmp_path / "pair")
+def test_the_right_one_and_the_planted_reason_are_named(seed, kind, tmp_path):
+    found = look_at(kind, 5_000 + seed, tmp_path / "pair")
     assert found.answer == kind.right, found.lead
     assert found.is_named, f"{found.lead}\n{found.reasons}"
     if kind.slice:

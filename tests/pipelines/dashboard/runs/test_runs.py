@@ -32,7 +32,7 @@ def shown(context: Context, search: str = "", order: int | None = None) -> list[
     return [str(texts(row)[0]) for row in list_rows(context, Query(), window).rows]
 
 
-def test_the_table_has_every_run_newest_first(three: Context) -> None:
+def test_the_table_has_every_run_newest_first(three):
     page = build(three, Query())
     table = block_of(page, Table, "runs")
     labels = [column.label for column in table.columns]
@@ -61,10 +61,10 @@ SEARCHES = {
 }
 
 
-def test_words_and_settings_find_runs(three: Context) -> None:
+def test_words_and_settings_find_runs(three):
     assert {search: shown(three, search) for search in SEARCHES} == SEARCHES
 
 
-def test_rows_are_ordered_by_a_column_those_without_a_value_last(three: Context) -> None:
+def test_rows_are_ordered_by_a_column_those_without_a_value_last(three):
     assert shown(three, order=3) == ["v1", "run-1", "run-0", "run-2"]
     assert shown(three, order=0) == ["v1", "run-2", "run-1", "run-0"]

@@ -1,7 +1,5 @@
 """The request log as counts by day: whole, appended to, damaged, removed."""
 
-from pathlib import Path
-
 import numpy as np
 import polars as pl
 import pytest
@@ -49,7 +47,7 @@ def test_quantiles_are_within_five_percent_and_memory_follows_days():
         assert value == pytest.approx(np.quantile(times, wanted[name]), rel=0.05)
 
 
-def test_a_log_is_read_whole_and_what_is_appended_is_added(tmp_path: Path, monkeypatch):
+def test_a_log_is_read_whole_and_what_is_appended_is_added(tmp_path, monkeypatch):
     monkeypatch.setattr(request_log, "AT_ONCE", 64)
     of = {"degraded": ["empty_history"]}
     # 26 hours, over two files.
@@ -72,7 +70,7 @@ def test_a_log_is_read_whole_and_what_is_appended_is_added(tmp_path: Path, monke
     assert list(log.now(60).days) == ["2026-01-02"]
 
 
-def test_a_damaged_file_is_said_and_what_was_read_stays(tmp_path: Path):
+def test_a_damaged_file_is_said_and_what_was_read_stays(tmp_path):
     write_log(tmp_path, 10, lambda _: {})
     log = LogReader(tmp_path)
     assert log.now(60).num_lists == 10

@@ -38,7 +38,7 @@ def workspace(tmp_path: Path) -> Path:
     return folder
 
 
-def test_known_numbers_of_a_log(workspace: Path):
+def test_known_numbers_of_a_log(workspace):
     # Lists 0 to 499 are of the first day.
     write_log(workspace / "online", 1_000, planted, every_ms=172_800)
     context = dashboard(workspace.parent)
@@ -64,7 +64,7 @@ def test_known_numbers_of_a_log(workspace: Path):
     ]
 
 
-def test_while_the_log_is_read_that_is_said(workspace: Path, monkeypatch: pytest.MonkeyPatch):
+def test_while_the_log_is_read_that_is_said(workspace, monkeypatch):
     context = dashboard(workspace.parent)
     assert f"recsys serve {workspace}" in words(build(context, Query.of()))
     write_log(workspace / "online", 10, lambda _: {})

@@ -51,7 +51,6 @@ def test_the_key_comes_from_a_file_or_the_environment(served, tmp_path, monkeypa
 
 
 def test_a_folder_without_runs_is_served_and_not_exported(served, tmp_path):
-    assert ran("--root", tmp_path).exit_code == 0
     assert "http://127.0.0.1:8100/" in ran("--root", tmp_path).output
     result = ran("--root", tmp_path, "--export", tmp_path / "run.html")
     assert result.exit_code == 2

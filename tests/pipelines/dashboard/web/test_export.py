@@ -10,9 +10,7 @@ from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.web import export
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.assets import assets
 from pipelines.pages.document import Page
-from pipelines.pages.file import FIRST, LATER, in_order, one_script
 from tests.pipelines.dashboard.browser import windows
 from tests.pipelines.dashboard.web.pages import HOSTILE, PAGES
 from tests.pipelines.dashboard.web.test_server import OneRun
@@ -66,32 +64,6 @@ def test_a_file_holds_the_queries_that_a_page_names(exported):
     assert long["source"] is None
     assert "first 200 of 2,000 rows" in long["note"]
     assert exported.stat().st_size < 2_000_000
-
-
-def test_modules_become_one_script_in_an_order_that_works():
-    ours = {
-        name: found.body.decode()
-        for name, found in assets().items()
-        if name.endswith(".js") and name not in LATER
-    }
-    order = in_order(ours, FIRST)
-    assert set(order) == set(ours)
-    assert order[-1] == FIRST
-    pair = {"a.js": 'import { b } from "./b.js";\nb();\n', "b.js": "export const b = 1;\n"}
-    assert one_script(pair, "a.js") == (
-        "const module_b = (() => {\nconst b = 1;\nreturn { b };\n})();\n"
-        "const module_a = (() => {\nconst { b } = module_b;\nb();\nreturn {  };\n})();\n"
-    )
-    with pytest.raises(AssertionError, match="not known"):
-        one_script({"a.js": "export default 1;\n"}, "a.js")
-    with pytest.raises(AssertionError, match="in a circle"):
-        one_script(
-            {
-                "a.js": 'import { b } from "./b.js";\n',
-                "b.js": 'import { a } from "./a.js";\n',
-            },
-            "a.js",
-        )
 
 
 def test_a_run_is_found_by_key_or_folder_and_a_wrong_name_says_which_there_are(tmp_path):

@@ -1,18 +1,11 @@
 """The page of a backtest, by numbers that can be added up by hand."""
 
-import json
-
 import pytest
-from typer.testing import CliRunner
 
-from pipelines.backtest import backtest as command
-from pipelines.cli.main import app
 from pipelines.pages.backtest import backtest_page, state_results
 from pipelines.pages.document import Chart, Table
-from pipelines.pages.file import write_page
 from tests.pipelines.dashboard.documents import block_of, blocks_of
 from tests.pipelines.pages.backtest.document import SERVED, document
-from tests.pipelines.pages.read import blocks_in
 
 HOSTILE = '<img src=x onerror="window.broken=1"></script><script>window.broken=1</script>'
 
@@ -51,19 +44,3 @@ def test_one_policy_without_peers_has_less_to_say():
     (lead,) = state_results(page)
     assert "0.1600 never retrained" in lead
     assert {one.key for one in blocks_of(page.blocks, Chart | Table)} == {"policies", "lists"}
-
-
-def test_the_command_prints_the_decision_and_writes_a_page(tmp_path, monkeypatch):
-    made = document(peer=HOSTILE)
-    page = backtest_page(made)
-    made["words"] = state_results(page)
-    write_page(page, tmp_path / "backtest.html")
-    found = command.Backtest(tmp_path, made, tmp_path / "backtest.html")
-    monkeypatch.setattr(command, "backtest", lambda *_, **__: found)
-    done = CliRunner(env={"COLUMNS": "300"}).invoke(
-        app, ["backtest", "--preset", "movielens_100k", "--workspace", str(tmp_path)]
-    )
-    assert done.exit_code == 0, done.output
-    assert "0.1600" in done.output
-    assert made["words"][0] in done.output
-    assert HOSTILE in json.dumps(blocks_in(tmp_path / "backtest.html")).replace('\\"', '"')
