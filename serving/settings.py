@@ -46,7 +46,7 @@ class ServingOptions:
     """Lists keep the blend's order where ranking takes longer, and say so; None waits for it."""
     log_features_share: float = 0.05
     """Share of the kept lists whose records hold what models read, which
-    `recsys parity` compares (docs/decisions/parity.md); 0 keeps none, 1 those of every list."""
+    `recsys parity` compares (docs/decisions/drift.md); 0 keeps none, 1 those of every list."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.log_features_share <= 1:

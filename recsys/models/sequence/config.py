@@ -36,7 +36,7 @@ class SequenceConfig:
     block: Block = "attention"
     """Kind of the blocks: SASRec's ``attention``, ``convolution`` (attention and a causal
     convolution together), ``hstu``, or ``sparse`` for
-    histories of thousands of events (docs/decisions/long-histories.md): the latest 200 events, the
+    histories of thousands of events (docs/decisions/sequence-model.md): the latest 200 events, the
     means of earlier blocks of 32, and the eight fitting ones whole, with biases by distance among
     the latest and none by time."""
     member_blocks: tuple[Block, ...] = ()
