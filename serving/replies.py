@@ -46,7 +46,7 @@ ErrorCode = Literal[
 
 @dataclass(frozen=True, slots=True)
 class FieldFault:
-    """What is wrong with one field of a request."""
+    """Fault of one field of a request."""
 
     field: str
     """Its name, nested ones as ``requests.1.k``."""
@@ -66,7 +66,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """What every request gets that is not served."""
+    """Reply to every request that is refused."""
 
     error: Fault
 
@@ -112,7 +112,7 @@ class SurfaceCard:
 
     name: str
     kind: Kind
-    """What a request to it brings."""
+    """Fields that a request to it needs."""
     rules: list[RuleCard]
     experiment: str | None = None
     """The one that runs; absent without."""
@@ -120,7 +120,7 @@ class SurfaceCard:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueReply:
-    """What is served."""
+    """The served bundle."""
 
     bundle: str
     profile: Profile
@@ -130,7 +130,7 @@ class CatalogueReply:
     categories: list[Category]
     """The 500 largest, by name."""
     properties: dict[str, PropertyKind]
-    """What ``filter.where`` may name, with its kind."""
+    """Property that ``filter.where`` may name, with its kind."""
     surfaces: list[SurfaceCard]
     keeps_events: bool
     """Whether there is an online store, so that lists follow events."""
@@ -211,7 +211,7 @@ class ItemsChanged:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What was removed of a user."""
+    """Counts of what was removed of a user."""
 
     events: int
     lists: int

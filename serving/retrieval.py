@@ -36,7 +36,7 @@ Lists = dict[str, OneList]
 
 
 class Candidates(NamedTuple):
-    """What the sources found for one query."""
+    """Candidates of the sources for one query."""
 
     lists: Lists
     """Lists by source; those without candidates are left out."""

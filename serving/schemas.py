@@ -115,7 +115,7 @@ class Request(Strict):
     """Item ids of the visit, oldest first."""
     item_id: Id | None = None
     query: Annotated[str, Field(min_length=1, max_length=MAX_QUERY)] | None = None
-    """What is searched for: words of titles, or their beginnings."""
+    """Query: words of titles, or their beginnings."""
     context: Context = Context()
     k: int = Field(default=20, ge=1, le=MAX_K)
     filter: Filter = Filter()
@@ -177,7 +177,7 @@ class SearchRequest(Request):
 
     surface: SurfaceName = "search"
     query: Annotated[str, Field(min_length=1, max_length=MAX_QUERY)]
-    """What is searched for: words of an item, their beginnings, with or without typos."""
+    """Query: words of an item or their beginnings, with or without typos."""
 
 
 class BatchRequest(Strict):
@@ -203,7 +203,7 @@ class SimilarParameters(Parameters):
 
 
 class ItemChange(Strict):
-    """What changes of one item, at once and on every surface."""
+    """Changes of one item, at once and on every surface."""
 
     item_id: Id
     hidden: bool = False
@@ -294,7 +294,7 @@ class RecommendedItem:
     source: Source
     """The source that contributed most to the score."""
     title: str | None = None
-    """What a page shows, cut to 500 characters; absent where the catalogue has none."""
+    """Title on a page, cut to 500 characters; absent if the catalogue has none."""
     categories: tuple[str, ...] | None = None
     """At most 50; absent where the item has none."""
     semantic_id: str | None = None
@@ -338,7 +338,7 @@ class Reply:
     """Fewer than ``k`` where there are no more; ``degraded`` then says so once."""
     served_by: ServedBy
     degraded: list[Degraded]
-    """What was missing, late or left out; empty if nothing."""
+    """Warnings: missing, late or left-out parts; empty if none."""
     timings_ms: dict[str, float]
     """Milliseconds by stage, and ``total``."""
     fallback: Source | None = None

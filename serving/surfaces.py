@@ -56,7 +56,7 @@ SOURCES = (
 RULES = "rules"
 """The source of an item that a rule lists and no model did: it has no list of its own."""
 Source = Annotated[str, WithJsonSchema({"enum": [*SOURCES, RULES], "type": "string"})]
-"""Where an item of a list may come from."""
+"""Source of an item in a list."""
 
 
 def _source(name: str) -> str:
@@ -162,7 +162,7 @@ class Surface:
 
     name: Text
     kind: Kind = "home"
-    """What a request must bring."""
+    """Fields that a request must have."""
     weights: Annotated[Weights, Field(alias="sources")]
     """Sources by name with their weight in the fusion; ``sources`` in a file."""
     exclude_seen: bool | None = None

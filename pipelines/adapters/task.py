@@ -108,13 +108,13 @@ class Task:
     config: RunConfig
     inputs: ModelInputs
     name: str
-    """Name of the domain."""
+    """Domain of the task."""
     domain: int
     """Its place among all domains."""
     domain_of_item: Rows
     """[N]; -1 for none."""
     base: str
-    """Name of the model that is adapted."""
+    """Model that is adapted."""
     order: str
     """Tie order whose models are released."""
     show_progress: bool

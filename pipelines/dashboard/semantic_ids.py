@@ -34,7 +34,7 @@ HOW = {
     "appended": "by the quantiser before, and no ID moved",
     "kept": "unchanged",
 }
-"""What each way of making a version means."""
+"""Meaning of each way to make a version."""
 MEANING = (
     "A semantic ID is a short sequence of codes, coarse to fine: items with the same prefix are "
     "similar. A generative model recommends only items that have one."

@@ -32,9 +32,9 @@ class RawTable:
     """One file, its first rows as they are, and what its columns were recognised as."""
 
     path: Path
-    """Of a database, the name of the table."""
+    """Path of the file; for a database, the name of the table."""
     address: str = ""
-    """Of a table in a database."""
+    """Address of a table in a database; empty for a file."""
     separator: str
     sample: pl.DataFrame
     columns: dict[str, str] = field(default_factory=dict)

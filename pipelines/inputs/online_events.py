@@ -58,7 +58,7 @@ class ExportReport:
 
 
 class Batch(NamedTuple):
-    """What was read from a store at a time."""
+    """Events read from a store at a time."""
 
     first: str
     last: str

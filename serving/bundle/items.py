@@ -50,7 +50,7 @@ def known_categories(catalogue: Catalogue, num_category_rows: int) -> Jagged:
 
 @dataclass(frozen=True, kw_only=True)
 class ItemData:
-    """What a bundle knows of every item, besides ids, texts and properties."""
+    """Facts of every item in a bundle, besides ids, texts and properties."""
 
     items: ItemCatalogue
     """Content embeddings and categories of every item row."""

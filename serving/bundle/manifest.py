@@ -164,7 +164,7 @@ class BundleManifest(_Strict):
     verdicts: list[Verdict] = []
     config_digest: str = ""
     content: ContentSource | None = None
-    """What the content embeddings were made from; needed to append items."""
+    """Inputs of the content embeddings; needed to append items."""
     semantic_ids: SemanticIdSource | None = None
     """None where items have no semantic IDs."""
     exclude_history: bool = True

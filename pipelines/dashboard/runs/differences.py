@@ -1,4 +1,4 @@
-"""What two runs are, and which of their settings differ."""
+"""Two runs, and the settings in which they differ."""
 
 from __future__ import annotations
 

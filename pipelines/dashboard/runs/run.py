@@ -63,7 +63,7 @@ TONES: dict[str, Tone] = {"complete": "good", "unfinished": "note", "unreadable"
 
 
 class Measured(NamedTuple):
-    """What the report says of a run."""
+    """Facts of a run that its report shows."""
 
     answer: str
     tiles: Sequence[Tile]
