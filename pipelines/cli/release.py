@@ -191,7 +191,7 @@ def adapt(
     """Train an adapter of the released model for a domain, and register it.
 
     It is refused (exit code 3) if it does not improve the domain on held-out users, or harms a
-    protected slice or another domain. A running server loads it; only requests with that
+    protected slice. A running server loads it; only requests with that
     context.domain change.
 
     [bold]Examples[/]
