@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from datetime import date
+from pathlib import Path
 
+import numpy as np
 import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from features.point_in_time import FEATURES, UserState
-from features.tables import kind_of_column
+from features.tables import kind_of_column, write_user_features
 from tests.recsys.testing.refusals import assert_refused
 
 EVENTS = st.lists(
@@ -66,6 +68,24 @@ def test_the_kind_of_a_column() -> None:
             assert kind_of_column(pl.Series("x", values)) == kind
     fixed = pl.Series("x", [[0.5, 1.0]], dtype=pl.Array(pl.Float32, 2))
     assert kind_of_column(fixed) == "vector"
+
+
+def test_buckets_of_a_user_column_stay_in_the_next_build(tmp_path: Path) -> None:
+    def written(out: Path, ages: list[object], previous: Path | None = None) -> list[int]:
+        rows = {"user_row": range(len(ages)), "user_id": map(str, ages), "age": ages}
+        users = pl.DataFrame(rows | {"tags": [["a"]] * len(ages)})
+        (out / "vocabularies").mkdir(parents=True)
+        sizes, warnings = write_user_features(users, ["age", "tags"], out, previous)
+        assert sizes == {"age": 11}
+        assert "tags is no feature" in warnings[0]
+        found: list[int] = np.load(out / "user_features/age.npy").tolist()
+        return found
+
+    first = written(tmp_path / "first", [str(age) for age in range(100)])
+    later = written(tmp_path / "later", [0, 55, 1000, -7, None], tmp_path / "first")
+    assert later == [0, first[1], first[56], first[100], first[1], 0]
+    nobody = pl.DataFrame({"user_row": [1], "user_id": ["a"]})
+    assert_refused({"no user column 'age'": lambda: write_user_features(nobody, ["age"], tmp_path)})
 
 
 def test_what_is_no_kind_is_refused_nor_an_event_before_the_last() -> None:

@@ -61,12 +61,15 @@ def run(made: list[Tensor], experts: Tensor, grad: Tensor) -> list[Tensor]:
     return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
 
-def check_experts(device: str, shape: Shape, dtype: torch.dtype, repeats: int = 1) -> None:
-    """Compare with a loop over experts in float64, then the bits with those of further runs."""
+def check_experts(device: str, shape: Shape, dtype: torch.dtype, repeats: int = 0) -> None:
+    """Compare with a loop over experts in float64, then the bits with those of further runs.
+
+    Interpreted, rows of shapes of four experts choose the same ones, others different ones.
+    """
     made = inputs(shape, dtype, device)
     grad = torch.randn(shape[0], shape[5], generator=torch.Generator().manual_seed(7))
     grad = grad.to(dtype).to(device)
-    for same in (False, True):
+    for same in (False, True) if ON_A_GPU else (shape[1] == 4,):
         experts = choices(*shape[:3], same=same).to(device)
         found = run(made, experts, grad)
         rows, up, down, weights = leaves = [one.double().requires_grad_() for one in made]
@@ -89,7 +92,7 @@ def check_experts(device: str, shape: Shape, dtype: torch.dtype, repeats: int = 
 def check_tiles(device: str, shape: Shape, dtype: torch.dtype) -> None:
     """Other tiles, loads with and without descriptors, and programs of many tiles are right too."""
     with asking() as questions:
-        check_experts(device, shape, dtype, repeats=0)
+        check_experts(device, shape, dtype)
     assert {one.kernel.split(".")[1] for one in questions} == {"product", "weights"}
     defaults = {one.kernel: one.default for one in questions}
     for changes in (
@@ -98,10 +101,10 @@ def check_tiles(device: str, shape: Shape, dtype: torch.dtype) -> None:
         {"block_c": 32, "descriptors": 1, "per_processor": 1},
     ):
         with trying("routed_experts.product", {**defaults["routed_experts.product"], **changes}):
-            check_experts(device, shape, dtype, repeats=0)
+            check_experts(device, shape, dtype)
     smaller = {"block_m": 64, "block_n": 32, "block_s": 32, "descriptors": 0}
     with trying("routed_experts.weights", {**defaults["routed_experts.weights"], **smaller}):
-        check_experts(device, shape, dtype, repeats=0)
+        check_experts(device, shape, dtype)
 
 
 def check_router(device: str, num_rows: int, num_experts: int, top_k: int, dim: int) -> None:
