@@ -53,7 +53,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_benchmark_starts() -> None:
     scripts = sorted((ROOT / "tests" / "benchmarks").glob("*/benchmark_*.py"))
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in scripts]
-    assert len(modules) > 15
+    assert len(modules) > 10
     done = run(START_ALL, *modules)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -28,7 +28,7 @@ RESCORED_PER_RESULT = 1.5
 class FaissIndexConfig:
     """How an index is built.
 
-    The defaults were measured by tests/benchmarks/retrieval/benchmark_faiss_index.py.
+    The defaults were measured by tests/benchmarks/results/retrieval/faiss_index.md.
     """
 
     kind: Kind | Literal["auto"] = "auto"
