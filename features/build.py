@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from features.counts import Core
 from features.days import MICROS_PER_DAY, write_days
-from features.encoding import extended, read_vocabulary, write_vocabulary
+from features.encoding import extended, find_rows, read_vocabulary, write_vocabulary
 from features.events import as_text
 from features.ingest import OPTIONAL_FIELDS, open_events, record_dtype
 from features.parallel import Runner, in_order
@@ -53,7 +53,12 @@ from features.preparation.prepare import (
     prepare_partition,
 )
 from features.preparation.ranges import OrderedEvents, RowFiles, order_events, ranges
-from features.preparation.sequences import SequenceFiles, WrittenSequences, write_all_sequences
+from features.preparation.sequences import (
+    EVENT_TYPES,
+    SequenceFiles,
+    WrittenSequences,
+    write_all_sequences,
+)
 from features.records import Rows
 from features.report import FeaturesReport, Quarantine
 from features.scan import read_whole
@@ -99,6 +104,8 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
+FEATURES_FILE = "features.json"
+"""Sizes of all features, for the models that read them."""
 BYTES_OF_DAYS = 12
 """Approximate bytes of an event in the files by day."""
 SCRATCH = ".scratch-preparation"
@@ -187,6 +194,7 @@ class _Build:
         self.forgotten = ForgottenUsers(config.forgotten)
         self.features: tuple[str, ...] = ()
         self.written: list[WrittenSequences] = []
+        self.event_types = pl.Series("id", dtype=pl.String)
         self.first_day = 0
 
     def read(self) -> Ingested:
@@ -290,6 +298,12 @@ class _Build:
             return found
         return self.forgotten.renamed(found, read_applied(self.config.previous))
 
+    def _previous_types(self) -> pl.Series | None:
+        if self.config.previous is None:
+            return None
+        described = json.loads((self.config.previous / FEATURES_FILE).read_text(encoding="utf-8"))
+        return pl.Series(described[EVENT_TYPES]) if EVENT_TYPES in described else None
+
     def order(self, ingested: Ingested) -> KeptEvents:
         """Sort into histories, drop repetitions, caps and the k-core; give rows."""
         parts, scratch = ingested.parts, self.scratch
@@ -343,7 +357,7 @@ class _Build:
             "loosen the filters"
         )
 
-    def write_sequences(self, events: KeptEvents) -> None:
+    def write_sequences(self, events: KeptEvents, texts: TextColumns) -> None:
         """Write the sequences of every tie order, then where their splits end."""
         splits, directory = self.config.splits, self.out / "sequences"
         has_time = "time" in events.ordered.ranges[0].fields
@@ -352,12 +366,16 @@ class _Build:
                 "a global_time split needs event_time, which the events do not have; use "
                 "leave_one_out"
             )
+        names, previous = pl.Series(texts.types), self._previous_types()
+        types = extended(names, previous)
+        type_rows = find_rows(names, types)
         files = SequenceFiles(
             directory=directory,
             tie_orders=splits.tie_orders,
             features=self.features,
             num_events=self.report.events,
             has_time=has_time,
+            type_rows=type_rows if len(types) > 1 else type_rows[:0],
         )
         self.written = write_all_sequences(
             events.ordered.ranges,
@@ -368,6 +386,12 @@ class _Build:
             self.first_day,
             self.run,
         )
+        codes = frozenset[int]().union(*(one.type_codes for one in self.written))
+        several = previous is not None or len(codes) > 1
+        self.event_types = types if several and self.config.history_event_types else types.clear()
+        if not len(self.event_types):
+            for path in directory.glob(f"*/{EVENT_TYPES}.npy"):
+                path.unlink()
         if spans := [one.span for one in self.written if one.span]:
             self.report.first_time = as_iso(min(low for low, _ in spans) // 1_000_000)
             self.report.last_time = as_iso(max(high for _, high in spans) // 1_000_000)
@@ -482,7 +506,9 @@ class _Build:
                 {"name": name, "cardinality": FEATURES[name].cardinality} for name in self.features
             ],
         }
-        write_json(self.out / "features.json", described)
+        if len(self.event_types):
+            described[EVENT_TYPES] = self.event_types.to_list()
+        write_json(self.out / FEATURES_FILE, described)
 
 
 def as_iso(seconds: int) -> str:
@@ -507,7 +533,7 @@ def build_features(
         build = _Build(config, out, scratch, run, workers=workers, memory=memory)
         ingested = build.read()
         events = build.order(ingested)
-        build.write_sequences(events)
+        build.write_sequences(events, ingested.texts)
         build.write_events(events, ingested.texts)
         build.write_tables(events)
     finally:

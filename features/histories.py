@@ -111,6 +111,8 @@ class HistoryPart(NamedTuple):
     """A part of the sequences of every tie order, ready to be written."""
 
     item_rows: dict[TieOrder, Rows]
+    types: dict[TieOrder, Rows]
+    """Codes of the events' types."""
     seconds: Rows | None
     context: dict[str, Rows]
     num_events: int
@@ -127,13 +129,14 @@ def sequence_part(
         records: Sorted events with dense rows, [E].
     """
     items = records["item"].astype(np.int64)
-    item_rows: dict[TieOrder, Rows] = {}
+    item_rows, types = dict[TieOrder, Rows](), dict[TieOrder, Rows]()
     for order in tie_orders:
-        item_rows[order] = items if order == "given" else items[shuffled_order(records, seed)]
+        places = slice(None) if order == "given" else shuffled_order(records, seed)
+        item_rows[order], types[order] = items[places], records["type"][places]
     has_time = "time" in (records.dtype.names or ())
     seconds = records["time"] // MICROS if has_time else None
     moments = records[ORDER] if seconds is None else seconds
     frame = pl.DataFrame({"user_row": records["user"].astype(np.int64), "event_time": moments})
     context = frame.lazy().select(f.expression.alias(f.name) for f in features).collect()
     values = {name: context[name].to_numpy() for name in context.columns}
-    return HistoryPart(item_rows, seconds, values, len(records))
+    return HistoryPart(item_rows, types, seconds, values, len(records))

@@ -227,6 +227,9 @@ class FeatureChoice:
     """User columns that the two-tower reads; numbers fall into ten equal parts."""
     context_features: tuple[str, ...] = tuple(FEATURES)
     """Names of features in point_in_time."""
+    history_event_types: bool = False
+    """Whether models read the types of a history's events (view, cart, purchase), where the data
+    has several."""
     catalogue_only_items: bool | Literal["auto"] = False
     """Whether catalogue items that no event names can be recommended, by their content. ``auto``
     takes those with a text or another column, unless ``filters.min_item_events`` > 1, in a run with

@@ -68,7 +68,7 @@ def build_snapshot(query: Query) -> Mapping[str, object]:
     Returns:
         ``query`` with the row of each categorical feature, ``history`` with its length and digest.
     """
-    arrays = (query.history, NO_ROWS if query.times is None else query.times)
-    content = b"|".join(rows.astype("<i8").tobytes() for rows in arrays)
+    arrays = (query.history, NO_ROWS if query.times is None else query.times, query.types)
+    content = b"|".join(rows.astype("<i8").tobytes() for rows in arrays if rows is not None)
     history = [len(query.history), hashlib.sha256(content).hexdigest()[:DIGITS]]
     return {"query": dict(query.categorical), "history": history}

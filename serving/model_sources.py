@@ -44,7 +44,9 @@ def two_tower_source(model: TwoTower, index: FaissIndex) -> IndexedSource:
     return IndexedSource(
         model.query_vectors,
         lambda: index,
-        encode_one=lambda query: one.query_vector(query.history_tensor, query.categorical),
+        encode_one=lambda query: one.query_vector(
+            query.history_tensor, query.categorical, query.event_tensors[2]
+        ),
         item_vector=lambda row: index.vectors(torch.tensor([row]))[0],
     )
 
@@ -59,12 +61,12 @@ def sequence_source(model: SequenceModel, index: FaissIndex | None = None) -> So
     if index is None:
         return ScoredSource(
             model.score,
-            score_one=lambda query: one.scores(query.history_tensor, query.times_tensor),
+            score_one=lambda query: one.scores(*query.event_tensors),
         )
     return IndexedSource(
         model.query_vectors,
         lambda: index,
-        encode_one=lambda query: one.query_vector(query.history_tensor, query.times_tensor),
+        encode_one=lambda query: one.query_vector(*query.event_tensors),
     )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.point_in_time import FEATURES, UserState
+from recsys.data.dataset import PastEvents
 from recsys.retrieval.sources import SourceQuery
 from serving.bundle.load import Bundle
 from serving.bundle.users import Users
@@ -121,8 +122,8 @@ class Query(SourceQuery):
         if len(item_rows) == 0:
             return self
         kept = ~np.isin(self.history, item_rows)
-        times = None if self.times is None else self.times[kept]
-        return replace(self, history=self.history[kept], times=times)
+        history, times, types = PastEvents(self.history, self.times, self.types).take(kept)
+        return replace(self, history=history, times=times, types=types)
 
 
 class RequestError(ValueError):
@@ -173,7 +174,7 @@ def hydrate(
 
     item_row, moment = 0, None
     categorical: dict[str, int] = {}
-    times: Rows | None = None
+    events = PastEvents(NOTHING, None, None)
     if request.item_id is not None:
         item_row = bundle.catalogue.row_of(request.item_id) or 0
         if not item_row:
@@ -181,39 +182,43 @@ def hydrate(
                 f"item {request.item_id!r} is not in the catalogue of bundle {bundle.version}; "
                 "send an item_id of the data it was built from"
             )
-        seen = sent = np.array([item_row], np.int64)
+        sent = np.array([item_row], np.int64)
+        events = events._replace(rows=sent)
     else:
         sent = session_rows(request.session or [], bundle, degraded)
         clock = int(time.time()) if clock is None else clock
         moment = settle_moment(
             request.context.unix_time, clock, bundle.context_features, bundle.users, degraded
         )
-        known, known_times = _before(moment, user_row, bundle, visitor.forgotten_ms)
+        known = events = _before(moment, user_row, bundle, visitor.forgotten_ms)
         if visitor.events:
             late = 0 if request.context.unix_time is not None else moment - clock
-            known, known_times = _with_live(
-                known, known_times, visitor.events, late, moment, sent, bundle
-            )
-        seen = np.concatenate([known, sent]) if len(sent) else known
-        times = _times(known_times, len(sent), moment, surface.max_history)
+            known = events = _with_live(known, visitor.events, late, moment, sent, bundle)
+        if len(sent):
+            # The session's events have just happened; their types are not known.
+            newest = [] if known.times is None else known.times[-1:].tolist()
+            events = known.then(sent, max([moment - 1, *newest]), 0)
         features_row = 0 if visitor.forgotten_ms is not None else user_row
         categorical["user"] = features_row
         for name, rows in bundle.users.features.items():
             categorical[f"user.{name}"] = int(rows[features_row])
-        found = context_rows(bundle.context_features, known_times, len(known), len(sent), moment)
+        rows, times, _ = known
+        found = context_rows(bundle.context_features, times, len(rows), len(sent), moment)
         categorical.update({f"context.{name}": row for name, row in found.items()})
-    if len(seen) == 0 and surface.kind != "search":
+    if len(events.rows) == 0 and surface.kind != "search":
         degraded.append(Degraded("empty_history"))
 
+    history, times, types = events.take(slice(-surface.max_history, None))
     return Query(
         request=request,
         surface=surface,
         item_row=item_row,
-        seen=seen,
+        seen=events.rows,
         sent=sent,
         moment=moment,
-        history=seen[-surface.max_history :],
+        history=history,
         times=times,
+        types=types,
         categorical=categorical,
         degraded=tuple(degraded),
     ).without(without)
@@ -231,59 +236,49 @@ def session_rows(session: list[str], bundle: Bundle, degraded: list[Degraded]) -
     return np.array([row for _, row in found if row is not None], np.int64)
 
 
-def _before(
-    moment: int, user_row: int, bundle: Bundle, forgotten_ms: int | None
-) -> tuple[Rows, Rows | None]:
-    """The user's events in the bundle strictly before a moment, and their times where it has any.
+def _before(moment: int, user_row: int, bundle: Bundle, forgotten_ms: int | None) -> PastEvents:
+    """The user's events in the bundle strictly before a moment.
 
     Of a user who was forgotten only those count that came after it.
     """
-    rows, times = bundle.users.history(user_row), bundle.users.history_times(user_row)
+    known = bundle.users.events(user_row)
+    times = known.times
     if times is None:
-        return (rows, None) if forgotten_ms is None else (NOTHING, None)
+        return known if forgotten_ms is None else known.take(slice(0))
     end = np.searchsorted(times, moment, side="left")
     first = 0
     if forgotten_ms is not None:
         first = int(np.searchsorted(times, -(-forgotten_ms // 1_000), side="left"))
-    return rows[first:end], times[first:end]
+    return known.take(slice(first, end))
 
 
 def _with_live(
-    known: Rows,
-    known_times: Rows | None,
+    known: PastEvents,
     events: Sequence[RecentEvent],
     late: int,
     moment: int,
     sent: Rows,
     bundle: Bundle,
-) -> tuple[Rows, Rows | None]:
+) -> PastEvents:
     """Append the store's events to the bundle's, without those that bundle or request contain."""
-    row_of, own = bundle.catalogue.row_of, set(sent.tolist())
-    pairs = [
-        (row, event.time_ms // 1_000)
+    row_of, own, type_rows = bundle.catalogue.row_of, set(sent.tolist()), bundle.event_types
+    found = [
+        (row, event.time_ms // 1_000, type_rows.get(event.event_type, 0))
         for event in events
         if (row := row_of(event.item_id)) is not None and row not in own
     ]
+    known_times = known.times
+    if known_times is not None and len(known_times) and found and found[0][1] <= known_times[-1]:
+        first = np.searchsorted(known_times, found[0][1], side="left")
+        there = set(zip(known.rows[first:].tolist(), known_times[first:].tolist(), strict=True))
+        found = [one for one in found if one[:2] not in there]
+    rows, times, types = np.array(found, np.int64).reshape(-1, 3).T
+    times = times + late
     if known_times is None:
-        return np.concatenate([known, np.array([row for row, _ in pairs], np.int64)]), None
-    if len(known_times) and pairs and pairs[0][1] <= known_times[-1]:
-        first = np.searchsorted(known_times, pairs[0][1], side="left")
-        there = set(zip(known[first:].tolist(), known_times[first:].tolist(), strict=True))
-        pairs = [pair for pair in pairs if pair not in there]
-    rows = np.concatenate([known, np.array([row for row, _ in pairs], np.int64)])
-    times = np.array([second for _, second in pairs], np.int64) + late
+        return known.then(rows, times, types)
     if late and len(known_times):
         times = np.maximum(times, known_times[-1])
-    times = np.minimum(np.concatenate([known_times, times]), moment - 1)
-    order = np.argsort(times, kind="stable")
-    return rows[order], times[order]
-
-
-def _times(times: Rows | None, num_sent: int, moment: int, limit: int) -> Rows | None:
-    """Return unix seconds of the history's events; the session's have just happened."""
-    if times is None:
-        return None
-    if num_sent:
-        just_now = max([moment - 1, *times[-1:].tolist()])
-        times = np.concatenate([times, np.full(num_sent, just_now, np.int64)])
-    return times[-limit:]
+    every = known.then(rows, times, types)
+    assert every.times is not None
+    times = np.minimum(every.times, moment - 1)
+    return every._replace(times=times).take(np.argsort(times, kind="stable"))

@@ -20,6 +20,9 @@ from features.preparation.ranges import RowFiles, UserRange
 from features.records import Rows
 from features.schema import TieOrder
 
+EVENT_TYPES = "event_types"
+"""File of the rows of the events' types, and key of the types by row, from 1."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceFiles:
@@ -31,6 +34,8 @@ class SequenceFiles:
     """Names of features of the moment."""
     num_events: int
     has_time: bool
+    type_rows: Rows
+    """Row of each code of a type; empty where all events are of one type."""
 
     def files(self) -> dict[TieOrder, dict[str, NpyFile]]:
         """Describe the files of each tie order, by name."""
@@ -40,6 +45,8 @@ class SequenceFiles:
             types[f"context/{feature.name}"] = "|u1" if feature.cardinality <= 256 else "<i8"
         if self.has_time:
             types["times"] = "<i8"
+        if len(self.type_rows):
+            types[EVENT_TYPES] = "|u1" if self.type_rows.max() < 256 else "<i8"
         return {
             order: {
                 name: NpyFile(self.directory / order / f"{name}.npy", self.num_events, dtype)
@@ -60,6 +67,8 @@ class WrittenSequences:
     """Kept events of each day from ``first_day`` to the last that has one; without times one."""
     span: tuple[int, int] | None
     """Earliest and latest time in microseconds."""
+    type_codes: frozenset[int]
+    """Codes of the types of kept events."""
 
 
 def write_sequences(
@@ -73,15 +82,18 @@ def write_sequences(
         for name, file in by_name.items():
             if name == "item_rows":
                 file.write(place, part.item_rows[order])
+            elif name == EVENT_TYPES:
+                file.write(place, files.type_rows[part.types[order]])
             elif part.seconds is not None and name == "times":
                 file.write(place, part.seconds)
             else:
                 file.write(place, part.context[Path(name).name])
+    codes = frozenset(np.unique(records["type"]).tolist())
     if not files.has_time or not len(records):
-        return WrittenSequences(day_counts=np.array([len(records)]), span=None)
+        return WrittenSequences(day_counts=np.array([len(records)]), span=None, type_codes=codes)
     days = records["time"] // (86_400 * MICROS) - first_day
     span = int(records["time"].min()), int(records["time"].max())
-    return WrittenSequences(day_counts=np.bincount(days), span=span)
+    return WrittenSequences(day_counts=np.bincount(days), span=span, type_codes=codes)
 
 
 def write_all_sequences(

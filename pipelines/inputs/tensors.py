@@ -39,6 +39,7 @@ def read_inputs(features: Path, content: Path | None, tie_order: str) -> ModelIn
         context_features={
             feature["name"]: feature["cardinality"] for feature in described["context_features"]
         },
+        event_types=tuple(described.get("event_types", ())),
     )
     return ModelInputs(
         sequences=Sequences.load(features / "sequences" / tie_order),

@@ -183,9 +183,9 @@ def _times(bundle: Bundle, user_ids: Sequence[str]) -> pl.DataFrame:
     users, names, events = bundle.users, bundle.catalogue.item_ids, []
     for user_id in user_ids:
         row = users.row_of(user_id) or 0
-        times = users.history_times(row)
+        rows, times, _ = users.events(row)
         assert times is not None
-        items = [names[item] for item in users.history(row).tolist()]
+        items = [names[item] for item in rows.tolist()]
         events += [(user_id, *one) for one in zip(items, times.tolist(), strict=True)]
     columns = {"user": pl.String, "item": pl.String, "time": pl.Int64}
     found = pl.DataFrame(events, columns, orient="row")

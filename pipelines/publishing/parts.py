@@ -61,6 +61,7 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
             item_rows=np.asarray(sequences.item_rows),
             offsets=np.asarray(sequences.offsets),
             times=None if sequences.times is None else np.asarray(sequences.times),
+            types=None if sequences.event_types is None else np.asarray(sequences.event_types),
         ),
         popularity=refit / POPULARITY.name,
         item_weights={name: fitted[name] for name in ITEM_WEIGHTS if name in fitted},
@@ -82,6 +83,7 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
         text_search=text_search(context, order, items),
         user_features=inputs.sizes.user_features,
         context_features=inputs.sizes.context_features,
+        event_types=inputs.sizes.event_types,
         exclude_history=context.config.evaluation.exclude_history,
     )
 

@@ -11,7 +11,7 @@ Axes: Q queries, M targets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from pipelines.config.release import ReleaseConfig
+from pipelines.engine.artifacts import read_json
 from recsys.data.batch import Jagged
 from recsys.data.dataset import HeldOut, Sequences, ragged
 from recsys.data.durable import replace_file
@@ -69,15 +70,17 @@ class RunEvents(NamedTuple):
     sequences: Sequences
     item_ids: list[str]
     user_ids: list[str]
+    event_types: Sequence[str] = ()
+    """By row."""
 
     @classmethod
     def load(cls, features: Path, sequences: Sequences) -> RunEvents:
         """Read the ids of the artefact of build_features."""
+        described = read_json(features / "features.json")
         items = pl.read_parquet(features / "items.parquet", columns=["item_row", "item_id"])
         users = pl.read_parquet(features / "vocabularies" / "users.parquet")
-        return cls(
-            sequences, ["", *items.sort("item_row")["item_id"]], ["", *users.sort("row")["id"]]
-        )
+        ids = (["", *items.sort("item_row")["item_id"]], ["", *users.sort("row")["id"]])
+        return cls(sequences, *ids, ["", *described.get("event_types", ())])
 
 
 def answers_file(bundles: Path, version: str) -> Path:
@@ -234,10 +237,13 @@ def _lists(
             # Those that the bundle knows too are recognised by their times.
             seconds = np.asarray(sequences.times[begin:position]).tolist()
             moment = max(0, int(sequences.times[position]))
+        names = [""] * (position - begin)
+        if sequences.event_types is not None:
+            names = [run.event_types[row] for row in sequences.event_types[begin:position].tolist()]
         events = [
-            RecentEvent(run.item_ids[row], "", 1_000 * second)
-            for row, second in zip(
-                np.asarray(sequences.item_rows[begin:position]).tolist(), seconds, strict=True
+            RecentEvent(run.item_ids[row], name, 1_000 * second)
+            for row, name, second in zip(
+                sequences.item_rows[begin:position].tolist(), names, seconds, strict=True
             )
         ]
         request = Request(user_id=user_id, k=depth, context=Context(unix_time=moment))

@@ -52,21 +52,6 @@ def held_back_ends(sequences: Sequences, config: RankerTrainingConfig) -> Rows:
     return ends
 
 
-def events_before(sequences: Sequences, ends: Rows) -> Sequences:
-    """Keep each user's events before an end, all of them as train."""
-    kept = sequences.positions_before(ends)
-    offsets = np.zeros_like(sequences.offsets)
-    np.cumsum(ends - sequences.offsets[:-1], out=offsets[1:])
-    return Sequences(
-        item_rows=np.asarray(sequences.item_rows[kept]),
-        offsets=offsets,
-        train_end=offsets[1:],
-        validation_end=offsets[1:],
-        times=None if sequences.times is None else np.asarray(sequences.times[kept]),
-        context={name: np.asarray(values[kept]) for name, values in sequences.context.items()},
-    )
-
-
 def queries_at(sequences: Sequences, positions: Rows) -> HeldOut:
     """Make one query for each position [P], whose event is the target."""
     users = sequences.users_of(positions)
@@ -87,7 +72,7 @@ def hold_back(inputs: ModelInputs, config: RankerTrainingConfig, seed: int) -> H
     if len(positions) > config.max_queries:
         rng = np.random.default_rng([seed, len(positions)])
         positions = np.sort(rng.choice(positions, config.max_queries, replace=False))
-    before = replace(inputs, sequences=events_before(sequences, ends))
+    before = replace(inputs, sequences=sequences.before(ends))
     return HeldBack(before, ends, queries_at(sequences, positions))
 
 

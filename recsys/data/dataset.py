@@ -8,6 +8,7 @@ that array: the event there is a label, and the events of the same user before i
     train_end        [U]      train labels and history end here
     validation_end   [U]      validation targets are in [train_end, validation_end), test after it
     times            [E]      unix seconds, absent where the data has only an order
+    event_types      [E]      row of each event's type, absent where all are of one type
     context/<name>   [E]      categorical features as of that event as a label
 
 Axes: E events, U user rows (row 0 is the unknown user and owns nothing), P positions, B batch.
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -45,6 +46,8 @@ class Sequences:
     validation_end: Rows
     times: Rows | None = None
     context: Mapping[str, Rows] = field(default_factory=dict)
+    event_types: Rows | None = None
+    """Rows of the types' vocabulary; 0 is a type that it does not have."""
 
     def __post_init__(self) -> None:
         num_users = len(self.offsets) - 1
@@ -64,7 +67,8 @@ class Sequences:
                 f"user row {int(np.flatnonzero(~ordered)[0])} has split ends outside its events; "
                 "build the features again"
             )
-        for name, values in (("times", self.times), *self.context.items()):
+        of_events = {"times": self.times, "event_types": self.event_types, **self.context}
+        for name, values in of_events.items():
             if values is not None and len(values) != self.num_events:
                 raise ValueError(
                     f"{name} has {len(values)} values for {self.num_events} events; "
@@ -85,7 +89,7 @@ class Sequences:
 
         if not (directory / "item_rows.npy").exists():
             raise ValueError(f"no sequences in {directory}; run the build_features stage first")
-        times = directory / "times.npy"
+        times, types = directory / "times.npy", directory / "event_types.npy"
         return cls(
             item_rows=array(directory / "item_rows.npy"),
             offsets=array(directory / "offsets.npy"),
@@ -93,6 +97,7 @@ class Sequences:
             validation_end=array(directory / "validation_end.npy"),
             times=array(times) if times.exists() else None,
             context={path.stem: array(path) for path in sorted(directory.glob("context/*.npy"))},
+            event_types=array(types) if types.exists() else None,
         )
 
     @property
@@ -149,6 +154,22 @@ class Sequences:
             last = first + USERS_PER_SLICE
             yield concatenated_ranges(starts[first:last], ends[first:last])
 
+    def before(self, ends: Rows) -> Sequences:
+        """Keep each user's events before ``ends`` [U], all of them as train."""
+        kept = self.positions_before(ends)
+        offsets = np.zeros_like(self.offsets)
+        np.cumsum(ends - self.offsets[:-1], out=offsets[1:])
+        past = PastEvents(self.item_rows, self.times, self.event_types).take(kept)
+        return Sequences(
+            item_rows=past.rows,
+            offsets=offsets,
+            train_end=offsets[1:],
+            validation_end=offsets[1:],
+            times=past.times,
+            context={name: np.asarray(values[kept]) for name, values in self.context.items()},
+            event_types=past.types,
+        )
+
     def histories(self, ends: Rows) -> Jagged:
         """Take each user's events before ``ends`` [U], U ragged item rows."""
         rows = np.asarray(self.item_rows[self.positions_before(ends)])
@@ -181,26 +202,31 @@ class Sequences:
 
         Returns:
             ``history`` (item rows, oldest first), ``history.times`` (unix seconds of the same
-            events, where there are times), ``user`` (user row), ``user.<name>`` and
-            ``context.<name>`` (one value each).
+            events, where there are times), ``history.types`` (rows of their types, where there
+            are types), ``user`` (user row), ``user.<name>`` and ``context.<name>`` (one each).
         """
         users = self.users_of(positions)  # [B]
         starts = np.maximum(self.offsets[users], positions - max_history)  # [B]
         offsets = cut_offsets(torch.from_numpy(positions - starts))
         places = concatenated_ranges(starts, positions)
-        history = np.asarray(self.item_rows[places])
-        features = {
-            "history": Jagged(torch.from_numpy(history), offsets),
-            "user": Jagged.one_each(torch.from_numpy(users)),
-        }
-        if self.times is not None:
-            times = np.asarray(self.times[places])
-            features["history.times"] = Jagged(torch.from_numpy(times), offsets)
+        features = self.events_at(places, offsets)
+        features["user"] = Jagged.one_each(torch.from_numpy(users))
         for name, values in (user_features or {}).items():
             features[f"user.{name}"] = _one_each(values, users)
         for name, values in self.context.items():
             features[f"context.{name}"] = _one_each(values, positions)
         return JaggedBatch(features)
+
+    def events_at(self, places: Rows, offsets: Tensor) -> dict[str, Jagged]:
+        """Read ``history``, and its ``.times`` and ``.types`` where the data has them."""
+        columns = {"": self.item_rows, ".times": self.times, ".types": self.event_types}
+        return {
+            f"history{name}": Jagged(
+                torch.from_numpy(np.asarray(values[places], np.int64)), offsets
+            )
+            for name, values in columns.items()
+            if values is not None
+        }
 
 
 def _one_each(values: Rows, index: Rows) -> Jagged:
@@ -217,6 +243,33 @@ def concatenated_ranges(starts: Rows, ends: Rows) -> Rows:
         part = ranges[first : first + RANGES_PER_SLICE]
         part += np.arange(first, first + len(part))
     return ranges
+
+
+class PastEvents(NamedTuple):
+    """Some events of one user, oldest first."""
+
+    rows: Rows
+    """Item rows, [M]."""
+    times: Rows | None
+    """Unix seconds, [M]; None without times."""
+    types: Rows | None
+    """Rows of the types, 0 for an unknown one, [M]; None without types."""
+
+    def take(self, places: slice | Rows | NDArray[np.bool_]) -> PastEvents:
+        """Keep the events at some places."""
+        times, types = (
+            None if part is None else np.asarray(part[places]) for part in (self.times, self.types)
+        )
+        return PastEvents(np.asarray(self.rows[places]), times, types)
+
+    def then(self, rows: Rows, times: Rows | int, types: Rows | int) -> PastEvents:
+        """Append events; a number is that of each."""
+
+        def joined(known: Rows | None, more: Rows | int) -> Rows | None:
+            return None if known is None else np.append(known, np.broadcast_to(more, len(rows)))
+
+        all_rows = np.concatenate([self.rows, rows])
+        return PastEvents(all_rows, joined(self.times, times), joined(self.types, types))
 
 
 @dataclass(frozen=True, kw_only=True)

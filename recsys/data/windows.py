@@ -61,17 +61,9 @@ def num_windows(sequences: Sequences, split: FitSplit, max_length: int) -> int:
 
 
 def window_batch(sequences: Sequences, starts: Rows, ends: Rows) -> JaggedBatch:
-    """Read windows as a batch, [B]: ``history``, and ``history.times`` where there are times."""
+    """Read windows as a batch, [B]: ``history``, and what the data has of its events."""
     offsets = cut_offsets(torch.from_numpy(ends - starts))
-    places = concatenated_ranges(starts, ends)
-
-    def feature(values: Rows) -> Jagged:
-        return Jagged(torch.from_numpy(np.asarray(values[places])), offsets)
-
-    features = {"history": feature(sequences.item_rows)}
-    if sequences.times is not None:
-        features["history.times"] = feature(sequences.times)
-    return JaggedBatch(features)
+    return JaggedBatch(sequences.events_at(concatenated_ranges(starts, ends), offsets))
 
 
 def next_events(history: Jagged) -> tuple[Tensor, Tensor]:

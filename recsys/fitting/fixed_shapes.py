@@ -12,6 +12,7 @@ position and an item up to there.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,8 @@ from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.data.windows import Windows
 from recsys.models.sequence.model import LabelledEvents
 
+HISTORY_TYPES = "history.types"
+"""Feature with a value for each event of the history."""
 DEVIATIONS = 4.0
 """Standard deviations of a batch's sum that fit above its mean."""
 MEASURED_BATCHES = 16
@@ -113,7 +116,8 @@ class FixedWindows(NamedTuple):
     """X."""
     num_filling: int
     max_length: int
-    reads_times: bool
+    columns: Mapping[str, Rows]
+    """What else is read of the events: ``times`` and ``types``, if the model reads them."""
     sampled: SampledRows | None = None
     """None where every item is ranked."""
 
@@ -126,7 +130,7 @@ class FixedWindows(NamedTuple):
         batch_size: int,
         max_length: int,
         *,
-        reads_times: bool,
+        columns: Mapping[str, Rows],
         num_draws: int | None = None,
     ) -> FixedWindows:
         """Choose the shape by the windows' lengths.
@@ -150,7 +154,7 @@ class FixedWindows(NamedTuple):
             num_pairs=room_for(positions * (positions + 1) // 2, batch_size),
             num_filling=1 + max(0, num_events - fewest) // max_length,
             max_length=max_length,
-            reads_times=reads_times and sequences.times is not None,
+            columns=columns,
             sampled=sampled,
         )
 
@@ -166,7 +170,7 @@ class FixedWindows(NamedTuple):
         events = self.num_events + self.num_filling
         num_rows = 0 if self.sampled is None else self.sampled.num_rows
         parts = [events, events, self.num_windows + 1, self.num_pairs, self.num_positions + 1]
-        return [*parts, num_rows, num_rows, events if self.reads_times else 0]
+        return [*parts, num_rows, num_rows, *[events] * len(self.columns)]
 
     def inputs(self, chosen: Rows, rng: np.random.Generator) -> Tensor | None:
         """Write windows as integers on the host; None if they do not fit."""
@@ -180,7 +184,7 @@ class FixedWindows(NamedTuple):
             return None
         out = np.zeros(sum(self.sizes()), np.int64)
         parts = np.split(out, np.cumsum(self.sizes())[:-1])
-        items, counted, offsets, pairs, pair_offsets, rows, ranked, times = parts
+        items, counted, offsets, pairs, pair_offsets, rows, ranked, *columns = parts
         places = concatenated_ranges(starts, ends)
         read = known_rows(self.sequences, places, self.num_item_rows)
         if self.sampled is None:
@@ -203,18 +207,20 @@ class FixedWindows(NamedTuple):
         pair_offsets[1 : len(seen) + 1] = np.cumsum(seen)
         # The label of the last position counts for nothing, so whatever else fills it up does.
         pair_offsets[-1] = self.num_pairs
-        if self.reads_times:
-            known = np.asarray(self.sequences.times)[places]
-            times[:num_events], times[num_events:] = known, known[0]
+        for part, values in zip(columns, self.columns.values(), strict=True):
+            known = np.asarray(values[places])
+            part[:num_events], part[num_events:] = known, known[0]
         return torch.from_numpy(out)
 
     def labelled(self, inputs: Tensor) -> LabelledEvents:
         """Read what ``inputs`` laid out, on any device."""
         parts = torch.split(inputs, self.sizes())
-        items, counted, offsets, pairs, pair_offsets, rows, ranked, times = parts
+        items, counted, offsets, pairs, pair_offsets, rows, ranked, *columns = parts
+        read = dict(zip(self.columns, columns, strict=True))
         return LabelledEvents(
             events=Jagged(items, offsets),
-            times=times if self.reads_times else None,
+            times=read.get("times"),
+            types=read.get("types"),
             counted=counted,
             num_positions=self.num_positions,
             num_seen=self.num_pairs,
@@ -233,7 +239,7 @@ class FixedQueries(NamedTuple):
     num_filling: int
     max_history: int
     features: tuple[str, ...]
-    """Features of the query, one value each."""
+    """Features of the query, one value each, and ``HISTORY_TYPES``, if types are read."""
 
     @classmethod
     def of(
@@ -258,8 +264,10 @@ class FixedQueries(NamedTuple):
         return self.batch_size + self.num_filling
 
     def sizes(self) -> list[int]:
-        by_query = [self.num_queries] * len(self.features)
-        return [self.num_events, self.num_queries + 1, self.batch_size, *by_query]
+        others = [
+            self.num_events if name == HISTORY_TYPES else self.num_queries for name in self.features
+        ]
+        return [self.num_events, self.num_queries + 1, self.batch_size, *others]
 
     def inputs(self, queries: JaggedBatch, labels: Tensor) -> Tensor | None:
         """Write queries and their labels as integers on the host; None if they do not fit."""
@@ -276,7 +284,7 @@ class FixedQueries(NamedTuple):
         offsets[size + 1 :] = history.offsets[-1] + filling.cumsum(0)
         rows.copy_(labels)
         for name, part in zip(self.features, features, strict=True):
-            part[:size] = queries[name].values
+            part[: len(queries[name].values)] = queries[name].values
         return out
 
     def read(self, inputs: Tensor) -> tuple[JaggedBatch, Tensor]:
@@ -284,5 +292,6 @@ class FixedQueries(NamedTuple):
         values, offsets, labels, *features = torch.split(inputs, self.sizes())
         batch = {"history": Jagged(values, offsets)}
         for name, part in zip(self.features, features, strict=True):
-            batch[name] = Jagged.one_each(part)
+            by_event = name == HISTORY_TYPES
+            batch[name] = Jagged(part, offsets) if by_event else Jagged.one_each(part)
         return JaggedBatch(batch), labels

@@ -84,13 +84,14 @@ def fixed_loss(
     config = model.config
     if model.num_item_rows != model.inputs.num_item_rows:
         return loss_at
+    known = {"times": sequences.times, "types": sequences.event_types}
     fixed = FixedWindows.of(
         windows,
         sequences,
         model.num_item_rows,
         min(order.batch_size, order.num_samples),
         config.max_length,
-        reads_times=config.time_buckets > 0 or config.calendar_days > 0,
+        columns={name: one for name, one in known.items() if model.reads[name] and one is not None},
         num_draws=model.num_draws(),
     )
     if fixed.sampled and not model.encodes_without_waiting(fixed.sampled.num_rows):

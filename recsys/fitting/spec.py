@@ -20,7 +20,7 @@ from recsys.fitting.queries import (
     RetrievalSettings,
     measure,
 )
-from recsys.models.item_tower import OF_EVENTS
+from recsys.models.item_tower import OF_EVENTS, TYPES_TABLE
 from recsys.models.names import ModelName
 from recsys.models.outside import Over
 from recsys.retrieval.sources import IndexedSource, ScoredSource, Source
@@ -139,6 +139,8 @@ def load_trained(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Load trained weights into a model, which keeps the buffers counted in its own events."""
     trained = {name: value for name, value in weights.items() if not name.endswith(OF_EVENTS)}
     own = {name for name in model.state_dict() if not name.endswith(OF_EVENTS)}
+    # A log that had one type of events: types start as if they were not read.
+    own -= {TYPES_TABLE} - trained.keys()
     if own != trained.keys():
         raise ValueError(
             f"the trained weights lack {sorted(own - trained.keys())} and have "

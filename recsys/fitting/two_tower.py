@@ -13,7 +13,7 @@ from torch import Tensor
 from recsys.data.batch import moved
 from recsys.data.dataset import FitSplit, Rows
 from recsys.data.windows import BatchOrder
-from recsys.fitting.fixed_shapes import FixedQueries
+from recsys.fitting.fixed_shapes import HISTORY_TYPES, FixedQueries
 from recsys.fitting.queries import ModelInputs, NewEvents
 from recsys.fitting.spec import (
     Data,
@@ -57,6 +57,7 @@ def fixed_loss(
     names = (
         *(f"user.{name}" for name in features.user_features),
         *(f"context.{name}" for name in features.context_features),
+        *([HISTORY_TYPES] if features.event_types else []),
     )
     fixed = FixedQueries.of(
         sequences,

@@ -28,7 +28,7 @@ from torch.nn import functional
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.threads import side_by_side
 from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
-from recsys.layers.embedding.tables import Backend
+from recsys.layers.embedding.tables import Backend, looked_up
 from recsys.models.configs import REMOVED_SETTINGS, without_removed
 
 Config = TypeVar("Config")
@@ -39,6 +39,8 @@ NEIGHBOURS = "item.neighbours"
 """Feature by which the tower looks up the ids of neighbours."""
 OF_EVENTS = ("item_counts", "neighbours", "neighbour_shares")
 """Buffers that are counted in the events that a model is fitted on, not trained."""
+TYPES_TABLE = "event_types.weight"
+"""Weights of the types of events; at 0 they are not read."""
 ENCODED_AT_A_TIME = 1 << 16
 ALL_UP_TO = 4
 """Items of the catalogue for each row that a step reads, up to which a GPU encodes all of them."""
@@ -64,6 +66,13 @@ class FeatureSizes(ItemSizes):
     """Cardinality of each ``user.<name>`` feature of a query."""
     context_features: Mapping[str, int] = field(default_factory=dict)
     """Cardinality of each ``context.<name>`` feature of a query."""
+    event_types: tuple[str, ...] = ()
+    """Types of a history's events by row, from 1; none where all are of one type."""
+
+    @property
+    def num_event_types(self) -> int:
+        """Rows of the types, row 0 for unknown ones included; 0 where none are read."""
+        return len(self.event_types) + 1 if self.event_types else 0
 
     def query_tables(self, embedding_dim: int) -> list[TableConfig]:
         """Describe one table for each feature of a query."""
@@ -350,8 +359,29 @@ def read_settings(
     return config(**settings | ({"backend": backend} if backend else {})), inputs(**sizes)
 
 
+def types_table(num_event_types: int, dim: int) -> nn.Embedding | None:
+    """Make the vectors of events' types, which start as if none were read; None without types.
+
+    Row 0, unknown types, is never trained: they are read as no type.
+    """
+    if not num_event_types:
+        return None
+    table = nn.Embedding(num_event_types, dim)
+    nn.init.zeros_(table.weight)
+    return table
+
+
 class RetrievalModel(CatalogueModel):
     """A model that makes of a query a vector to compare with the items'."""
+
+    event_types: nn.Embedding | None
+
+    def with_types(self, inputs: Tensor, types: Tensor | None) -> Tensor:
+        """Add what the types of events [M] say to the events' inputs, [M, D]."""
+        if self.event_types is None or types is None:
+            return inputs
+        table = self.event_types.weight
+        return inputs + looked_up(table, torch.where(types < len(table), types, 0))
 
     def query_vectors(self, queries: JaggedBatch) -> Tensor:
         """Encode queries as unit vectors, [B, D]."""

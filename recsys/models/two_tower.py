@@ -37,6 +37,7 @@ from recsys.models.item_tower import (
     ItemTower,
     RetrievalModel,
     read_settings,
+    types_table,
 )
 
 
@@ -153,6 +154,7 @@ class TwoTower(RetrievalModel):
         self.config, self.inputs = config, inputs
         self.query_tower = QueryTower(config, inputs)
         self.item_tower = ItemTower(config, inputs)
+        self.event_types = types_table(inputs.num_event_types, config.embedding_dim)
         if item_counts is not None:
             self.item_tower.item_counts.copy_(item_counts)
 
@@ -170,8 +172,16 @@ class TwoTower(RetrievalModel):
             values=torch.where(history.values < self.num_item_rows, history.values, 0)
         )
         inputs = inputs_of(known) if inputs_of else self.all_item_inputs()[known.values]
+        inputs = self.with_types(inputs, self._types(queries))
         vectors: Tensor = self.query_tower(queries, known, inputs)
         return vectors
+
+    def _types(self, queries: JaggedBatch, *, is_cut: bool = False) -> Tensor | None:
+        """Take the types of the events that are read, [M]; None without."""
+        if self.event_types is None or "history.types" not in queries:
+            return None
+        types = queries["history.types"]
+        return types.values if is_cut else latest(types, self.config.max_history).values
 
     def loss(
         self,
@@ -214,6 +224,7 @@ class TwoTower(RetrievalModel):
 
         # Not by [], whose gradient adds up an item's occurrences one after the other.
         read = inputs.index_select(0, history_place)  # [M, D]
+        read = self.with_types(read, self._types(queries, is_cut=is_cut))
         query = self.query_tower(queries, history, read)
         query = query[: len(item_rows)]  # [B, D]
         items = functional.normalize(inputs, dim=1, eps=NORM_FLOOR)  # [R, D]
@@ -250,6 +261,7 @@ class OneQuery:
         # The latest event last.
         self._recency = tower.recency.weight.detach().flip(0)
         self._num_events = len(self._recency)
+        self._with_types = model.with_types
         self._latest = LatestEvent(
             tower.attention_norm,
             (attention.query.weight, attention.query.bias),
@@ -267,14 +279,20 @@ class OneQuery:
             if tower.features is not None
         ]
 
-    def query_vector(self, item_rows: Tensor, features: Mapping[str, int]) -> Tensor:
+    def query_vector(
+        self, item_rows: Tensor, features: Mapping[str, int], types: Tensor | None = None
+    ) -> Tensor:
         """Encode a query as a unit vector, [D].
 
         Args:
             item_rows: History, rows of the catalogue, oldest first, at least one.
+            types: Rows of the types of these events, where there are types.
         """
         values = self._inputs.index_select(0, item_rows[-self._num_events :])
         values += self._recency[-values.shape[0] :]
+        if types is not None:
+            with torch.no_grad():
+                values = self._with_types(values, types[-self._num_events :])
         state = self._latest(values, None)
         state = torch.layer_norm(state, state.shape, *self._norm)
         for feature, weight in self._tables:

@@ -49,6 +49,8 @@ class SourceQuery:
     """Item rows that models read, oldest first, [M]."""
     times: Rows | None = None
     """Unix seconds of these events, if the data has times, [M]."""
+    types: Rows | None = None
+    """Rows of their types, if the data has several, [M]."""
     categorical: Mapping[str, int] = field(default_factory=dict)
     """Row of each ``user.<name>`` and ``context.<name>``, and of the ``user`` itself."""
     item_row: int = 0
@@ -69,16 +71,18 @@ class SourceQuery:
         return torch.from_numpy(self.history)
 
     @cached_property
-    def times_tensor(self) -> Tensor | None:
-        """The times for models, [M]."""
-        return None if self.times is None else torch.from_numpy(self.times)
+    def event_tensors(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The history for models with its times and types, [M] each."""
+        times = None if self.times is None else torch.from_numpy(self.times)
+        types = None if self.types is None else torch.from_numpy(self.types)
+        return self.history_tensor, times, types
 
     @cached_property
     def features(self) -> JaggedBatch:
         """The query as a batch of one."""
-        found = {"history": one_example(self.history_tensor)}
-        if self.times_tensor is not None:
-            found["history.times"] = one_example(self.times_tensor)
+        names = ("history", "history.times", "history.types")
+        events = zip(names, self.event_tensors, strict=True)
+        found = {name: one_example(values) for name, values in events if values is not None}
         for name, row in self.categorical.items():
             found[name] = one_example(torch.tensor([row]))
         return JaggedBatch(found)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recsys.data.batch import Jagged, JaggedBatch, latest
+from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.generative.config import TeachingConfig
 from recsys.models.generative.loss import Positions, TaughtCodes
 from recsys.models.sequence.model import SequenceModel, seen_before
@@ -93,13 +93,12 @@ def scores_after_events(model: SequenceModel, batch: JaggedBatch) -> Tensor:
     """Score every item after each event of each history, [M, N]; items seen get ``LEFT_OUT``.
 
     Args:
-        batch: ``history``, item rows of the catalogue, and ``history.times`` where there are times.
+        batch: As the model reads it.
     """
-    limit = model.config.max_length
-    history = latest(batch["history"], limit)
-    times = latest(batch["history.times"], limit).values if "history.times" in batch else None
+    history, times, types = model.read(batch, model.config.max_length)
     inputs = model.all_item_inputs()
-    encoded = model.encoder(functional.embedding(history.values, inputs), history, times)
+    read = model.with_types(functional.embedding(history.values, inputs), types)
+    encoded = model.encoder(read, history, times)
     items = model.normalized(inputs.float())
     seen = seen_before(history)
     # Full precision: bfloat16 cannot separate the teacher's first places.

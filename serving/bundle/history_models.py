@@ -81,6 +81,8 @@ def check_inputs(
         }
         if inputs["num_categories"]:
             expected["num_categories"] = manifest.dimensions.num_category_rows
+        if types := inputs.get("event_types"):
+            expected["event_types"] = manifest.event_types[: len(types)]
         for name, value in expected.items():
             found = inputs[name]
             if name == "candidate_dense":

@@ -53,6 +53,8 @@ class Bundle(HistoryModels, ItemData):
     properties: Properties = NO_PROPERTIES
     """Properties of items that filters and rules read."""
     context_features: Mapping[str, int]
+    event_types: Mapping[str, int]
+    """Rows of the types of events that models know."""
     exclude_history: bool
     """True if lists leave out the history where the deployment does not say otherwise."""
     num_released_rows: int
@@ -154,6 +156,7 @@ def _load_released(link: Link) -> Bundle:
         ranker=load_ranker(directory, manifest, data.items, models.blends, demand),
         properties=properties,
         context_features=manifest.context_features,
+        event_types={name: row for row, name in enumerate(manifest.event_types, start=1)},
         exclude_history=manifest.exclude_history,
         num_released_rows=num_item_rows,
     )

@@ -154,6 +154,8 @@ class BundleManifest(_Strict):
     user_features: dict[FeatureName, Count] = {}
     """Number of categorical rows by the feature's name, row 0 (unknown) included."""
     context_features: dict[FeatureName, Count] = {}
+    event_types: list[str] = []
+    """Types of events by row, from 1; none where all are of one type."""
     properties: dict[PropertyName, PropertyKind] = {}
     """Kinds of the items' properties; a delta has those of its parent."""
     models: list[str]

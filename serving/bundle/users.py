@@ -5,6 +5,7 @@
     histories/item_rows         all users' items, oldest first, [E]
     histories/offsets           user u owns item_rows[offsets[u]:offsets[u + 1]], [U + 1]
     histories/times             unix seconds, [E], absent where the data has only an order
+    histories/types             rows of the events' types, [E], absent where all are of one type
 
 Axes: U user rows (row 0 included), E events.
 """
@@ -15,13 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from features.point_in_time import FEATURES
+from recsys.data.dataset import PastEvents
 from recsys.data.string_table import StringTable
 from recsys.retrieval.blend.demand import item_demand
 from serving.bundle.arrays import StoredArrays, check_distinct, check_ragged, check_rows, load_rows
@@ -38,6 +40,7 @@ class Users(StoredArrays):
         "item_rows": "/histories/item_rows",
         "offsets": "/histories/offsets",
         "times": "/histories/times",
+        "types": "/histories/types",
     }
 
     user_ids: StringTable
@@ -46,25 +49,12 @@ class Users(StoredArrays):
     item_rows: Rows
     offsets: Rows
     times: Rows | None = None
+    types: Rows | None = None
 
     @classmethod
-    def from_lists(
-        cls,
-        *,
-        user_ids: Sequence[str],
-        features: Mapping[str, Rows],
-        item_rows: Rows,
-        offsets: Rows,
-        times: Rows | None = None,
-    ) -> Users:
+    def from_lists(cls, *, user_ids: Sequence[str], **others: Any) -> Users:
         """Take users 1 .. U - 1 in row order; row 0 is added to the ids only."""
-        return cls(
-            user_ids=StringTable.from_strings(["", *user_ids]),
-            features=features,
-            item_rows=item_rows,
-            offsets=offsets,
-            times=times,
-        )
+        return cls(user_ids=StringTable.from_strings(["", *user_ids]), **others)
 
     @classmethod
     def load(cls, bundle: Path, feature_names: Sequence[str]) -> Users:
@@ -91,13 +81,12 @@ class Users(StoredArrays):
 
     def history(self, user_row: int) -> Rows:
         """List a user's item rows, oldest first."""
-        return self.item_rows[self.offsets[user_row] : self.offsets[user_row + 1]]
+        return self.events(user_row).rows
 
-    def history_times(self, user_row: int) -> Rows | None:
-        """List the unix seconds of a user's events, ascending; None without times."""
-        if self.times is None:
-            return None
-        return self.times[self.offsets[user_row] : self.offsets[user_row + 1]]
+    def events(self, user_row: int) -> PastEvents:
+        """List a user's events, oldest first."""
+        places = slice(self.offsets[user_row], self.offsets[user_row + 1])
+        return PastEvents(self.item_rows, self.times, self.types).take(places)
 
     def measure_demand(self, num_item_rows: int) -> Tensor | None:
         """Measure items' demand by all events, [N, D]; None without times."""
@@ -109,11 +98,12 @@ class Users(StoredArrays):
         """Check that the parts fit each other and the catalogue."""
         histories = directory / "histories"
         check_ragged(histories, self.item_rows, self.offsets, self.num_user_rows, num_item_rows)
-        if self.times is not None and len(self.times) != len(self.item_rows):
-            raise ValueError(
-                f"{histories} has {len(self.times)} times for {len(self.item_rows)} item_rows; "
-                "release the bundle again"
-            )
+        for name, values in (("times", self.times), ("types", self.types)):
+            if values is not None and len(values) != len(self.item_rows):
+                raise ValueError(
+                    f"{histories} has {len(values)} {name} for {len(self.item_rows)} item_rows; "
+                    "release the bundle again"
+                )
         if self.times is not None and not _ascending_within(self.times, self.offsets):
             raise ValueError(
                 f"{histories} has times that fall within a user's events; build the features and "

@@ -90,6 +90,8 @@ class BundleParts:
     user_features: Mapping[str, int] = field(default_factory=dict)
     """Cardinality of each of users.features."""
     context_features: Mapping[str, int] = field(default_factory=dict)
+    event_types: Sequence[str] = ()
+    """Types of the rows in users.types, from 1."""
     exclude_history: bool = True
     """True if lists were evaluated without the history, and so are served."""
 
@@ -139,6 +141,7 @@ def write_bundle(
             ),
             user_features=dict(parts.user_features),
             context_features=dict(parts.context_features),
+            event_types=list(parts.event_types),
             properties=parts.properties.kinds,
             models=models,
             specs={name: one.spec for name, one in parts.outside.items()},

@@ -64,9 +64,9 @@ def _queries(users: Users, encode: Callable[[Tensor, Tensor | None], Tensor]) ->
     chosen = known[np.unique(np.linspace(0, len(known) - 1, NUM_QUERIES).astype(int))]
     found = []
     for row in chosen.tolist():
-        times = users.history_times(row)
-        rows = torch.from_numpy(np.array(users.history(row)))
-        found.append(encode(rows, None if times is None else torch.from_numpy(np.array(times))))
+        rows, times, _ = users.events(row)
+        seconds = None if times is None else torch.from_numpy(np.array(times))
+        found.append(encode(torch.from_numpy(np.array(rows)), seconds))
     return torch.stack(found)
 
 

@@ -77,7 +77,7 @@ def _deed(rule: Rule) -> str:
 def list_history(recommender: Recommender, user_row: int, k: int) -> list[PastItem]:
     """List a user's latest k events, newest first."""
     users = recommender.bundle.users
-    rows, times = users.history(user_row), users.history_times(user_row)
+    rows, times, _ = users.events(user_row)
     found = []
     for place in range(len(rows) - 1, max(len(rows) - 1 - k, -1), -1):
         card = recommender.cards.of(int(rows[place]))

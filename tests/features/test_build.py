@@ -3,6 +3,7 @@
 import json
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -128,6 +129,30 @@ def test_rows_stay_when_an_earlier_vocabulary_grows(tmp_path: Path) -> None:
     assert list(found) == ["ann", "bo", "cy", "aaron", "zed"]
     assert found == {"ann": [], "bo": ["z"], "cy": [], "aaron": ["a"], "zed": ["x"]}
     assert report.users == 5
+
+
+def test_types_have_rows_that_stay_and_one_type_alone_has_none(tmp_path: Path) -> None:
+    def typed(*types: str) -> pl.DataFrame:
+        return events_of(SMALL).with_columns(event_type=pl.Series(types))
+
+    reading = partial(build, tmp_path, history_event_types=True)
+    views = typed(*["view"] * 5, "impression")
+    one, _ = reading(views, name="one", filters=FilterConfig(shown_types=("impression",)))
+    assert not list(one.rglob("event_types*"))
+    assert "event_types" not in json.loads((one / "features.json").read_text())
+    some = typed("view", "cart", "view", "cart", "cart", "view")
+    splits = SplitConfig(tie_orders=("given", "shuffled"))
+    first, _ = reading(some, name="first", previous=one, splits=splits)
+    for order in splits.tie_orders:
+        types = np.load(first / "sequences" / order / "event_types.npy").tolist()
+        of_ann = dict(zip(histories(first, order)["ann"], types, strict=False))
+        assert of_ann == {"x": 2, "y": 1, "z": 1}
+        assert types[3:] == [1, 2, 2]
+    later = typed("buy", "cart", "buy", "buy", "buy", "buy")
+    out, _ = reading(later, name="second", previous=first)
+    assert json.loads((out / "features.json").read_text())["event_types"] == ["cart", "view", "buy"]
+    again, _ = reading(typed(*["cart"] * 6), name="again", previous=out)
+    assert np.load(again / "sequences/given/event_types.npy").tolist() == [1] * 6
 
 
 def slow_truth(

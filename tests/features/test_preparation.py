@@ -54,6 +54,7 @@ def configured(folder: Path, **changes: Any) -> FeaturesConfig:
     config = FeaturesConfig(
         events=files_of(folder),
         filters=FILTERS,
+        history_event_types=True,
         splits=SplitConfig(kind="global_time", tie_orders=("given", "shuffled")),
         now=NOW,
     )

@@ -20,6 +20,7 @@ users = "users.csv"
 
 [features]
 context_features = []
+history_event_types = true
 
 [content]
 encoder = "hash"

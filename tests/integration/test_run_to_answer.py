@@ -99,6 +99,7 @@ def test_http_gives_the_scores_of_python(
 def test_the_measured_blend_is_the_served_one(shop: Path, profile: Profile) -> None:
     recommender = Recommender.load(shop / "bundles/current", ServingOptions(profile=profile))
     inputs = read_inputs(shop / "build_features", shop / "embed_items", "given")
+    assert inputs.sizes.event_types == ("click", "purchase")
     refit = shop / "refit"
     two_tower = TwoTower.load(refit / "two_tower", inputs.catalogue)
     sequence = SequenceModel.load(refit / "sequence", inputs.catalogue)
@@ -126,9 +127,11 @@ def test_the_measured_blend_is_the_served_one(shop: Path, profile: Profile) -> N
     counts = inputs.sequences.item_counts(ends, inputs.sizes.num_item_rows)
     users = recommender.bundle.users
     for row in range(1, users.num_user_rows):
-        history = Jagged.from_lists([users.history(row).tolist()])
+        items, _, types = users.events(row)
+        assert types is not None
+        history, types = Jagged.from_lists([items.tolist()]), Jagged.from_lists([types.tolist()])
         user = Jagged.one_each(torch.tensor([row]))
-        queries = JaggedBatch({"history": history, "user": user})
+        queries = JaggedBatch({"history": history, "history.types": types, "user": user})
         num_item_rows = inputs.sizes.num_item_rows
         allowed = allowed_items(history, 1, num_item_rows)
         k = RetrievalSettings().list_length(num_item_rows)

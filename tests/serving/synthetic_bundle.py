@@ -81,6 +81,8 @@ class SyntheticSize:
     """Items of a cluster, on average; 0 makes no clusters."""
     context_features: tuple[str, ...] = ("user_num_events",)
     """Of features.point_in_time; the events are from November 2023."""
+    event_types: tuple[str, ...] = ()
+    """Types of the events in histories, which the sequence model reads."""
     semantic_ids: bool = True
     history_models: bool = False
     """Whether there are a sequence and a generative model, content similarity and blends."""
@@ -123,6 +125,7 @@ def synthetic_parts(scratch: Path, size: SyntheticSize) -> BundleParts:
         semantic_ids=_semantic_ids(scratch, content.numpy()) if size.semantic_ids else None,
         user_features={"age": NUM_AGE_ROWS},
         context_features=_cardinalities(size),
+        event_types=size.event_types,
     )
     return _with_history_models(parts, scratch, size) if size.history_models else parts
 
@@ -147,6 +150,7 @@ def _users(size: SyntheticSize) -> Users:
         item_rows=item_rows,
         offsets=np.cumsum(lengths),
         times=1_700_000_000 + 3_600 * np.arange(len(item_rows)),
+        types=np.arange(len(item_rows)) % (1 + len(size.event_types)) if size.event_types else None,
     )
 
 
@@ -263,12 +267,16 @@ def _with_history_models(parts: BundleParts, scratch: Path, size: SyntheticSize)
         num_item_rows=size.num_items + 1,
         content_dim=size.content_dim,
         num_categories=parts.catalogue.num_category_rows,
+        event_types=size.event_types,
     )
     similarity = ContentSimilarity(ContentSimilarityConfig(), items.content)
     similarity.save(scratch / "content_similarity")
     dim, hidden = size.embedding_dim, 2 * size.embedding_dim
     sequence = SequenceConfig(embedding_dim=dim, hidden_dim=hidden, time_buckets=8, backend="torch")
-    SequenceModel(sequence, inputs, items, counts).save(scratch / "sequence")
+    model = SequenceModel(sequence, inputs, items, counts)
+    if model.event_types is not None:
+        torch.nn.init.normal_(model.event_types.weight)
+    model.save(scratch / "sequence")
     users = UserItems.of(
         parts.users.item_rows,
         parts.users.offsets[:-1],

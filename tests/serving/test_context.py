@@ -32,7 +32,7 @@ def test_every_row_is_a_category_of_its_feature(times, session, later):
 
 
 def test_history_is_what_lies_strictly_before_the_moment(timed):
-    times = timed.users.history_times(2)
+    times = timed.users.events(2).times
     request = Request.model_validate({"user_id": "user-2", "context": {"unix_time": int(times[3])}})
     query = hydrate(request, timed, HOME)
     np.testing.assert_array_equal(query.history, timed.users.history(2)[:3])

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ from recsys.models.item_tower import (
     ItemTower,
     RetrievalModel,
     read_settings,
+    types_table,
 )
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.encoder import Encoders, unit_shares
@@ -48,6 +49,8 @@ class LabelledEvents(NamedTuple):
     """Item rows of the catalogue, M ragged."""
     times: Tensor | None
     """[M] unix seconds, where they are read."""
+    types: Tensor | None
+    """[M] rows of the events' types, where they are read."""
     counted: Tensor | None
     """[M] 0 for events that are no labels; None where all are."""
     num_positions: int
@@ -62,20 +65,23 @@ class LabelledEvents(NamedTuple):
     """[R] 0 for rows that compete with no label; None with ``rows``."""
 
     @classmethod
-    def of(cls, events: Jagged, times: Tensor | None, counted: Tensor | None) -> LabelledEvents:
-        """Count the sizes, best where the events were read."""
+    def of(
+        cls, read: tuple[Jagged, Tensor | None, Tensor | None], counted: Tensor | None
+    ) -> LabelledEvents:
+        """Count the sizes, best where the events were read, with their times and types."""
+        events, times, types = read
         positions = (events.lengths() - 1).clamp(min=0)
         num_seen = (positions * (positions + 1)).sum() // 2
-        return cls(events, times, counted, int(positions.sum()), int(num_seen))
+        return cls(events, times, types, counted, int(positions.sum()), int(num_seen))
 
     def to(self, device: torch.device | str) -> LabelledEvents:
-        times = None if self.times is None else moved(self.times, device)
-        counted = None if self.counted is None else moved(self.counted, device)
+        names = ("times", "types", "counted", "rows", "ranked")
+        tensors = {name: getattr(self, name) for name in names}
+        there: dict[str, Any] = {
+            name: moved(one, device) for name, one in tensors.items() if one is not None
+        }
         seen = None if self.seen is None else self.seen.to(device)
-        rows = None if self.rows is None else moved(self.rows, device)
-        ranked = None if self.ranked is None else moved(self.ranked, device)
-        found = self._replace(times=times, counted=counted, seen=seen, rows=rows, ranked=ranked)
-        return found._replace(events=self.events.to(device))
+        return self._replace(events=self.events.to(device), seen=seen, **there)
 
     def positions(self) -> tuple[Tensor, Tensor]:
         """Return the events that have a label, [P], and their offsets by sequence, [B + 1]."""
@@ -185,6 +191,12 @@ class SequenceModel(RetrievalModel):
             num_neighbours=config.num_neighbours,
             neighbour_weight=config.neighbour_weight,
         )
+        self.event_types = types_table(inputs.num_event_types, config.embedding_dim)
+        self.reads = {
+            "times": config.time_buckets > 0 or config.calendar_days > 0,
+            "types": self.event_types is not None,
+        }
+        """What is read of events besides their items."""
         with torch.no_grad():
             # Each member's share starts as a table of that width alone would.
             for weight in self.item_tower.tables.parameters():
@@ -195,21 +207,23 @@ class SequenceModel(RetrievalModel):
             self.item_tower.neighbours.copy_(neighbours.rows)
             self.item_tower.neighbour_shares.copy_(neighbours.shares)
 
-    def _read(self, batch: JaggedBatch, limit: int) -> tuple[Jagged, Tensor | None]:
-        """Take the latest events, rows that are no items as the unknown item, and their times."""
+    def read(self, batch: JaggedBatch, limit: int) -> tuple[Jagged, Tensor | None, Tensor | None]:
+        """Take the latest events, unknown rows as the unknown item, their times and their types."""
         history = latest(batch["history"], limit)
         inside = (history.values >= 0) & (history.values < self.num_item_rows)
         history = history._replace(values=torch.where(inside, history.values, 0))
-        reads_times = self.config.time_buckets > 0 or self.config.calendar_days > 0
-        if not reads_times or "history.times" not in batch:
-            return history, None
-        times = latest(batch["history.times"], limit).values
-        if len(times) != len(history.values):
-            raise ValueError(
-                f"a batch has {len(history.values)} events in 'history' and {len(times)} in "
-                "'history.times'; give each event its time, or leave the times out"
-            )
-        return history, times
+        found: list[Tensor | None] = []
+        for part, is_read in self.reads.items():
+            values = None
+            if is_read and (name := f"history.{part}") in batch:
+                values = latest(batch[name], limit).values
+                if len(values) != len(history.values):
+                    raise ValueError(
+                        f"a batch has {len(history.values)} events in 'history' and {len(values)} "
+                        f"in {name!r}; give each event one of its {part}, or leave the {part} out"
+                    )
+            found.append(values)
+        return history, found[0], found[1]
 
     def normalized(self, inputs: Tensor) -> Tensor:
         """Make unit vectors of items, each member's share as long as the others', [R, D]."""
@@ -227,13 +241,14 @@ class SequenceModel(RetrievalModel):
 
         Args:
             queries: ``history`` (item rows, oldest first) and, where events have times,
-                ``history.times`` (unix seconds of the same events).
+                ``history.times`` (unix seconds of the same events); ``history.types`` likewise.
             inputs_of: Inputs of a history's events, [M, D]; by default the catalogue's.
             only_last: Work the last block out for the last events alone: the same but for
                 rounding, in half of the time. No history may be empty, and no adapter be attached.
         """
-        history, times = self._read(queries, self.config.max_length)
+        history, times, types = self.read(queries, self.config.max_length)
         inputs = inputs_of(history) if inputs_of else self.all_item_inputs()[history.values]
+        inputs = self.with_types(inputs, types)
         if only_last:
             vectors: Tensor = self.encoder.only_last(inputs, history, times)
             return vectors
@@ -245,14 +260,15 @@ class SequenceModel(RetrievalModel):
 
         Args:
             batch: ``history``, whole sequences of at most max_length + 1 events (longer ones are
-                cut to the latest), and ``history.times`` of the same events where there are times.
+                cut to the latest), and ``history.times`` and ``history.types`` of the same events
+                where the data has them.
                 ``history.counted``, where it is there, is 0 for events that are no labels.
         """
         limit, counted = self.config.max_length + 1, None
-        events, times = self._read(batch, limit)
+        read = self.read(batch, limit)
         if "history.counted" in batch:
             counted = latest(batch["history.counted"], limit).values
-        return LabelledEvents.of(events, times, counted)
+        return LabelledEvents.of(read, counted)
 
     def loss(
         self,
@@ -282,7 +298,8 @@ class SequenceModel(RetrievalModel):
             ranked = self._ranked(labels[kept], softmax_over, share)
             rows, inputs = self._inputs(ranked, history)
         places = places_among(rows, history.values, self.inputs.num_item_rows)
-        read = looked_up(inputs, places)  # [P, D]
+        types = None if given.types is None else given.types[kept]
+        read = self.with_types(looked_up(inputs, places), types)  # [P, D]
         encoded = self.encoder(read, history, None if times is None else times[kept])
         places = places_among(rows, ranked.rows, self.inputs.num_item_rows)
         items = looked_up(inputs, places)  # [C, D]

@@ -138,10 +138,14 @@ class OneHistory:
         self._inputs = model.all_item_inputs()
         self._vectors = model.all_item_vectors
         self._limit = config.max_length
-        self._reads_times = config.time_buckets > 0 or config.calendar_days > 0
+        self._reads = model.reads
         encoders = [cast("HistoryEncoder", member) for member in model.encoder.members]
         shares = self._inputs.chunk(len(encoders), dim=1)
-        self._members = [_Member(*one) for one in zip(encoders, shares, strict=True)]
+        types: Sequence[Tensor | None] = [None] * len(encoders)
+        self._num_types = model.inputs.num_event_types
+        if model.event_types is not None:
+            types = model.event_types.weight.detach().chunk(len(encoders), dim=1)
+        self._members = [_Member(*one) for one in zip(encoders, shares, types, strict=True)]
         self._kept: KeptHistories | None = None
         if len(encoders) == 1 and self._members[0].sparse is not None:
             self._kept = KeptHistories(self._members[0].advance, SHORTEST_WITH_BLOCKS)
@@ -154,51 +158,61 @@ class OneHistory:
         with torch.no_grad():
             return self._vectors().T.contiguous()
 
-    def scores(self, item_rows: Tensor, times: Tensor | None) -> Tensor:
+    def scores(
+        self, item_rows: Tensor, times: Tensor | None, types: Tensor | None = None
+    ) -> Tensor:
         """Score every item by cosine, [N].
 
         Args:
             item_rows: Of the catalogue, oldest first, at least one.
             times: Unix seconds of these events, where there are times.
+            types: Rows of the types of these events, where there are types.
         """
-        return self.query_vector(item_rows, times) @ self._columns
+        return self.query_vector(item_rows, times, types) @ self._columns
 
-    def query_vector(self, item_rows: Tensor, times: Tensor | None) -> Tensor:
+    def query_vector(
+        self, item_rows: Tensor, times: Tensor | None, types: Tensor | None = None
+    ) -> Tensor:
         """Encode a history as a unit vector; arguments as of ``scores``."""
-        known = times[-self._limit :] if self._reads_times and times is not None else None
+        known = times[-self._limit :] if self._reads["times"] and times is not None else None
+        if types is not None:
+            types = types[-self._limit :]
+            types = torch.where(types < self._num_types, types, 0)
         if self._kept is not None:
             return self._kept.query_vector(item_rows[-self._limit :], known)
         rows = item_rows[-self._limit :]
         if len(self._members) == 1:
-            return self._members[0](rows, known)
-        return torch.cat([member(rows, known) for member in self._members]) / self._length
+            return self._members[0](rows, known, types)
+        return torch.cat([member(rows, known, types) for member in self._members]) / self._length
 
 
 class _Member:
     """One encoder; folded where it has one block, of attention over all events or over some."""
 
-    def __init__(self, encoder: HistoryEncoder, inputs: Tensor) -> None:
-        """Fold; the item tower's inputs are this member's own, [N, D]."""
-        self._encoder, self._inputs = encoder, inputs
+    def __init__(self, encoder: HistoryEncoder, inputs: Tensor, types: Tensor | None) -> None:
+        """Fold; the item tower's inputs [N, D] and vectors of types are this member's own."""
+        self._encoder, self._inputs, self._types = encoder, inputs, types
         block, is_alone = encoder.blocks[0], len(encoder.blocks) == 1
         self._block: LatestEvent | None = None
         self.sparse: LatestSparse | None = None
         if type(block) is AttentionBlock and is_alone:
             self._block = LatestEvent.of(block)
             self._bias = _LatestBias(block.bias)
-        # What is added to an item's input by its place or time is not folded into it.
-        by_item = encoder.places is None and encoder.read_at is None
+        # What is added to an item's input by its place, time or type is not folded into it.
+        by_item = encoder.places is None and encoder.read_at is None and types is None
         if isinstance(block, SparseBlock) and is_alone and by_item:
             self.sparse = LatestSparse(block, inputs)
         places, norm = encoder.places, encoder.output_norm
         self._places = None if places is None else places.weight.detach()
         self._norm = (norm.weight.detach(), norm.bias.detach(), norm.eps)
 
-    def __call__(self, rows: Tensor, times: Tensor | None) -> Tensor:
+    def __call__(self, rows: Tensor, times: Tensor | None, types: Tensor | None) -> Tensor:
         """Encode the events of these item rows [M] as a unit vector, [D]."""
         if self.sparse is not None:
             return self.advance(rows, times, None, 0)[0]
         encoder, inputs = self._encoder, self._inputs.index_select(0, rows)
+        if self._types is not None and types is not None:
+            inputs = inputs + self._types.index_select(0, types)
         if self._block is None:
             return encoder.only_last(inputs, one_example(inputs), times)[0]
         if self._places is not None:

@@ -44,7 +44,7 @@ def made_app() -> FastAPI:
         seen = bundle.users.history(row)
         history = torch.from_numpy(seen[-200:].copy())
         features = {"history": Jagged(history, torch.tensor([0, len(history)]))}
-        times = bundle.users.history_times(row)
+        times = bundle.users.events(row).times
         if times is not None:
             latest = torch.from_numpy(times[-200:].copy())
             features["history.times"] = Jagged(latest, torch.tensor([0, len(latest)]))

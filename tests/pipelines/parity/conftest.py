@@ -57,7 +57,13 @@ arms = [
 ]
 """
 SIZE = SyntheticSize(
-    num_items=120, num_users=40, context_features=tuple(FEATURES), history_models=True, ranker=True
+    num_items=120,
+    num_users=40,
+    context_features=tuple(FEATURES),
+    # A click is of a type that no model knows.
+    event_types=("purchase", "view"),
+    history_models=True,
+    ranker=True,
 )
 KINDS = (
     {"surface": "home"},

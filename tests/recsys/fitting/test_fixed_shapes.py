@@ -26,7 +26,10 @@ from tests.recsys.testing.catalogues import drawn_catalogue
 
 NUM_ITEMS, NUM_USERS = 40, 30
 SIZES = FeatureSizes(
-    num_item_rows=NUM_ITEMS + 1, num_categories=4, user_features={"age": 5}, context_features={}
+    num_item_rows=NUM_ITEMS + 1,
+    num_categories=4,
+    user_features={"age": 5},
+    event_types=("view", "cart"),
 )
 
 
@@ -44,6 +47,7 @@ def events() -> Sequences:
         train_end=offsets[1:],
         validation_end=offsets[1:],
         times=np.sort(times),
+        event_types=rng.integers(0, 3, offsets[-1]).astype(np.uint8),
     )
 
 
@@ -93,6 +97,12 @@ def test_the_sequence_models_loss_is_that_of_the_batch_alone(block: str, leave_o
     assert assert_same(model, loss, 20) >= 15
 
 
+def stir_types(model: SequenceModel | TwoTower) -> None:
+    """Give types, which start at 0, vectors."""
+    assert model.event_types is not None
+    nn.init.normal_(model.event_types.weight)
+
+
 def sequence_loss(
     config: SequenceConfig, batch_size: int, before: Callable[[], object] = lambda: None
 ) -> tuple[SequenceModel, FixedShapeLoss]:
@@ -100,6 +110,7 @@ def sequence_loss(
     torch.manual_seed(0)
     sequences, counts = events(), torch.arange(NUM_ITEMS + 1)
     model = SequenceModel(config, SIZES, CATALOGUE, counts)
+    stir_types(model)
     windows = training_windows(sequences, "all", 7)
     order = BatchOrder(len(windows), batch_size, 0)
 
@@ -158,6 +169,7 @@ def test_the_two_towers_loss_is_that_of_the_batch_alone() -> None:
     torch.manual_seed(0)
     sequences = events()
     model = TwoTower(config, SIZES, CATALOGUE, torch.arange(NUM_ITEMS + 1))
+    stir_types(model)
     inputs = ModelInputs(
         sequences=replace(sequences, item_rows=np.minimum(sequences.item_rows, NUM_ITEMS)),
         catalogue=CATALOGUE,
@@ -178,7 +190,7 @@ def test_the_two_towers_loss_is_that_of_the_batch_alone() -> None:
 def test_a_batch_that_is_too_long_takes_an_ordinary_step() -> None:
     sequences = events()
     windows = training_windows(sequences, "all", 20)
-    fixed = FixedWindows.of(windows, sequences, NUM_ITEMS + 1, 4, 20, reads_times=False)
+    fixed = FixedWindows.of(windows, sequences, NUM_ITEMS + 1, 4, 20, columns={})
     longest = np.argsort(windows.ends - windows.starts)[-4:]
     rng = np.random.default_rng(0)
     assert fixed._replace(num_events=30).inputs(longest, rng) is None

@@ -33,6 +33,7 @@ KINDS = [
     replace(SEQUENCE, num_members=2, member_blocks=("attention", "hstu")),
     replace(SEQUENCE, num_blocks=2, time_buckets=5),
     replace(SEQUENCE, block="sparse", num_blocks=2, calendar_days=30.0),
+    replace(SEQUENCE, block="sparse", absolute_positions=False),
 ]
 
 
@@ -71,15 +72,22 @@ def batch_of(rows: torch.Tensor, **features: torch.Tensor) -> JaggedBatch:
 
 @pytest.mark.parametrize("config", KINDS)
 @pytest.mark.parametrize("length", [1, 2, 7, 12])
-def test_sequence_model(config: SequenceConfig, length: int) -> None:
-    model = SequenceModel(config, INPUTS, catalogue())
+@pytest.mark.parametrize("types_known", [(), ("view", "cart")])
+def test_sequence_model(config: SequenceConfig, length: int, types_known: tuple[str, ...]) -> None:
+    model = SequenceModel(config, replace(INPUTS, event_types=types_known), catalogue())
     stirred(model)
     one = OneHistory(model)
     rows, times = history(length)
-    for known in (times, None):
-        extra = {} if known is None else {"history_times": known}
-        expected = model.score(batch_of(rows, **extra))[0, 1:]
-        torch.testing.assert_close(one.scores(rows, known)[1:], expected, rtol=0, atol=CLOSE)
+    # The last type came after the model.
+    types = torch.arange(length) % 4
+    for known in ({}, {"times": times}, {"types": types}, {"times": times, "types": types}):
+        named = {f"history_{name}": values for name, values in known.items()}
+        expected = model.score(batch_of(rows, **named))[0, 1:]
+        found = one.scores(rows, known.get("times"), known.get("types"))
+        torch.testing.assert_close(found[1:], expected, rtol=0, atol=CLOSE)
+    known_types = torch.where(types < 3, types, 0)
+    same = one.scores(rows, times, known_types), one.scores(rows, times, types)
+    assert torch.equal(*same)
 
 
 @pytest.mark.parametrize("length", [1, 6, 9, 10, 33, 40])
@@ -108,16 +116,22 @@ def test_sparse_attention_folded(
 
 @pytest.mark.parametrize("length", [1, 5, 9])
 def test_two_tower(length: int) -> None:
-    inputs = replace(INPUTS, user_features={"age": 4}, context_features={"hour": 3})
+    inputs = replace(
+        INPUTS, user_features={"age": 4}, context_features={"hour": 3}, event_types=("view", "cart")
+    )
     config = TwoTowerConfig(embedding_dim=16, hidden_dim=24, max_history=6, backend="torch")
     model = TwoTower(config, inputs, catalogue())
     stirred(model)
     rows, _ = history(length)
     features = {"user.age": 3, "context.hour": 1}
     named = {name.replace(".", "_"): torch.tensor([row]) for name, row in features.items()}
-    expected = model.query_vectors(batch_of(rows, **named))[0]
-    found = OneQuery(model).query_vector(rows, features)
-    torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE)
+    # The last type came after the model.
+    types = torch.arange(length) % 4
+    for known in (None, types):
+        own = named if known is None else {**named, "history_types": known}
+        expected = model.query_vectors(batch_of(rows, **own))[0]
+        found = OneQuery(model).query_vector(rows, features, known)
+        torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE)
 
 
 @pytest.mark.parametrize("pairs_up_to", [0, 4096])
