@@ -58,17 +58,17 @@ class ReleaseConfig:
     bundles: Path | None = None
     """Folder of the bundles and of the link ``current``; <workspace>/bundles by default."""
     metric: str = "ndcg@10"
-    """Number of the served list on the test split that is held against popularity and against the
-    champion's own past; the comparison on the same queries is by ``deciding_metric``; a challenger
-    that is shown to lose more than ``max_loss`` by this one is refused too."""
+    """Floor in the first places: the served list must reach popularity and the champion's own past
+    on test, and a challenger that is shown to lose more than ``max_loss`` by it is refused. The
+    release is decided by ``deciding_metric``."""
     min_gain_over_popularity: float = 0.0
     """Relative; 0.1 requires a tenth more than popularity has. -1 switches the check off."""
     max_drop_from_champion: float = 0.1
     """Relative to what the published bundle had on its own data, a safety net where too few queries
     are answered by both; 1 switches it off."""
     deciding_metric: str = "ndcg@50"
-    """Metric that compares champion and challenger on the same queries; at 50 a difference shows
-    with half as many users as at 10 (docs/decisions/release-gate.md)."""
+    """The one metric that decides a release, on the same queries; at 50 a difference shows with
+    half as many users as at 10 (docs/decisions/release-gate.md)."""
     confidence: float = 0.96
     """Confidence of the intervals of that difference; if there are times, both must hold, and 2.7%
     of equal challengers are called better or worse."""

@@ -100,9 +100,9 @@ class EvaluationConfig(RankingConfig):
     """Item rows up to which every model scores the whole catalogue. Larger catalogues are ranked by
     lists, through approximate indexes as in serving; targets outside a list have no rank."""
     primary_metric: str = "ndcg@10"
-    """Metric that chooses models and measures slices."""
+    """Metric by which a report calls a model best and measures slices; not that of a release."""
     metrics: tuple[str, ...] = ("recall@10", "recall@50", "mrr@10", "map@10", "precision@10")
-    """Which others get an interval; recall, ndcg, hit_rate, mrr, map, precision at any length."""
+    """Other metrics with an interval: recall, ndcg, hit_rate, mrr, map, precision at any length."""
     num_resamples: int = 1000
     """Resamples of users for each interval; 0 leaves out the whole analysis."""
 
