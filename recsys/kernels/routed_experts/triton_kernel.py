@@ -113,7 +113,7 @@ DEFAULT = {
 nothing, 1 weights, 2 sorted rows too; whether a program's tiles are one loop, in which
 a tile's first loads go out while the one before is stored."""
 WIDE = {**DEFAULT, "num_warps": 8, "per_processor": 0, "descriptors": 1, "flattens": 0}
-"""Of float32 numbers, which take twice the registers."""
+"""Tiles of float32 numbers, which take twice the registers."""
 
 
 def product(
@@ -248,7 +248,7 @@ GRADIENT_DEFAULT = {
 }
 """Descriptors: whether whole blocks are loaded through tensor descriptors, where rows allow."""
 GRADIENT_WIDE = {**GRADIENT_DEFAULT, "block_n": 128}
-"""Of float32 numbers, which take twice the registers."""
+"""Tiles of float32 numbers, which take twice the registers."""
 
 
 def weight_gradient(left: Tensor, right: Tensor, plan: VisitPlan) -> Tensor:
