@@ -36,7 +36,7 @@ MEMORY_SHARE = 0.5
 
 
 def plan_first(planner: Planner) -> None:
-    """Plan the first round, served within a minute: models that count or solve in closed form."""
+    """Plan the first round, served within a minute: non-neural models."""
     users = users_measured(planner)
     choices = first_choices(planner, users)
     why = f"{planner.shape.num_events:,} events"

@@ -31,6 +31,7 @@ from tests.docs.pages import ROOT, blocks, commands
 RECSYS = [sys.executable, "-m", "pipelines.cli.main"]
 ELSEWHERE = {
     "recsys demo": "make demo",
+    "recsys release adapt": "tests/pipelines/adapters; needs domains",
     "recsys registry pull": "tests/pipelines/tracking; needs a registry",
     "recsys serve /srv/bundles": "goes with registry pull",
     "recsys monitor": "tests/year; needs ingested days",
