@@ -80,7 +80,7 @@ def refuses(number: int) -> int:
     raise ValueError(f"{number} is no price")
 
 
-def test_results_come_in_order_and_a_lost_worker_is_replaced(cluster, tmp_path: Path) -> None:
+def test_results_come_in_order_and_a_lost_worker_is_replaced(cluster, tmp_path):
     with ray_cluster(RayConfig()) as run:
         assert len(run.nodes) == 2
         assert run.workers == 2
@@ -90,7 +90,7 @@ def test_results_come_in_order_and_a_lost_worker_is_replaced(cluster, tmp_path: 
     assert (tmp_path / "died").exists()
 
 
-def test_errors_name_what_and_where(cluster, tmp_path: Path) -> None:
+def test_errors_name_what_and_where(cluster, tmp_path):
     with ray_cluster(RayConfig(retries=0)) as run:
         with pytest.raises(ValueError, match="3 is no price"):
             list(run(refuses, [3]))
@@ -100,9 +100,7 @@ def test_errors_name_what_and_where(cluster, tmp_path: Path) -> None:
             list(run(always_dies, [1]))
 
 
-def test_preparation_on_the_cluster_has_the_bytes_of_preparation_here(
-    cluster, shop: Path, tmp_path: Path
-) -> None:
+def test_preparation_on_the_cluster_has_the_bytes_of_preparation_here(cluster, shop, tmp_path):
     config = features_config(resolve(shop / "shop.toml", preset=None, assignments=[]))
     build_features(config, tmp_path / "here")
     with ray_cluster(RayConfig()) as run:
@@ -111,12 +109,10 @@ def test_preparation_on_the_cluster_has_the_bytes_of_preparation_here(
 
 
 def test_texts_encoded_on_the_cluster_have_the_vectors_of_texts_encoded_here(
-    cluster, shop: Path, tmp_path: Path
-) -> None:
+    cluster, shop, tmp_path
+):
     config = resolve(
-        shop / "shop.toml",
-        preset=None,
-        assignments=["engine=ray", "content.encoder=minilm+words"],
+        shop / "shop.toml", preset=None, assignments=["engine=ray", "content.encoder=hash"]
     )
     texts = [f"{place} apples and {place % 5} pears of brand {place % 7}" for place in range(20)]
     encoder = make_encoder(config.content)
@@ -132,14 +128,13 @@ def test_texts_encoded_on_the_cluster_have_the_vectors_of_texts_encoded_here(
         encoding=partial(encoded_on_ray, config.content, config.ray),
     )
     assert said == ["4 of 20", "8 of 20", "12 of 20", "16 of 20", "20 of 20"]
-    # Halves; a product's sums are in another order where threads are more.
-    assert np.abs(there - here).max() < 2e-3
+    assert np.array_equal(there, here)
     # What is kept is read, not encoded.
     assert np.array_equal(encode_cached(texts, encoder, tmp_path / "there"), there)
 
 
 @pytest.mark.slow
-def test_a_node_killed_midway_leaves_the_lists_of_one_process(cluster, tmp_path: Path) -> None:
+def test_a_node_killed_midway_leaves_the_lists_of_one_process(cluster, tmp_path):
     """A third node goes while parts of `recsys score` are made; the others make them."""
     size = SyntheticSize(num_items=60, num_users=1_000, ranker=True)
     write_synthetic_bundle(tmp_path / "bundles", "v1", size)

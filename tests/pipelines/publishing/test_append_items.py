@@ -21,24 +21,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECSYS_DATA_CACHE", str(tmp_path / "cache"))
 
 
-def release(
-    folder: Path,
-    version: str,
-    table: dict[str, Any] | None = None,
-    enrichment: EnrichmentSource | None = None,
-) -> Path:
+def release(folder: Path, version: str, table: dict[str, Any] | None = None, **source: Any) -> Path:
     scratch = folder / f"scratch-{version}"
     scratch.mkdir()
     encoder = HashEncoder()
     parts = synthetic_parts(scratch, SyntheticSize(content_dim=encoder.dim))
-    source = ContentSource(
-        encoder="hash",
-        text_columns=["title"],
-        name=encoder.name,
-        table=table or {},
-        enrichment=enrichment,
-    )
-    write_bundle(folder / "bundles", replace(parts, content_source=source), version=version)
+    about = {"text_columns": ["title"], "name": encoder.name, "table": table or {}, **source}
+    content = ContentSource(encoder="hash", **about)
+    write_bundle(folder / "bundles", replace(parts, content_source=content), version=version)
     publish(folder / "bundles", version)
     return folder / "bundles/current"
 
@@ -52,9 +42,7 @@ def release(
         ("new.jsonl", '{"sku": "n1", "label": "Red shoe", "categories": ["even", "tens"]}\n'),
     ],
 )
-def test_new_items_are_read_by_the_names_of_the_catalogue(
-    tmp_path: Path, name: str, text: str
-) -> None:
+def test_new_items_are_read_by_the_names_of_the_catalogue(tmp_path, name, text):
     current = release(tmp_path, "v1", TABLE)
     (tmp_path / name).write_text(text)
     append(tmp_path / name, current)
@@ -64,16 +52,18 @@ def test_new_items_are_read_by_the_names_of_the_catalogue(
     assert (catalogue.title_of(row), catalogue.categories_of(row)) == ("Red shoe", ["even", "tens"])
 
 
-def test_a_file_without_the_column_of_ids_is_refused_by_the_catalogues_name(tmp_path: Path) -> None:
-    current = release(tmp_path, "v1", TABLE)
-    (tmp_path / "new.csv").write_text("squ;label\nn1;Red shoe\n")
-    with pytest.raises(ValueError, match=r"has no column 'sku' \(nearest: 'squ'\)"):
-        append(tmp_path / "new.csv", current)
-
-
-def test_items_that_a_language_model_described_need_a_run(tmp_path: Path) -> None:
-    enrichment = EnrichmentSource(settings={}, model="describer", prompt_version="1")
-    current = release(tmp_path, "v1", enrichment=enrichment)
-    (tmp_path / "new.csv").write_text("item_id,title\nroses,Roses\n")
-    with pytest.raises(ValueError, match=r"described by describer .* run the pipeline again"):
-        append(tmp_path / "new.csv", current)
+def test_items_that_cannot_be_appended_are_refused_by_what_is_wrong(tmp_path):
+    path = tmp_path / "new.csv"
+    described = EnrichmentSource(settings={}, model="m", prompt_version="1")
+    for version, table, source, text, message in (
+        ("v1", TABLE, {}, "squ;label\nn1;Red\n", r"has no column 'sku' \(nearest: 'squ'\)"),
+        ("v2", TABLE, {}, "sku;label\nn1;Red\n;Blue\n", "row 1: item_id is empty"),
+        ("v3", TABLE, {}, "sku;label\nn1;Red\nn1;Blue\n", "names item_id 'n1' more than once"),
+        ("v4", TABLE, {}, "sku;label\nitem-3;Red\n", "already, the first is 'item-3'"),
+        ("v5", None, {"name": "old"}, "item_id,title\nn1,Red\n", "was encoded by old, but"),
+        ("v6", None, {"enrichment": described}, "item_id\nn1\n", "described by m .* run"),
+    ):
+        current = release(tmp_path, version, table, **source)
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            append(path, current)

@@ -30,9 +30,7 @@ def passed(verdicts: list) -> dict[str, bool]:
         (0.2, 1.0, 0.23, "ndcg@10 against the champion's on its own data"),
     ],
 )
-def test_each_fault_fails_its_check_alone(
-    blend: float, recall: float, champion: float | None, failed: str | None
-) -> None:
+def test_each_fault_fails_its_check_alone(blend, recall, champion, failed):
     before = None if champion is None else metrics(champion)
     verdicts = release_verdicts(metrics(blend), recall, before, ReleaseConfig())
     assert [verdict.name for verdict in verdicts if not verdict.passed] == [failed][
@@ -43,23 +41,21 @@ def test_each_fault_fails_its_check_alone(
 @pytest.mark.parametrize(
     ("gain", "enough", "too_little"), [(0.1, 0.111, 0.109), (-0.1, 0.091, 0.089)]
 )
-def test_the_gain_over_popularity_that_was_set_is_asked_for(
-    gain: float, enough: float, too_little: float
-) -> None:
+def test_the_gain_over_popularity_that_was_set_is_asked_for(gain, enough, too_little):
     config = ReleaseConfig(min_gain_over_popularity=gain)
     for value, passes in ((enough, True), (too_little, False)):
         verdicts = release_verdicts(metrics(value, popularity=0.1), 1.0, None, config)
         assert passed(verdicts)["ndcg@10 above popularity"] is passes
 
 
-def test_a_served_ranker_is_what_is_checked() -> None:
+def test_a_served_ranker_is_what_is_checked():
     ranked = {**metrics(0.2), "blend_fast": {"ndcg@10": 0.2}, "ranked": {"ndcg@10": 0.09}}
     verdicts = release_verdicts(ranked, 1.0, metrics(0.19), ReleaseConfig())
     assert not passed(verdicts)["ndcg@10 above popularity"]
     assert not passed(verdicts)["ndcg@10 against the champion's on its own data"]
 
 
-def test_what_no_held_out_event_could_judge_passes_unless_it_replaces_what_was_measured() -> None:
+def test_what_no_held_out_event_could_judge_passes_unless_it_replaces_what_was_measured():
     no_index = release_verdicts(metrics(0.2), None, None, ReleaseConfig())
     assert [one.name for one in no_index] == ["ndcg@10 above popularity"]
     alone = release_verdicts({}, 1.0, None, ReleaseConfig())
@@ -71,7 +67,7 @@ def test_what_no_held_out_event_could_judge_passes_unless_it_replaces_what_was_m
     assert release_verdicts(metrics(0.2), 1.0, {}, ReleaseConfig())[0].passed
 
 
-def test_a_drop_that_few_users_leave_to_chance_is_none() -> None:
+def test_a_drop_that_few_users_leave_to_chance_is_none():
     name = "ndcg@10 against the champion's on its own data"
     few, many = (
         release_verdicts(metrics(0.16), 1.0, metrics(0.2), ReleaseConfig(), error=error)
@@ -81,7 +77,7 @@ def test_a_drop_that_few_users_leave_to_chance_is_none() -> None:
     assert not passed(many)[name]
 
 
-def test_the_error_of_users_gains_is_that_of_their_mean() -> None:
+def test_the_error_of_users_gains_is_that_of_their_mean():
     ranks = pl.DataFrame({"user_id": ["a", "b", "b", "c"], "rank": [1, 3, None, 11]})
     gains = [1.0, 0.25, 0.0]
     expected = np.std(gains, ddof=1) / np.sqrt(3)

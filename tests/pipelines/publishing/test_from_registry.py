@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from pipelines.publishing.promotion import rollback, served_version
 from pipelines.tracking.outbox import POINTER, sync_outbox
 from serving.bundle.manifest import publish
 from serving.recommend import Recommender
-from tests.pipelines.tracking.mlflow_server import client, free_port, mlflow_server
-from tests.pipelines.tracking.registries import Shop, bytes_of, shop_of
+from tests.pipelines.tracking.mlflow_server import client, free_port
+from tests.pipelines.tracking.registries import bytes_of, shop_of
 
 KEY = "0123456789abcdef-operators"
 
@@ -26,7 +27,7 @@ def elsewhere(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_an_alias_moved_in_mlflow_is_served_and_a_rollback_moves_it_back(shop: Shop):
+def test_an_alias_moved_in_mlflow_is_served_and_a_rollback_moves_it_back(shop):
     shop.serve("v1")
     shop.serve("v2")
     assert shop.pull() == ("v2", False, "as the registry says")
@@ -47,9 +48,7 @@ def test_an_alias_moved_in_mlflow_is_served_and_a_rollback_moves_it_back(shop: S
 
 
 @pytest.mark.slow
-def test_what_is_newer_here_stays_until_the_alias_moves(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_newer_here_stays_until_the_alias_moves(shop, monkeypatch):
     shop.serve("v1")
     shop.promote("v2")
     found = shop.pull()
@@ -81,7 +80,7 @@ def test_what_is_newer_here_stays_until_the_alias_moves(
 
 @pytest.mark.slow
 def test_with_a_key_only_a_pointer_that_the_operators_signed_is_served(
-    shop: Shop, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+    shop, elsewhere, monkeypatch
 ):
     """A person who can write the registry and its files, and has no key, gets nothing served."""
     shop.serve("v1")
@@ -119,29 +118,34 @@ def recsys(*words: str | Path) -> Result:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*:ResourceWarning")
 def test_another_machine_follows_the_alias_knowing_the_server_alone(
-    made: Path, elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made, elsewhere, mlflow_address, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    port = free_port()
-    shop = shop_of(tmp_path, made, f"http://127.0.0.1:{port}", "shop")
-    pull = ("registry", "pull", elsewhere, "--registry", shop.uri, "--model", "shop")
-    assert recsys(*pull).exit_code == 2, "nothing is served and no server answers"
-    with mlflow_server(tmp_path, port):
-        assert shop.register("v1").problem is None
-        found = recsys(*pull)
-        assert found.exit_code == 0, found.output
-        assert "champion is v1: moved in the registry" in found.output
-        assert bytes_of(elsewhere / "bundle-v1") == bytes_of(shop.bundles / "bundle-v1")
+    nowhere = f"http://127.0.0.1:{free_port()}"
 
-        shop.register("v2+1")
-        assert "champion is v2+1: moved in the registry" in recsys(*pull).output
-        assert "champion is v2+1: as the registry says" in recsys(*pull).output
+    def pull(address: str) -> Result:
+        return recsys(
+            *("registry", "pull", elsewhere, "--registry", address, "--model", "elsewhere")
+        )
+
+    assert pull(nowhere).exit_code == 2, "nothing is served and no server answers"
+    shop = shop_of(tmp_path, made, mlflow_address, "elsewhere-shop")
+    shop = replace(shop, config=replace(shop.config, model="elsewhere"))
+    assert shop.register("v1").problem is None
+    found = pull(mlflow_address)
+    assert found.exit_code == 0, found.output
+    assert "champion is v1: moved in the registry" in found.output
+    assert bytes_of(elsewhere / "bundle-v1") == bytes_of(shop.bundles / "bundle-v1")
+
+    shop.register("v2+1")
+    assert "champion is v2+1: moved in the registry" in pull(mlflow_address).output
+    assert "champion is v2+1: as the registry says" in pull(mlflow_address).output
 
     # The registry is gone; what is served goes on.
-    gone = recsys(*pull)
+    gone = pull(nowhere)
     assert gone.exit_code == 0
-    assert f"champion is v2+1: the registry cannot be reached: no answer from {shop.uri}" in (
+    assert f"champion is v2+1: the registry cannot be reached: no answer from {nowhere}" in (
         " ".join(gone.output.split())
     )
     assert Recommender.load(elsewhere / "current").bundle.manifest.version == "v2+1"

@@ -28,9 +28,7 @@ def released(folder: Path, parts: BundleParts, **changes: Any) -> str:
     return write_release(folder, parts, **{**fields, **changes}).version
 
 
-def test_what_holds_the_same_keeps_its_name_and_has_no_second_copy(
-    parts: BundleParts, tmp_path: Path
-) -> None:
+def test_what_holds_the_same_keeps_its_name_and_has_no_second_copy(parts, tmp_path):
     folder = tmp_path / "bundles"
     assert released(folder, parts) == "abc"
     note_release(folder, "abc", promoted=True)
@@ -41,7 +39,7 @@ def test_what_holds_the_same_keeps_its_name_and_has_no_second_copy(
     assert sorted(path.name for path in folder.glob("bundle-*")) == ["bundle-abc"]
 
 
-def test_what_differs_gets_the_next_free_name(parts: BundleParts, tmp_path: Path) -> None:
+def test_what_differs_gets_the_next_free_name(parts, tmp_path):
     folder = tmp_path / "bundles"
     for version in ("abc", "abc-2", "abc-3"):
         assert released(folder, parts, config_digest=version) == version
@@ -54,19 +52,18 @@ def test_what_differs_gets_the_next_free_name(parts: BundleParts, tmp_path: Path
         load_bundle(path)
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_a_disk_that_fails_leaves_the_served_one_and_no_part_of_the_next(
-    parts: BundleParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+    parts, tmp_path, monkeypatch
+):
     """FAULTS 9 and 10: whichever flush of a release fails."""
     folder, fsync = tmp_path / "bundles", os.fsync
     released(folder, parts)
     note_release(folder, "abc", promoted=True)
     kept = sorted(path.name for path in folder.iterdir())
-    for failing in (0, 1, 5):
+    for failing, code in ((0, errno.EIO), (1, errno.ENOSPC), (5, errno.EIO)):
         calls = iter(range(1_000))
 
-        def fail(descriptor: int, calls=calls, failing=failing) -> None:  # type: ignore[no-untyped-def]
+        def fail(descriptor, calls=calls, failing=failing, code=code):
             if next(calls) == failing:
                 raise OSError(code, os.strerror(code))
             fsync(descriptor)
@@ -80,9 +77,7 @@ def test_a_disk_that_fails_leaves_the_served_one_and_no_part_of_the_next(
     assert released(folder, parts, config_digest="2") == "abc-2"
 
 
-def test_a_damaged_one_is_left_alone_and_not_taken_for_the_same(
-    parts: BundleParts, tmp_path: Path
-) -> None:
+def test_a_damaged_one_is_left_alone_and_not_taken_for_the_same(parts, tmp_path):
     folder = tmp_path / "bundles"
     released(folder, parts)
     path = folder / "bundle-abc/index/items.faiss"
@@ -91,3 +86,12 @@ def test_a_damaged_one_is_left_alone_and_not_taken_for_the_same(
     assert released(folder, parts) == "abc-2"
     assert path.read_bytes() == b""
     load_bundle(folder / "bundle-abc-2")
+
+
+def test_a_refused_one_is_kept_apart_to_look_at(parts, tmp_path):
+    folder = tmp_path / "bundles"
+    failed = Verdict(name="size", value=2.0, bound=1.0, passed=False)
+    for name in ("abc", "def"):
+        assert released(folder, parts, name=name, judge=lambda _directory: [failed]) == name
+    assert [path.name for path in folder.rglob("bundle-*")] == ["bundle-def"]
+    assert load_bundle(folder / "refused/bundle-def").manifest.verdicts == [failed]

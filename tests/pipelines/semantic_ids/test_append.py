@@ -1,6 +1,5 @@
 """IDs of appended items: with a store beside the bundle, without one, and with another's."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +15,10 @@ from pipelines.semantic_ids.append import (
     published_ids,
 )
 from pipelines.semantic_ids.store import SemanticIdStore
-from recsys.content.encoder import HashEncoder
 from recsys.semantic_ids import lifecycle
 from serving.bundle.load import Bundle, load_bundle
-from serving.bundle.manifest import ContentSource, publish
 from serving.bundle.semantic_ids import ItemSemanticIds
-from serving.bundle.write import write_bundle
-from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
+from tests.pipelines.publishing.test_append_items import release
 
 ORIGIN = {"encoder": "made up", "dim": 256, "settings": {}}
 ITEM_IDS = [f"item-{row}" for row in range(40, 0, -1)]
@@ -33,18 +29,7 @@ ITEM_IDS = [f"item-{row}" for row in range(40, 0, -1)]
 def bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A published bundle that says how its content was made."""
     monkeypatch.setenv("RECSYS_DATA_CACHE", str(tmp_path / "cache"))
-    return release(tmp_path, "v1")
-
-
-def release(folder: Path, version: str) -> Path:
-    scratch = folder / f"scratch-{version}"
-    scratch.mkdir()
-    parts = synthetic_parts(scratch, SyntheticSize(content_dim=HashEncoder().dim))
-    assert parts.two_tower is not None
-    source = ContentSource(encoder="hash", text_columns=["title"], name=HashEncoder().name)
-    write_bundle(folder / "bundles", replace(parts, content_source=source), version=version)
-    publish(folder / "bundles", version)
-    return folder / "bundles"
+    return release(tmp_path, "v1").parent
 
 
 @pytest.fixture
@@ -73,8 +58,8 @@ def vectors(*like: int, bundles: Path) -> np.ndarray:
 
 
 def test_appended_items_have_the_ids_of_the_library_and_the_store_keeps_them(
-    bundles: Path, store: SemanticIdStore, tmp_path: Path
-) -> None:
+    bundles, store, tmp_path
+):
     _, before = current(bundles)
     directory, *_ = append(
         write_items(tmp_path, "a,red shoe", "b,", "c,blue shoe"), bundles / "current"
@@ -105,9 +90,7 @@ def test_appended_items_have_the_ids_of_the_library_and_the_store_keeps_them(
     assert twice.version == SemanticIdStore(bundles / "semantic_ids").current()
 
 
-def test_store_that_is_ahead_reserves_its_ids_and_gives_known_items_theirs(
-    bundles: Path, store: SemanticIdStore
-) -> None:
+def test_store_that_is_ahead_reserves_its_ids_and_gives_known_items_theirs(bundles, store):
     """Items x and y were published by a challenger that is not served."""
     bundle, own = current(bundles)
     content = vectors(3, 4, bundles=bundles)
@@ -127,7 +110,7 @@ def test_store_that_is_ahead_reserves_its_ids_and_gives_known_items_theirs(
     assert published.ids.codes[43].tolist() == new.codes[0].tolist()
 
 
-def test_a_killed_append_gives_the_same_ids_again(bundles: Path, store: SemanticIdStore) -> None:
+def test_a_killed_append_gives_the_same_ids_again(bundles, store):
     """Killed after the store, before the delta."""
     bundle = load_bundle(bundles / "current")
     content = vectors(3, 4, bundles=bundles)
@@ -141,9 +124,7 @@ def test_a_killed_append_gives_the_same_ids_again(bundles: Path, store: Semantic
     assert bundle.semantic_ids.extended(second).version == version
 
 
-def test_store_of_another_bundle_is_left_alone(
-    bundles: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_store_of_another_bundle_is_left_alone(bundles, capsys):
     bundle, own = current(bundles)
     store = SemanticIdStore(bundles / "semantic_ids")
     store.publish(own.ids, load_bundle_quantizer(own), ITEM_IDS[::-1], ORIGIN)
@@ -155,9 +136,7 @@ def test_store_of_another_bundle_is_left_alone(
     assert SemanticIdStore(bundles / "semantic_ids").current() == version
 
 
-def test_bundle_published_meanwhile_is_not_replaced(
-    bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bundle_published_meanwhile_is_not_replaced(bundles, tmp_path, monkeypatch):
     encode = append_items.encode_items
 
     def slow(*arguments: object) -> object:
@@ -171,7 +150,7 @@ def test_bundle_published_meanwhile_is_not_replaced(
     assert (bundles / "current").readlink().name == "bundle-v2"
 
 
-def test_content_may_have_columns_behind_those_that_the_quantiser_reads(bundles: Path) -> None:
+def test_content_may_have_columns_behind_those_that_the_quantiser_reads(bundles):
     _, own = current(bundles)
     alone = vectors(3, 9, bundles=bundles)
     words = np.ones((2, 7), np.float32)

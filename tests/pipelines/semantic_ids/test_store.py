@@ -38,9 +38,7 @@ def store(tmp_path: Path, first: SemanticIds, quantizer: ResidualKMeans) -> Sema
     return store
 
 
-def test_version_that_does_not_know_the_published_one_is_refused(
-    store: SemanticIdStore, first: SemanticIds, quantizer: ResidualKMeans
-) -> None:
+def test_version_that_does_not_know_the_published_one_is_refused(store, first, quantizer):
     names = [*ITEM_IDS_OF_10, "new"]
     sibling = append(first, quantizer, VECTORS[11:])
     store.publish(append(first, quantizer, VECTORS[10:11]), quantizer, names, ORIGIN)
@@ -53,9 +51,7 @@ def test_version_that_does_not_know_the_published_one_is_refused(
     assert store.current() == now
 
 
-def test_current_version_leads_from_what_it_appends_to_alone(
-    store: SemanticIdStore, first: SemanticIds, quantizer: ResidualKMeans
-) -> None:
+def test_current_version_leads_from_what_it_appends_to_alone(store, first, quantizer):
     appended = append(first, quantizer, VECTORS[10:11])
     store.publish(appended, quantizer, [*ITEM_IDS_OF_10, "new"], ORIGIN)
     assert store.leads_from(first.version)
@@ -78,7 +74,7 @@ def test_current_version_leads_from_what_it_appends_to_alone(
     ("text", "message"),
     [("{", "damaged"), ('{"a": 1}', "list of different"), ('["a", "a"]', "list of different")],
 )
-def test_damaged_numbering_is_refused(store: SemanticIdStore, text: str, message: str) -> None:
+def test_damaged_numbering_is_refused(store, text, message):
     (store.directory / ITEM_IDS).write_text(text)
     with pytest.raises(ValueError, match=message):
         SemanticIdStore(store.directory)

@@ -58,7 +58,7 @@ def texts(made: NextVersion, content: Content) -> dict[str, str]:
     return {item_id: made.ids.text(row) for item_id, row in rows.items() if row}
 
 
-def test_ids_follow_items_through_other_rows_and_new_items(store: SemanticIdStore) -> None:
+def test_ids_follow_items_through_other_rows_and_new_items(store):
     content = look_up_content(names(0, 40))
     before = texts(published(content, store), content)
     later = look_up_content(list(reversed(names(0, 60))))
@@ -70,9 +70,7 @@ def test_ids_follow_items_through_other_rows_and_new_items(store: SemanticIdStor
     assert len(set(after.values())) == 60
 
 
-def test_an_item_that_leaves_and_comes_back_has_its_id_and_nobody_inherits_it(
-    store: SemanticIdStore,
-) -> None:
+def test_an_item_that_leaves_and_comes_back_has_its_id_and_nobody_inherits_it(store):
     content = look_up_content(names(0, 40))
     before = texts(published(content, store), content)
     without = look_up_content([*names(5, 40), *names(100, 120)])
@@ -87,7 +85,7 @@ def test_an_item_that_leaves_and_comes_back_has_its_id_and_nobody_inherits_it(
     }
 
 
-def test_another_encoder_is_aligned_to_the_published_codes(store: SemanticIdStore) -> None:
+def test_another_encoder_is_aligned_to_the_published_codes(store):
     content = look_up_content(names(0, 80))
     first = published(content, store)
     # The same neighbourhoods in a mirrored space.
@@ -101,7 +99,7 @@ def test_another_encoder_is_aligned_to_the_published_codes(store: SemanticIdStor
     assert len(set(texts(made, other).values())) == 80
 
 
-def test_a_refit_with_another_seed_keeps_most_ids(store: SemanticIdStore) -> None:
+def test_a_refit_with_another_seed_keeps_most_ids(store):
     content = look_up_content(names(0, 150))
     published(content, store)
     warm = refit_ids(content, store, CONFIG, seed=9)
@@ -109,7 +107,7 @@ def test_a_refit_with_another_seed_keeps_most_ids(store: SemanticIdStore) -> Non
     assert warm.kept.full > 0.8
 
 
-def test_other_levels_are_trained_anew_and_say_what_they_replace(store: SemanticIdStore) -> None:
+def test_other_levels_are_trained_anew_and_say_what_they_replace(store):
     content = look_up_content(names(0, 80))
     first = published(content, store)
     made = published(content, store, replace(CONFIG, num_levels=4))
@@ -119,18 +117,15 @@ def test_other_levels_are_trained_anew_and_say_what_they_replace(store: Semantic
     assert made.ids.num_levels == 4
 
 
-def test_tiny_catalogues_have_ids(store: SemanticIdStore) -> None:
+def test_tiny_catalogues_have_ids_and_those_without_content_no_version(store):
     for count in (1, 2, 3, 5, 17):
         content = look_up_content(names(0, count))
         assert len(set(texts(made_of(content, store), content).values())) == count
+    for found in ([], ["no-a", "no-b"]):
+        assert next_version(look_up_content(found), store, CONFIG) is None
 
 
-@pytest.mark.parametrize("found", [[], ["no-a", "no-b"]])
-def test_without_content_there_is_no_version(store: SemanticIdStore, found: list[str]) -> None:
-    assert next_version(look_up_content(found), store, CONFIG) is None
-
-
-def test_chosen_levels_that_are_full_are_chosen_again(store: SemanticIdStore) -> None:
+def test_chosen_levels_that_are_full_are_chosen_again(store):
     few = look_up_content(names(0, 5))
     first = published(few, store)
     many = look_up_content(names(0, 400))
@@ -140,7 +135,7 @@ def test_chosen_levels_that_are_full_are_chosen_again(store: SemanticIdStore) ->
     assert len(set(texts(made, many).values())) == 400
 
 
-def test_named_levels_that_are_full_are_the_users_to_change(store: SemanticIdStore) -> None:
+def test_named_levels_that_are_full_are_the_users_to_change(store):
     config = SemanticIdsConfig(codes_per_level=2)
     published(look_up_content(names(0, 5)), store, config)
     with pytest.raises(NoFreeIdError, match="more or larger levels"):

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    (folder / "report.html").write_text("<p id=a>no</p><script>a.textContent = 'ran'</script>")
     with served(Context(stores=OneRun(folder), key="key"), PAGES, key="key") as found:
         yield found
 
@@ -182,29 +181,18 @@ def test_it_is_navigated_by_keyboard_and_announced(window):
     assert page.get_attribute("nav a[aria-current=page]", "href") == "#/other?model=3"
 
 
-@pytest.mark.parametrize(
-    ("page", "words"),
-    [
+def test_what_cannot_be_shown_is_a_page_with_words_and_ways_on(window):
+    shown = window()
+    for page, words in (
         ("other?item=404", "no item '404'"),
         ("other?item=broken", "the dashboard's log says why"),
         ("%E0%A4%A", "there are: every, hidden, other"),
-    ],
-)
-def test_what_cannot_be_shown_is_a_page_with_words_and_ways_on(window, page, words):
-    shown = window()
-    shown.open(page, expected="failed")
-    assert words in lead(shown)
+    ):
+        shown.open(page, expected="failed")
+        assert words in lead(shown)
     assert shown.axe() == []
     # The console names the failed request itself.
     shown.faults[:] = [one for one in shown.faults if "Failed to load resource" not in one]
     shown.page.get_by_role("link", name="The first page").click()
     shown.page.wait_for_selector("html[data-page=drawn]")
     assert shown.page.url.endswith("#/every")
-
-
-def test_a_report_runs_in_a_sandbox(window, address):
-    shown = window()
-    shown.page.goto(f"{address}/files/0123456789ab/report.html")
-    assert shown.page.inner_text("#a") == "ran"
-    assert shown.page.evaluate("origin") == "null"
-    shown.faults[:] = [one for one in shown.faults if "favicon" not in one]

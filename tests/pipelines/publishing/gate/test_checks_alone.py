@@ -25,9 +25,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.mark.parametrize(("beyond", "passes"), [(0, True), (1, False)])
-def test_an_event_may_be_ahead_of_the_clock_by_the_allowed_skew_alone(
-    beyond: int, passes: bool, bundle: Bundle
-) -> None:
+def test_an_event_may_be_ahead_of_the_clock_by_the_allowed_skew_alone(beyond, passes, bundle):
     newest = int(np.max(np.asarray(bundle.users.times)))
     subject = Subject(challenger=bundle, now=newest - CLOCK_SKEW - beyond)
     (verdict,) = not_in_the_future(subject)
@@ -35,7 +33,7 @@ def test_an_event_may_be_ahead_of_the_clock_by_the_allowed_skew_alone(
     assert CLOCK_SKEW == 3_600
 
 
-def test_a_file_that_was_delivered_twice_is_refused(bundle: Bundle) -> None:
+def test_a_file_that_was_delivered_twice_is_refused(bundle):
     def share(duplicates: int) -> bool:
         report = {"rows_in": 1_000, "duplicates": duplicates}
         return all(one.passed for one in read_once(Subject(challenger=bundle, report=report)))
@@ -44,7 +42,7 @@ def test_a_file_that_was_delivered_twice_is_refused(bundle: Bundle) -> None:
     assert not share(500)
 
 
-def test_a_gain_that_doubles_the_champion_is_held_back(bundle: Bundle) -> None:
+def test_a_gain_that_doubles_the_champion_is_held_back(bundle):
     before = np.random.default_rng(0).random(400)
     for factor, passed in ((1.5, True), (2.5, False)):
         found = paired(before, factor * before, ReleaseConfig().paired())
@@ -54,15 +52,13 @@ def test_a_gain_that_doubles_the_champion_is_held_back(bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize(("ranked", "passed"), [(0.11, True), (0.19, True), (0.25, False)])
-def test_a_ranker_that_doubles_the_list_it_reorders_is_held_back(
-    bundle: Bundle, ranked: float, passed: bool
-) -> None:
+def test_a_ranker_that_doubles_the_list_it_reorders_is_held_back(bundle, ranked, passed):
     (verdict,) = too_good(Subject(challenger=bundle, ranked=(ranked, 0.1)))
     assert verdict.passed is passed
     assert "may hold the label" in verdict.reason
 
 
-def test_a_slow_bundle_is_refused_by_the_champions_time(bundle: Bundle) -> None:
+def test_a_slow_bundle_is_refused_by_the_champions_time(bundle):
     def judged(challenger: float, champion: float) -> bool:
         lists = [BundleLists(bundle, [], [one] * 9) for one in (challenger, champion)]
         return latency(Subject(challenger=bundle), *lists).passed

@@ -52,34 +52,30 @@ def failed(verdicts: list[Verdict]) -> set[str]:
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_defect_fails_the_check_that_names_it(
-    name: str, parts: BundleParts, champion: Bundle, tmp_path: Path
-) -> None:
+def test_a_planted_defect_fails_the_check_that_names_it(name, parts, champion, tmp_path):
     plant, check = PLANTED[name]
     planted = plant(parts, tmp_path)
     assert check in failed(judged(champion, tmp_path / "bundles", planted))
 
 
-def test_an_equal_bundle_passes_every_check(
-    parts: BundleParts, champion: Bundle, tmp_path: Path
-) -> None:
+def test_an_equal_bundle_passes_every_check(parts, champion, tmp_path):
     verdicts = judged(champion, tmp_path, parts)
     assert failed(verdicts) == set()
     assert len({one.name for one in verdicts}) >= 12
     assert all(one.reason for one in verdicts)
 
 
-def test_a_first_bundle_needs_no_champion(parts: BundleParts, tmp_path: Path) -> None:
+def test_a_first_bundle_needs_no_champion(parts, tmp_path):
     assert failed(judged(None, tmp_path, parts)) == set()
 
 
-def test_half_the_catalogue_missing_is_refused(champion: Bundle, tmp_path: Path) -> None:
+def test_half_the_catalogue_missing_is_refused(champion, tmp_path):
     half = parts_of(tmp_path / "parts", replace(SIZE, num_items=60))
     verdicts = judged(champion, tmp_path / "bundles", half)
     (found,) = [one for one in verdicts if one.name == "catalogue completeness"]
     assert (found.value, found.passed) == (0.5, False)
 
 
-def test_a_gate_that_is_off_checks_nothing(champion: Bundle) -> None:
+def test_a_gate_that_is_off_checks_nothing(champion):
     off = Subject(challenger=champion, config=GateConfig(enabled=False))
     assert bundle_verdicts(off) == []
