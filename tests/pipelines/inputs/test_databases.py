@@ -3,7 +3,7 @@
 import re
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +23,7 @@ from pipelines.partitions.ingest import ingest
 from pipelines.presets.resolve import resolve
 from pipelines.stages.build_features import features_config
 from recsys.data.durable import digest_of_file
+from tests.pipelines.inputs.postgresql_server import INITDB, postgresql_server
 
 START = datetime(2026, 1, 1)  # noqa: DTZ001
 ORDERS = pl.DataFrame({
@@ -31,6 +32,14 @@ ORDERS = pl.DataFrame({
 })  # fmt: skip
 PRODUCTS = pl.DataFrame([(f"p{n}", f"Tea {n}") for n in range(10)], ["sku", "name"], orient="row")
 Run = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[str]:
+    if INITDB is None:
+        pytest.skip("no PostgreSQL: apt-get install --no-install-recommends postgresql")
+    with postgresql_server() as address:
+        yield address
 
 
 @pytest.fixture(params=["sqlite", "duckdb", "postgresql"])

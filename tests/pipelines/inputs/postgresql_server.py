@@ -5,30 +5,29 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import pytest
-
-PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-INITDB = shutil.which("initdb") or (str(PROGRAMS[-1]) if PROGRAMS else None)
+PROGRAMS = sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")))
+INITDB = shutil.which("initdb") or (PROGRAMS[-1] if PROGRAMS else None)
 
 
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[str]:
-    """Start a server; yields its address without a table."""
-    if INITDB is None:
-        pytest.skip("no PostgreSQL: apt-get install --no-install-recommends postgresql")
-    # The path of a socket is short, and root may not start a server.
+@contextmanager
+def postgresql_server() -> Iterator[str]:
+    """Start a server as nobody, because root may not; yield its address without a table."""
+    assert INITDB is not None
+    # The path of a socket is short.
     folder = Path(tempfile.mkdtemp(prefix="recsys-pg-"))
-    account = {"user": "nobody", "extra_groups": []} if os.geteuid() == 0 else {}
+    account: dict[str, Any] = {"user": "nobody", "extra_groups": []} if os.geteuid() == 0 else {}
     if account:
         shutil.chown(folder, "nobody")
-    bin_folder, data = Path(INITDB).resolve().parent, f"{folder}/data"
+    programs, data = Path(INITDB).resolve().parent, f"{folder}/data"
     options = f"-c listen_addresses='' -c fsync=off -k {folder}"
     start = ("pg_ctl", "-D", data, "-w", "-l", f"{folder}/log", "-o", options, "start")
 
     def run(program: str, *arguments: str) -> None:
-        command = [str(bin_folder / program), *arguments]
+        command = [str(programs / program), *arguments]
         subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, **account)
 
     try:
