@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from pipelines.config.run import SHARED, TRAININGS
+
 RENAMED_KEYS: Mapping[str, str] = {
     "training.device": "device",
     "sequence_training.device": "device",
@@ -70,14 +72,6 @@ FIXED_IN_TRAININGS = (
     "schedule.warmup_steps",
     "schedule.decay_steps",
 )
-TRAININGS = (
-    "shared_training",
-    "two_tower_training",
-    "sequence_training",
-    "generative_training",
-    "ranker_training",
-    "adapter",
-)
 REMOVED_KEYS: Mapping[str, str] = {
     "sequence.block = gated_delta": "use sparse, which is better on long and short histories",
     "sequence.member_blocks = gated_delta": "use attention, hstu or sparse",
@@ -100,12 +94,13 @@ REMOVED_KEYS: Mapping[str, str] = {
     "monitoring.max_examples": "leave it out: the two-sample test was removed",
     "enrichment.gate": "leave it out: name the attributes to read in [[enrichment.attributes]]",
     "enrichment.keep_helpful": "leave it out: name the attributes in [[enrichment.attributes]]",
+    "report": "leave it out: a report is named after its data set",
     "data.watermark_days": "leave it out: an absent day is missing three days later",
     "ranker.router = noisy": "use softmax, which balances experts by biases and is better",
     **dict.fromkeys(
         [
             *(f"{name}.{key}" for name, keys in FIXED_KEYS.items() for key in keys.split()),
-            *(f"{name}.{key}" for name in TRAININGS for key in FIXED_IN_TRAININGS),
+            *(f"{name}.{key}" for name in (SHARED, *TRAININGS) for key in FIXED_IN_TRAININGS),
         ],
         "leave it out: its default holds for every run",
     ),

@@ -125,14 +125,6 @@ class EvaluationConfig(RankingConfig):
         return list(dict.fromkeys((self.primary_metric, "recall@10")))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportConfig:
-    """How the report of an evaluation is written."""
-
-    title: str = ""
-    """Its heading; the name of the data set by default."""
-
-
 def files_under(path: Path) -> tuple[Path, ...]:
     """List the files of a table: the path itself, or those below a folder, by name."""
     if not path.is_dir():
@@ -272,7 +264,6 @@ class RunConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     backtest: ReplayConfig = field(default_factory=ReplayConfig)
     updates: UpdatesConfig = field(default_factory=UpdatesConfig)
-    report: ReportConfig = field(default_factory=ReportConfig)
     release: ReleaseConfig = field(default_factory=ReleaseConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     monitoring: MonitoringConfig = field(default_factory=MonitoringConfig)

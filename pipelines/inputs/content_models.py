@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pipelines.config.content import ENCODERS, LANGUAGE_MODELS, ContentConfig, EnrichItemsConfig
-from pipelines.config.operation import RayConfig
 from pipelines.engine.artifacts import files_under
-from pipelines.engine.ray_cluster import ray_cluster
-from recsys.content.embedding_cache import in_turn
 from recsys.content.encoder import (
     Encoder,
     HashEncoder,
     JoinedEncoder,
     SentenceTransformerEncoder,
-    Vectors,
     WordEncoder,
 )
 from recsys.content.endpoint import Endpoint
@@ -50,33 +45,6 @@ def make_encoder(config: ContentConfig) -> Encoder | None:
     if (path / "modules.json").is_file():
         return SentenceTransformerEncoder(path, name=f"{path.name}-{model_digest(path)}")
     return TransformerEncoder(path, pooling=config.pooling, max_tokens=config.max_tokens)
-
-
-def encoded_on_ray(
-    config: ContentConfig, ray: RayConfig, encoder: Encoder, batches: Iterable[list[str]]
-) -> Iterator[Vectors]:
-    """Encode each batch as a task of the Ray cluster, [n, D]."""
-    todo = list(batches)
-    if isinstance(encoder, HashEncoder) or len(todo) < 2:
-        yield from in_turn(encoder, todo)
-        return
-    with ray_cluster(ray) as run:
-        yield from run(encoded_on_node, [(config, texts) for texts in todo])
-
-
-def encoded_on_node(task: tuple[ContentConfig, list[str]]) -> Vectors:
-    """Encode a batch where this runs, [n, D], without the words that are joined to it."""
-    config, texts = task
-    encoder = encoder_here(config)
-    return (encoder.first if isinstance(encoder, JoinedEncoder) else encoder).encode(texts)
-
-
-@lru_cache(maxsize=1)
-def encoder_here(config: ContentConfig) -> Encoder:
-    """Load a task's encoder once a process."""
-    encoder = make_encoder(config)
-    assert encoder is not None
-    return encoder
 
 
 def make_language_model(config: EnrichItemsConfig, device: str = "auto") -> LanguageModel | None:

@@ -6,7 +6,6 @@ Texts are cached by their hashes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +15,7 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import cache_dir, to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.content_models import (
-    describe_item,
-    encoded_on_ray,
-    encoder_files,
-    make_encoder,
-)
+from pipelines.inputs.content_models import describe_item, encoder_files, make_encoder
 from pipelines.inputs.item_columns import (
     column_values,
     fit_columns,
@@ -34,7 +28,7 @@ from pipelines.stages.enrich_items import described_by, load_enrichment
 from recsys.content.attribute_schema import build_extraction
 from recsys.content.attributes import enriched_text
 from recsys.content.columns import ColumnEncoder
-from recsys.content.embedding_cache import encode_cached, in_turn
+from recsys.content.embedding_cache import encode_cached
 
 
 def raw_files(config: RunConfig) -> Mapping[str, Path]:
@@ -71,12 +65,9 @@ def embed_items(
             if context.show_progress and log.is_terminal:
                 log.print(f"  {done:,} of {total:,} texts", style="dim")
 
-        on_ray = context.config.engine == "ray"
-        encoding = partial(encoded_on_ray, config, context.config.ray) if on_ray else in_turn
         pairs = zip(texts, values, strict=True)
         texts = [enriched_text(*one, keep=keep, schema=extraction.schema) for one in pairs]
-        cache = cache_dir("embeddings")
-        vectors[1:] = encode_cached(texts, encoder, cache, progress=report, encoding=encoding)
+        vectors[1:] = encode_cached(texts, encoder, cache_dir("embeddings"), progress=report)
     images = image_columns(config, items)
     columns = fit_columns(items, config, images) if columns is None else columns
     if columns.dim:

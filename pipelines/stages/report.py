@@ -67,7 +67,7 @@ def report(context: StageContext) -> StageRows:
     built, measured = (Manifest.load(inputs[name]) for name in ("build_features", "evaluate"))
     data = read_report_data(
         inputs,
-        title=config.report.title or config.data.dataset or OWN_DATA,
+        title=config.data.dataset or OWN_DATA,
         split_kind=split_kind(inputs["build_features"]),
         excludes_history=config.evaluation.exclude_history,
         provenance=Provenance(

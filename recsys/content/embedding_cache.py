@@ -18,7 +18,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,13 +29,6 @@ from recsys.data.durable import write_durably
 
 logger = logging.getLogger(__name__)
 Halves = NDArray[np.float16]
-Encoding = Callable[[Encoder, Iterable[list[str]]], Iterator[Vectors]]
-"""Encodes batches of texts, each [n, D], in their order."""
-
-
-def in_turn(encoder: Encoder, batches: Iterable[list[str]]) -> Iterator[Vectors]:
-    """Encode one batch after the other in this process."""
-    return map(encoder.encode, batches)
 
 
 def encode_cached(
@@ -45,7 +38,6 @@ def encode_cached(
     *,
     shard_rows: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-    encoding: Encoding = in_turn,
 ) -> Vectors:
     """Encode texts; vectors that the cache lacks are added to it.
 
@@ -60,7 +52,6 @@ def encode_cached(
             cache_dir,
             shard_rows=shard_rows,
             progress=progress,
-            encoding=encoding,
         )
         return encoder.joined(first, texts)
     shard_rows = encoder.shard_rows if shard_rows is None else shard_rows
@@ -75,10 +66,9 @@ def encode_cached(
     # Texts of like length share a shard, so that the encoder pads little.
     todo = sorted(missing, key=lambda key: (-len(missing[key]), key))
     shards = [todo[begin : begin + shard_rows] for begin in range(0, len(todo), shard_rows)]
-    batches = ([missing[key] for key in shard] for shard in shards)
     encoded = 0
-    for shard, vectors in zip(shards, encoding(encoder, batches), strict=True):
-        rows = vectors.astype(np.float16)
+    for shard in shards:
+        rows = encoder.encode([missing[key] for key in shard]).astype(np.float16)
         _write_shard(folder, encoder, shard, rows)
         known.update(zip(shard, rows, strict=True))
         encoded += len(shard)

@@ -63,9 +63,8 @@ def _config_type() -> Any:
 
 
 def dataset_name(config: Mapping[str, str]) -> str | None:
-    """Return the name of a run's data: the data set, the report's title, or the file of events."""
-    named = config.get("data.dataset") or config.get("report.title")
-    if named:
+    """Return the name of a run's data: the data set, or the file of events."""
+    if named := config.get("data.dataset"):
         return named
     place = Path((config.get("data.partitions") or config.get("data.events", "")).strip('[]"'))
     return f"{place.parent.name}/{place.stem}".strip("/") or None

@@ -5,22 +5,18 @@ import signal
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from features.build import build_features
 from pipelines.config.operation import RayConfig
 from pipelines.engine.errors import ClusterError
 from pipelines.engine.ray_cluster import ray_cluster
-from pipelines.inputs.content_models import encoded_on_ray, make_encoder
 from pipelines.presets.resolve import resolve
 from pipelines.scoring.job import ScoreRequest
 from pipelines.scoring.score import score
 from pipelines.stages.build_features import features_config
-from recsys.content.embedding_cache import encode_cached
 from tests.conftest import TINY_SHOP
 from tests.recsys.testing.synthetic import markov_world, write_csv
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
@@ -106,31 +102,6 @@ def test_preparation_on_the_cluster_has_the_bytes_of_preparation_here(cluster, s
     with ray_cluster(RayConfig()) as run:
         build_features(config, tmp_path / "there", run=run, workers=run.workers)
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
-
-
-def test_texts_encoded_on_the_cluster_have_the_vectors_of_texts_encoded_here(
-    cluster, shop, tmp_path
-):
-    config = resolve(
-        shop / "shop.toml", preset=None, assignments=["engine=ray", "content.encoder=hash"]
-    )
-    texts = [f"{place} apples and {place % 5} pears of brand {place % 7}" for place in range(20)]
-    encoder = make_encoder(config.content)
-    assert encoder is not None
-    here = encode_cached(texts, encoder, tmp_path / "here", shard_rows=4)
-    said: list[str] = []
-    there = encode_cached(
-        texts,
-        encoder,
-        tmp_path / "there",
-        shard_rows=4,
-        progress=lambda done, total: said.append(f"{done} of {total}"),
-        encoding=partial(encoded_on_ray, config.content, config.ray),
-    )
-    assert said == ["4 of 20", "8 of 20", "12 of 20", "16 of 20", "20 of 20"]
-    assert np.array_equal(there, here)
-    # What is kept is read, not encoded.
-    assert np.array_equal(encode_cached(texts, encoder, tmp_path / "there"), there)
 
 
 @pytest.mark.slow
