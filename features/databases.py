@@ -22,7 +22,6 @@ from urllib.parse import quote
 import polars as pl
 
 DRIVERS = {"postgresql": "adbc_driver_postgresql.dbapi", "sqlite": "sqlite3", "duckdb": "duckdb"}
-EXTRAS = {"postgresql": "postgres", "duckdb": "duckdb"}
 SESSION = ("transaction read only", "time zone 'UTC'", "synchronize_seqscans = off")
 """Settings of PostgreSQL. A scan that starts within a table would give each snapshot an order."""
 FETCHED_ROWS = 100_000
@@ -120,7 +119,7 @@ class DatabaseTable:
         except ImportError as error:
             raise ValueError(
                 f"{self.kind} needs a driver that is not installed ({error.name}): "
-                f"pip install 'recsys-platform[{EXTRAS[self.kind]}]'"
+                f"pip install 'recsys-platform[{self.kind.removesuffix('ql')}]'"
             ) from error
         if self.kind != "postgresql" and not Path(self.place).is_file():
             raise ValueError(f"no file {self.place}; check the path after {self.kind}:")
