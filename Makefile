@@ -9,7 +9,7 @@ TEST_WORKERS ?= logical
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install install-airflow install-typescript docs demo dashboard test test-all test-quick test-numerics mutants test-api year soak check format serve bench lock release-check clean
+.PHONY: help install install-airflow install-typescript docs demo dashboard test test-all test-quick test-numerics mutants test-api year soak check format serve strangers bench lock release-check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the verbs
@@ -95,6 +95,10 @@ release-check: install  ## wheel, demo from it, docs, licences, SBOM, changelog;
 format: install  ## rewrite files in the house format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+strangers: install  ## logs that nothing was tuned on, untuned and in 10 minutes each, beside simple peers; about 3 hours
+	@$(BIN)/python -m tests.benchmarks.strangers.benchmark_strangers --peers
+	@$(BIN)/python -m tests.benchmarks.strangers.benchmark_strangers --budget 10m
 
 bench: install  ## list the benchmarks and how long they took; ONLY=kernels or ONLY=all runs them
 	@$(BIN)/python -m tests.benchmarks $(ONLY)

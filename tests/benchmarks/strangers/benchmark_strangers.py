@@ -1,11 +1,12 @@
 """Run the package on strangers' logs, untuned and in a budget, beside what a team would try first.
 
-Each log is written as CSV under names of its own with every user's last event kept back; `recsys
-data init` and `recsys run` do the rest, and the released bundle is asked. Peers are fitted on the
-same events with one setting chosen on each user's last training event (peers.py, outside_peers.py);
-their numbers are kept, so that they need not be fitted again.
+Each log is written as CSV under names of its own. Every user's last event is kept back, or, of logs
+with times, all that comes after a moment; `recsys data init` and `recsys run` do the rest, and the
+released bundle is asked. Peers are fitted on the same events with one setting chosen on each user's
+last training event (peers.py, outside_peers.py); their numbers are kept.
 
     RECSYS_DATA_MIRROR=... python -m tests.benchmarks.strangers.benchmark_strangers --sets music
+    ... --after last                      # one of the two: last, moment
     ... --peers --outside PYTHON          # fit peers, with another Python for implicit and RecTools
     ... --budget 10m --held-out           # the sets that are run once, at the end
 
@@ -38,15 +39,32 @@ from tests.benchmarks.harness import (
     write_results,
 )
 from tests.benchmarks.strangers.measures import recall_and_ndcg, without
-from tests.benchmarks.strangers.peers import ONLY_REPEATS, SETTINGS, measure, own_peer
-from tests.benchmarks.strangers.sets import SETS, Parted, StrangersSet, parted, write_files
+from tests.benchmarks.strangers.peers import (
+    ONLY_REPEATS,
+    RECENT,
+    SETTINGS,
+    measure,
+    own_peer,
+    recent_lists,
+)
+from tests.benchmarks.strangers.sets import (
+    SETS,
+    Parted,
+    StrangersSet,
+    before_moment,
+    named_files,
+    without_last,
+)
 
 NUMBERS = RESULTS / "strangers" / "measured.json"
 OUTSIDE = ("ALS", "BPR", "SASRec")
 ASKED = 20
 GOAL = 1.2
+PARTS = {"last": ("", without_last), "moment": (", after a moment", before_moment)}
+"""What is kept back: words after a set's name, and how it is parted."""
 KINDS = {"new": "", "next": ", old items too"}
 POLL_S = 0.25
+TIMES = ("first_bundle_s", "total_s", "peak_gib")
 ASK = """
 import json, sys
 from pathlib import Path
@@ -65,6 +83,7 @@ for user, item in frame.select("user_id", "item_id").iter_rows():
 def parsed_arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--sets", nargs="*", choices=SETS, help="not all of them")
+    parser.add_argument("--after", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--held-out", action="store_true", help="the sets that are run once")
     parser.add_argument("--budget", help="handed to recsys run, such as 10m")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
@@ -90,6 +109,10 @@ def fit_peers(
         wanted = {kind: targets[kind] for kind in targets if name != ONLY_REPEATS or kind == "next"}
         if name in SETTINGS and wanted:
             found[name] = measure(own_peer(name), SETTINGS[name], log.history, wanted)
+    if RECENT in names:
+        found[RECENT] = {
+            "new": [round(x, 4) for x in recall_and_ndcg(recent_lists(log), log.target)]
+        }
     theirs = [name for name in names if name in OUTSIDE]
     if theirs and outside is not None:
         with tempfile.TemporaryDirectory() as folder:
@@ -222,8 +245,9 @@ def rows_of(numbers: Mapping[str, Any]) -> list[Row]:
 
 def table_of(numbers: Mapping[str, Any]) -> str:
     """Lay out sets by line, R@10 / N@10 of all by column."""
-    peers = [*(name for name in SETTINGS), *OUTSIDE]
-    head = ["set", "events", "what it has", "first bundle, s", "all, s", "ours", *peers, "ratio"]
+    peers = [*SETTINGS, RECENT, *OUTSIDE]
+    head = ["set", "events", "what it has", "first bundle, s", "all, s", "peak, GiB"]
+    head += ["ours", *peers, "ratio"]
     lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
     for name, found in numbers.items():
         ours = found.get("ours", {})
@@ -236,8 +260,8 @@ def table_of(numbers: Mapping[str, Any]) -> str:
             cells = [
                 name + label,
                 f"{found['events']:,}",
-                SETS[name].has,
-                *(f"{ours[key]:g}" if ours else "" for key in ("first_bundle_s", "total_s")),
+                SETS[name.partition(",")[0]].has,
+                *(f"{ours[key]:g}" if key in ours else "" for key in TIMES),
                 pair(mine),
                 *(pair(others.get(peer)) for peer in peers),
                 "" if mine is None else f"{mine[1] / max(best, 1e-9):.2f}",
@@ -260,11 +284,14 @@ def write_numbers(name: str, measured: Mapping[str, Any]) -> None:
     found = numbers.setdefault(name, {})
     peers = {**found.get("peers", {}), **measured.get("peers", {})}
     found |= {**measured, "peers": peers}
-    ordered = {name: numbers[name] for name in SETS if name in numbers}
+    names = [set_name + words for set_name in SETS for words, _ in PARTS.values()]
+    ordered = {name: numbers[name] for name in names if name in numbers}
     lines = [f"{json.dumps(name)}: {json.dumps(one)}" for name, one in ordered.items()]
     NUMBERS.write_text("{" + ",\n".join(lines) + "}\n")
     notes = (
-        "R@10 / N@10 of each user's last event, the history left out of every list; in lines with "
+        'R@10 / N@10 of each user\'s last event or, in lines with "after a moment", of the first '
+        "new item after 90% of the events (users with events before it are asked). "
+        "The history is left out of every list; in lines with "
         '"old items too" it is where validation says so. The ratio is of N@10, ours to the best '
         "peer's. Held-out sets are of users on whose events nothing was developed; "
         "films-1m-held-out, which is whole, has all users, of whom no last event was seen before. "
@@ -279,26 +306,35 @@ def main() -> None:
     options = parsed_arguments()
     names = options.sets or [name for name, one in SETS.items() if one.held_out == options.held_out]
     for name in names:
-        one = SETS[name]
-        log = one.make()
-        apart = parted(log.events)
-        events = {"events": sum(map(len, apart.history.values()))}
-        if options.peers is not None:
-            wanted = options.peers or [*SETTINGS, *OUTSIDE]
-            peers = fit_peers(one, apart, wanted, options.outside)
-            note_look(one, name, ", ".join(wanted))
-            write_numbers(name, events | {"peers": peers})
-            continue
-        work = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=options.work))
-        ours = run_package(write_files(log, one.names), work, options.budget, options.settings)
-        served = any(work.glob("runs/*/bundles/current"))
-        lists = ask_bundle(work, list(apart.target)) if served else {}
-        ours["measured"] = judged(one, apart, lists)
-        note_look(one, name, "what recsys run releases")
-        ours |= {"commit": current_commit()} | (
-            {"budget": options.budget} if options.budget else {}
-        )
-        write_numbers(name, events | {"ours": ours})
+        log = SETS[name].make()
+        for kind in options.after:
+            words, part = PARTS[kind]
+            if kind == "last" or "time" in log.events.columns:
+                measure_set(name, words, part(log.events), log.items, options)
+
+
+def measure_set(
+    name: str, words: str, log: Parted, items: pl.DataFrame | None, options: argparse.Namespace
+) -> None:
+    """Fit the peers of a set, or run the package on it and ask its bundle."""
+    one, events = SETS[name], {"events": log.given.height}
+    if options.peers is not None:
+        wanted = options.peers or [*SETTINGS, *OUTSIDE]
+        wanted += [RECENT] if words and not options.peers else []
+        peers = fit_peers(one, log, wanted, options.outside)
+        note_look(one, name, ", ".join(wanted))
+        write_numbers(name + words, events | {"peers": peers})
+        return
+    work = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=options.work))
+    ours = run_package(
+        named_files(log.given, items, one.names), work, options.budget, options.settings
+    )
+    served = any(work.glob("runs/*/bundles/current"))
+    lists = ask_bundle(work, list(log.target)) if served else {}
+    ours["measured"] = judged(one, log, lists)
+    note_look(one, name, "what recsys run releases")
+    ours |= {"commit": current_commit()} | ({"budget": options.budget} if options.budget else {})
+    write_numbers(name + words, events | {"ours": ours})
 
 
 if __name__ == "__main__":

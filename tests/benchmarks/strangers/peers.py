@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
+import polars as pl
 import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy import linalg
 
 from tests.benchmarks.strangers.measures import K, recall_and_ndcg
+from tests.benchmarks.strangers.sets import Parted
 
 History = Mapping[str, Sequence[str]]
 Lists = dict[str, list[str]]
@@ -29,6 +31,9 @@ SETTINGS: dict[str, tuple[float, ...]] = {
 """Regularisation; share of the length normalisation; none; what an event counts less for each
 later one of the user, 0 for not."""
 ONLY_REPEATS = "own items"
+RECENT = "popular of 30 days"
+"""Asked after a moment."""
+RECENT_SECONDS = 30 * 86_400
 USERS_AT_A_TIME = 500
 
 
@@ -180,3 +185,15 @@ def measure(
             scores = recall_and_ndcg(lists, targets[kind])
             out[kind] = [round(value, 4) for value in scores]
     return {kind: out[kind] for kind in targets}
+
+
+def recent_lists(log: Parted) -> Lists:
+    """List what was popular in the last days before the moment, without each history."""
+    since = log.given["time"].max() - RECENT_SECONDS
+    counts = log.given.filter(pl.col("time") > since)["item"].value_counts(sort=True)["item"]
+    best = counts.to_list()
+    lists: Lists = {}
+    for user in log.target:
+        seen = set(log.history[user])
+        lists[user] = [item for item in best[: K + len(seen)] if item not in seen][:K]
+    return lists

@@ -7,9 +7,11 @@ latter are of other users and keep it, so each run of one is a line of the ledge
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -91,6 +93,17 @@ def cut(
     return Log(events, items.select(item="item_id", title="title", labels=labels))
 
 
+def fiction() -> Log:
+    """IFDB: plays and wishes of nineteen years; 42% of the items have texts."""
+    folder = Path(os.environ["RECSYS_DATA_MIRROR"]) / "ifdb"
+    events = pl.read_parquet(folder / "events.parquet").sort("user", "time", maintain_order=True)
+    items = pl.read_parquet(folder / "items.parquet")
+    return Log(
+        events.select("user", "item", "time", "kind"),
+        items.select("item", "title", "description", labels="categories"),
+    )
+
+
 def _path(table: object) -> str:
     assert table is not None
     return str(table)
@@ -124,6 +137,17 @@ SETS: dict[str, StrangersSet] = {
         names={"user": "uid", "item": "film_id", "time": "unix_time", "stars": "score"},
         source="movielens-100k",
     ),
+    "films-dated": StrangersSet(
+        has="ratings of six months with times, titles and genres",
+        make=partial(cut, "movielens-100k", part=(0, 1000), keep=("time",), texts=True),
+        names={"user": "viewer", "item": "movie", "time": "rated_at", "labels": "genres"},
+        source="movielens-100k",
+    ),
+    "fiction": StrangersSet(
+        has="plays and wishes of nineteen years, with descriptions",
+        make=fiction,
+        names={"user": "customer", "item": "sku", "time": "when", "kind": "what"},
+    ),
     "films-100k": StrangersSet(
         has="ratings in order with titles and genres, no times",
         make=partial(cut, "movielens-1m", part=(0, 100), keep=("order",), texts=True),
@@ -141,6 +165,12 @@ SETS: dict[str, StrangersSet] = {
         make=partial(cut, "amazon-toys", part=(0, 300), keep=("order",), texts=True),
         names=SHOP | {"order": "sequence", "labels": "tags"},
         source="amazon-toys",
+    ),
+    "sports-ids": StrangersSet(
+        has="short histories with days, ids alone, few events an item",
+        make=partial(cut, "amazon-sports", part=(0, 250), keep=("time",)),
+        names=FRENCH,
+        source="amazon-sports",
     ),
     "instruments-180k": StrangersSet(
         has="short histories in order, ids alone, many users",
@@ -203,35 +233,58 @@ SETS: dict[str, StrangersSet] = {
 
 @dataclass(frozen=True)
 class Parted:
-    """A log whose users' last events are kept back."""
+    """A log of which some events are kept back."""
 
+    given: pl.DataFrame
+    """The events that a stranger has."""
     history: dict[str, list[str]]
-    """The rest of each user, in order."""
+    """The items of each user in them, in order."""
     target: dict[str, str]
-    """The last event of each user who has others."""
+    """The item of each user that is right."""
 
     def new_targets(self) -> dict[str, str]:
         """Keep the targets that the user's history does not hold."""
         return {u: i for u, i in self.target.items() if i not in set(self.history[u])}
 
 
-def parted(events: pl.DataFrame) -> Parted:
+MOMENT = 0.9
+"""Quantile of the times after which everything is kept back."""
+
+
+def without_last(events: pl.DataFrame) -> Parted:
     """Keep back the last event of each user who has at least two."""
-    history: dict[str, list[str]] = {}
+    back = pl.int_range(pl.len()).reverse().over("user")
+    history = lists_of(events)
+    target = {user: items[-1] for user, items in history.items() if len(items) > 1}
+    history = {user: history[user][:-1] for user in target}
+    return Parted(events.filter(back > 0), history, target)
+
+
+def before_moment(events: pl.DataFrame) -> Parted:
+    """Keep back what comes after the moment; users on both sides are asked for their first."""
+    events = events.sort("time", maintain_order=True)
+    at = events["time"].quantile(MOMENT)
+    given = events.filter(pl.col("time") <= at)
+    history, target = lists_of(given), dict[str, str]()
+    for user, item in events.filter(pl.col("time") > at).select("user", "item").iter_rows():
+        if user in history and item not in history[user]:
+            target.setdefault(user, item)
+    return Parted(given, history, target)
+
+
+def lists_of(events: pl.DataFrame) -> dict[str, list[str]]:
+    """List each user's items in order."""
+    lists: dict[str, list[str]] = {}
     for user, item in events.select("user", "item").iter_rows():
-        history.setdefault(user, []).append(item)
-    history = {user: items for user, items in history.items() if len(items) > 1}
-    return Parted(
-        {user: items[:-1] for user, items in history.items()},
-        {user: items[-1] for user, items in history.items()},
-    )
+        lists.setdefault(user, []).append(item)
+    return lists
 
 
-def write_files(log: Log, names: Mapping[str, str]) -> dict[str, pl.DataFrame]:
-    """Make the log without each user's last event, and the catalogue, with the stranger's names."""
-    last = pl.int_range(pl.len()).reverse().over("user") == 0
-    events = log.events.filter(~last)
-    tables = {"log.csv": events} | ({} if log.items is None else {"catalogue.csv": log.items})
+def named_files(
+    given: pl.DataFrame, items: pl.DataFrame | None, names: Mapping[str, str]
+) -> dict[str, pl.DataFrame]:
+    """Name the columns of the events and of the catalogue as the stranger does."""
+    tables = {"log.csv": given} | ({} if items is None else {"catalogue.csv": items})
     return {
         file: table.rename({ours: names.get(ours, ours) for ours in table.columns})
         for file, table in tables.items()
