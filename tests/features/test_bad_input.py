@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ from features.build import (
     build_features,
 )
 from tests.features.corrupt import corrupted
+from tests.features.test_build import NOW, START
 from tests.recsys.testing.refusals import assert_refused, refusal
 
-NOW = datetime(2024, 6, 1, tzinfo=UTC)
-START = 1_700_000_000
 LENIENT = FilterConfig(max_bad_share=1.0)
 
 

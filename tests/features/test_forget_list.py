@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import polars as pl
@@ -16,7 +15,8 @@ from features.forget_list import KEYS, ForgetList, UserKeys, key_name
 from features.people import FORGOTTEN
 from features.schema import FilterConfig, SourceConfig
 from pipelines.engine.forgotten import add_to_list, read_list
-from tests.features.test_build import histories
+from tests.features.test_build import NOW, START, histories
+from tests.features.test_ids import vocabulary
 
 FIRST, SECOND = UserKeys((b"first key of tests",)), UserKeys((b"second key of tests",))
 
@@ -80,8 +80,6 @@ def test_the_environments_key_comes_first_and_is_not_written(
         read_list(path)
 
 
-NOW = datetime(2024, 6, 1, tzinfo=UTC)
-START = 1_700_000_000
 PERSON = "ann.of.somewhere"
 ROWS = [(PERSON, "x", 0), (PERSON, "y", 1), ("bo", "x", 2), ("bo", "y", 3), ("cy", "y", 4)]
 
@@ -120,10 +118,6 @@ def built(config: FeaturesConfig, out: Path, **changed):
     return out, build_features(replace(config, **changed), out)
 
 
-def user_ids(out: Path) -> list[str]:
-    return pl.read_parquet(out / "vocabularies" / "users.parquet")["id"].to_list()
-
-
 def test_nothing_of_the_person_is_in_the_artefact(tmp_path: Path) -> None:
     config = write(tmp_path, ROWS, extra=f"{PERSON},,{START}\n")
     with_them, _ = built(config, tmp_path / "before")
@@ -154,10 +148,10 @@ def test_rows_of_an_earlier_vocabulary_stay_without_their_id(tmp_path: Path) -> 
     first, _ = built(config, tmp_path / "first")
     second, _ = built(config, tmp_path / "second", previous=first, forgotten=until(10))
     assert holds(second, PERSON) == []
-    assert user_ids(second) == ["(forgotten 1)", "bo", "cy"]
+    assert vocabulary(second, "users") == ["(forgotten 1)", "bo", "cy"]
     # They come back, get a row of their own, and keep it in the build after that.
     config = write(tmp_path, [*ROWS, (PERSON, "y", 20)])
     for name in ("third", "fourth"):
         out, _ = built(config, tmp_path / name, previous=second, forgotten=until(10))
-        assert user_ids(out) == ["(forgotten 1)", "bo", "cy", PERSON]
+        assert vocabulary(out, "users") == ["(forgotten 1)", "bo", "cy", PERSON]
         second = out

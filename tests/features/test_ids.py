@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,9 @@ from features.people import count_rows
 from features.schema import FilterConfig, SourceConfig, UserIdRows
 from features.user_ids import UserActivity, assigned, read_owners, renewed
 from recsys.fitting.grown import without_rows
-from tests.features.test_build import build, events_of
+from tests.features.test_build import NOW, START, build, events_of
 from tests.recsys.testing.refusals import assert_refused
 
-START = 1_700_000_000
 NUMBERS = [-(2**63), 2**63 - 1, 2**53, 2**53 + 1, -1, 0, 7, 4711]
 IDS = [
     *map(str, NUMBERS),
@@ -60,7 +58,7 @@ def test_ids_of_any_kind_are_kept_in_every_format(tmp_path: Path, ids: list, end
         items=SourceConfig(paths=(tables,), columns={"item_id": "user_id"}),
         users=SourceConfig(paths=(tables,)),
         filters=FilterConfig(max_bad_share=0),
-        now=datetime(2024, 6, 1, tzinfo=UTC),
+        now=NOW,
     )
     report = build_features(config, tmp_path / "out")
     assert (report.events, report.quarantined) == (2 * len(ids), {})
@@ -108,7 +106,7 @@ def built(folder: Path, days: int, **more: object) -> FeaturesReport:
     users = ["often", "seldom", "later"]
     first = {"often": 0, "seldom": 0, "later": 6}
     rows = [
-        (user, f"i{number % 7}", 1_700_000_000 + DAY * day + number)
+        (user, f"i{number % 7}", START + DAY * day + number)
         for user in users
         for day in range(first[user], days if user != "seldom" else 2)
         for number in range(3)

@@ -24,7 +24,7 @@ from recsys.models.sequence.model import SequenceModel
 from recsys.training.captured import CapturedStep, FixedShapeLoss, StepGuard
 from recsys.training.optim import AdamWConfig
 from recsys.training.passes import TrainingConfig
-from tests.gpu.test_training_path import INPUTS, catalogue, world
+from tests.gpu.test_training_path import CATALOGUE, INPUTS, world
 
 pytestmark = pytest.mark.gpu
 
@@ -40,7 +40,7 @@ def batch_of(num_users: int) -> JaggedBatch:
 def model_on(device: torch.device | str, **changes: object) -> SequenceModel:
     torch.manual_seed(1)
     config = SequenceConfig(embedding_dim=32, hidden_dim=64, max_length=12, **changes)  # type: ignore[arg-type]
-    return SequenceModel(config, INPUTS, catalogue()).to(device).eval()
+    return SequenceModel(config, INPUTS, CATALOGUE).to(device).eval()
 
 
 def loss_and_gradients(model: SequenceModel, device: torch.device) -> tuple[float, torch.Tensor]:
@@ -64,7 +64,7 @@ def test_a_sequence_model_with_and_without_kernels_and_on_a_cpu(
 
 
 def test_ease_on_a_gpu_keeps_the_weights_of_the_cpu(cuda: torch.device) -> None:
-    inputs = ModelInputs(sequences=world(), catalogue=catalogue(), sizes=INPUTS)
+    inputs = ModelInputs(sequences=world(), catalogue=CATALOGUE, sizes=INPUTS)
     for exact in (200, 40):
         config = EaseWeightsConfig(l2=(20.0,), history_power=(0.0,), exact_items=exact)
         expected = fit_ease(inputs, config, "train", None).table
@@ -104,7 +104,7 @@ def trained(
     model: str, device: torch.device, matrices: Any = "adam"
 ) -> tuple[list[float], Mapping[str, torch.Tensor]]:
     """Train 120 steps without dropout: the losses that were logged, and the weights."""
-    inputs = ModelInputs(sequences=world(), catalogue=catalogue(), sizes=INPUTS)
+    inputs = ModelInputs(sequences=world(), catalogue=CATALOGUE, sizes=INPUTS)
     training = TrainingConfig(
         batch_size=16,
         max_steps=120,

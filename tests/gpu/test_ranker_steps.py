@@ -14,12 +14,12 @@ from recsys.training.captured import CapturedStep
 from recsys.training.ranker_fit import ranker_loss
 from tests.gpu.test_kernel_choice import Losses
 from tests.recsys.training.test_ranker_shapes import (
+    CATALOGUE,
     CONFIG,
     EVERYONE,
     INPUTS,
     NUM_ITEMS,
     TRAINING,
-    catalogue,
     examples,
 )
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.gpu
 def trained(device: torch.device) -> tuple[list[float], torch.Tensor]:
     """Train 120 steps without dropout: the losses that were logged, and the experts' biases."""
     torch.manual_seed(0)
-    model = Ranker(CONFIG, INPUTS, catalogue(), torch.ones(NUM_ITEMS)).to(device)
+    model = Ranker(CONFIG, INPUTS, CATALOGUE, torch.ones(NUM_ITEMS)).to(device)
     loss = ranker_loss(model, examples(), EVERYONE, TRAINING, 0, device)
     training = replace(TRAINING, precision="float32")
     run = TrainingRun(seed=0, device=device, curve=(losses := Losses()))

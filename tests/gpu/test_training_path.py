@@ -15,7 +15,7 @@ from recsys.data.dataset import Sequences
 from recsys.data.windows import BatchOrder
 from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
 from recsys.models.configs import TwoTowerConfig
-from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.item_tower import FeatureSizes
 from recsys.models.two_tower import TwoTower
 from recsys.training.checkpoint import checkpoint_paths
 from recsys.training.loop import TrainResult, train
@@ -49,15 +49,14 @@ def world() -> Sequences:
     return sequences(markov_world(200, NUM_ITEMS, events_per_user=12))
 
 
-def catalogue() -> ItemCatalogue:
-    return drawn_catalogue(NUM_ITEMS + 1, 8, seed=5)
+CATALOGUE = drawn_catalogue(NUM_ITEMS + 1, 8, seed=5)
 
 
 def model_on(device: torch.device | str, backend: str = "torch") -> TwoTower:
     torch.manual_seed(3)
     labels = world().item_rows[world().label_positions("train")]
     counts = torch.from_numpy(np.bincount(labels, minlength=NUM_ITEMS + 1))
-    return TwoTower(replace(SMALL, backend=backend), INPUTS, catalogue(), counts).to(device)
+    return TwoTower(replace(SMALL, backend=backend), INPUTS, CATALOGUE, counts).to(device)
 
 
 def queries(split: str) -> JaggedBatch:
@@ -144,8 +143,8 @@ def test_a_model_learns_and_ranks_on_cuda_as_on_the_cpu(cuda: torch.device, tmp_
     # The last item alone decides the next, so a model that learned the cycle is right.
     assert evaluated(trained, cuda, "test").metrics["ndcg@10"] > max(0.8, 2 * untrained)
     trained.save(tmp_path / "model")
-    on_cpu = TwoTower.load(tmp_path / "model", catalogue())
-    on_cuda = TwoTower.load(tmp_path / "model", catalogue()).to(cuda)
+    on_cpu = TwoTower.load(tmp_path / "model", CATALOGUE)
+    on_cuda = TwoTower.load(tmp_path / "model", CATALOGUE).to(cuda)
     on_cuda.eval()
     ours = on_cuda.score(queries("test").to(cuda)).cpu()
     torch.testing.assert_close(

@@ -18,12 +18,12 @@ from recsys.models.two_tower import TwoTower
 from recsys.training.ranker_fit import ranker_loss
 from recsys.training.ranks import ALONE, Ranks, Rows
 from tests.recsys.training.test_ranker_shapes import (
+    CATALOGUE,
     CONFIG,
     CPU,
     EVERYONE,
     INPUTS,
     TRAINING,
-    catalogue,
     examples,
 )
 
@@ -86,7 +86,7 @@ def two_parts() -> list[list[OneOfTwo]]:
 def ranker_gradients(ranks: Ranks) -> list[Tensor]:
     """Compute a step without dropout, which each part would draw for itself."""
     torch.manual_seed(0)
-    model = Ranker(replace(CONFIG, trunk="dense"), INPUTS, catalogue()).eval()
+    model = Ranker(replace(CONFIG, trunk="dense"), INPUTS, CATALOGUE).eval()
     training = replace(TRAINING, batch_size=21)
     loss_at = ranker_loss(model, examples(), EVERYONE, training, 0, CPU, ranks)
     loss_at(3).backward()  # type: ignore[no-untyped-call]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch, cut_offsets
-from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
@@ -44,8 +43,7 @@ CONFIG = RankerConfig(
 TRAINING = RankerFitConfig(num_candidates=LENGTH, num_hard=4, num_random=5, batch_size=16)
 
 
-def catalogue() -> ItemCatalogue:
-    return drawn_catalogue(NUM_ITEMS)
+CATALOGUE = drawn_catalogue(NUM_ITEMS)
 
 
 def examples() -> RankingExamples:
@@ -85,7 +83,7 @@ def test_the_loss_is_that_of_the_step_as_it_was(trunk: str, num_random: int) -> 
     """Also where the numbers of a step are odd, so that half an integer is left over."""
     torch.manual_seed(0)
     config = replace(CONFIG, trunk=trunk)  # type: ignore[arg-type]
-    model = Ranker(config, INPUTS, catalogue(), torch.ones(NUM_ITEMS))
+    model = Ranker(config, INPUTS, CATALOGUE, torch.ones(NUM_ITEMS))
     for head in model.heads.linear(2):
         torch.nn.init.normal_(head.weight)
     if trunk == "sparse":
@@ -104,7 +102,7 @@ def test_the_loss_is_that_of_the_step_as_it_was(trunk: str, num_random: int) -> 
 def test_balanced_experts_are_settled_before_each_step_in_both_ways() -> None:
     def trained(*, by_shape: bool) -> Tensor:
         torch.manual_seed(0)
-        model = Ranker(CONFIG, INPUTS, catalogue(), torch.ones(NUM_ITEMS))
+        model = Ranker(CONFIG, INPUTS, CATALOGUE, torch.ones(NUM_ITEMS))
         losses = losses_of(model)
         settle = settling(model, examples().candidates.item_rows, CPU)
         loss = fixed_loss(losses, losses, settle)

@@ -6,7 +6,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import RankingBatch
 from recsys.models.ranker.config import RankerConfig, RankerInputs, count_flops
 from recsys.models.ranker.model import Ranker
@@ -37,13 +36,12 @@ CONFIG = RankerConfig(
 )
 
 
-def catalogue(num_rows: int = 30) -> ItemCatalogue:
-    return drawn_catalogue(num_rows, 6, 4, seed=1)
+CATALOGUE = drawn_catalogue(30, 6, 4, seed=1)
 
 
 def ranker(config: RankerConfig = CONFIG, inputs: RankerInputs = INPUTS) -> Ranker:
     torch.manual_seed(0)
-    return Ranker(config, inputs, catalogue()).eval()
+    return Ranker(config, inputs, CATALOGUE).eval()
 
 
 def batch_of(sizes: list[int], seed: int = 2) -> RankingBatch:
@@ -104,7 +102,7 @@ def test_saved_and_loaded_scores_are_the_same(trunk, tmp_path: Path):
     labels[:2] = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     model.fit_calibration(model.logits(batch) * 0 + labels + torch.randn(12, 2), labels)
     model.save(tmp_path / "one")
-    loaded = Ranker.load(tmp_path / "one", catalogue())
+    loaded = Ranker.load(tmp_path / "one", CATALOGUE)
     assert torch.equal(loaded.score(batch), model.score(batch))
     loaded.save(tmp_path / "two")
     for path in (tmp_path / "one").iterdir():
@@ -113,7 +111,7 @@ def test_saved_and_loaded_scores_are_the_same(trunk, tmp_path: Path):
 
 def test_items_added_later_are_ranked_by_content():
     model = ranker()
-    grown = Ranker(CONFIG, INPUTS, catalogue(33)).eval()
+    grown = Ranker(CONFIG, INPUTS, drawn_catalogue(33, 6, 4, seed=1)).eval()
     grown.load_state_dict(model.state_dict())
     batch = batch_of([4])
     changed = batch._replace(candidates=Jagged.from_lists([[30, 31, 32, 99]]))
