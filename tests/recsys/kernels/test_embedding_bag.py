@@ -155,7 +155,7 @@ def test_agrees_with_float64(rule: Optimizer) -> None:
         for dtype in TYPES if ON_A_GPU else TYPES[turn % 3 : turn % 3 + 1]:
             bags = hash_texts(layout, OptimizerConfig(rule=rule), dtype)
             for seed in range(2):
-                batch = batch_of(layout, 6 if ON_A_GPU else 3, seed)
+                batch = batch_of(layout, 6 if ON_A_GPU else 2, seed)
                 found, truth = run_both(bags, batch, weighted, seed)
                 assert error(found[0], truth[0]) < 2e-6
                 assert error(found[-3], truth[-3]) < TOLERANCE[dtype]
