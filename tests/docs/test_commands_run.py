@@ -32,6 +32,7 @@ RECSYS = [sys.executable, "-m", "pipelines.cli.main"]
 ELSEWHERE = {
     "recsys demo": "make demo",
     "recsys release adapt": "tests/pipelines/adapters; needs domains",
+    "recsys data init postgresql": "tests/pipelines/inputs/test_databases.py",
     "recsys registry pull": "tests/pipelines/tracking; needs a registry",
     "recsys serve /srv/bundles": "goes with registry pull",
     "recsys monitor": "tests/year; needs ingested days",
