@@ -100,5 +100,4 @@ def test_a_model_that_was_not_saved_and_users_without_times(parts, tmp_path):
         write_bundle(tmp_path, replace(parts, popularity=tmp_path / "nowhere"), version="v1")
     users = replace(parts.users, times=None)
     users = load_bundle(write_bundle(tmp_path, replace(parts, users=users), version="v1")).users
-    assert users.history_times(1) is None
     assert users.measure_demand(41) is None
