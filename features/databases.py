@@ -65,7 +65,7 @@ class DatabaseTable:
     @classmethod
     def parse(cls, address: str) -> DatabaseTable:
         """Read an address; errors do not repeat what may be a password."""
-        place, _, asked = address.partition("#")
+        place, _, fragment = address.partition("#")
         kind, _, path = place.partition(":")
         if kind in ("postgres", "postgresql"):
             kind, path = "postgresql", place
@@ -79,7 +79,7 @@ class DatabaseTable:
                 f"{kind}: is no database that can be read; name postgresql://USER@HOST/DATABASE, "
                 "sqlite:FILE or duckdb:FILE (files in an object store: data.partitions)"
             )
-        query = asked.strip().rstrip(";")
+        query = fragment.strip().rstrip(";")
         if re.fullmatch(r'[\w.$"]+', query):
             query = f"select * from {query}"
         elif not re.match(r"(?i)(select|with)\s", query):
