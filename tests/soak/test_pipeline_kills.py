@@ -26,8 +26,8 @@ from tests.conftest import TINY_SHOP
 from tests.forked.commands import RECSYS, write_program
 from tests.recsys.testing.synthetic import markov_world, write_csv
 
-NUM_KILLS = int(os.environ.get("RECSYS_PIPELINE_KILLS", "10"))
-KILLS_A_RUN = 5
+NUM_KILLS = int(os.environ.get("RECSYS_PIPELINE_KILLS", "6"))
+KILLS_A_RUN = 6
 """Then it is left to end, and a new one begins."""
 NAMES = [stage.name for stage in STAGES]
 DOMAINS = ("books", "films")
@@ -143,9 +143,7 @@ def killed_in(run: subprocess.Popen[bytes], address: str, partial: Path, seconds
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 60 * NUM_KILLS)
-def test_runs_killed_at_random_moments_end_as_one_that_was_not(
-    start: Start, forking: str, tmp_path: Path
-) -> None:
+def test_runs_killed_at_random_moments_end_as_one_that_was_not(start, forking, tmp_path):
     undisturbed = tmp_path / "undisturbed"
     assert start(undisturbed).wait() == 0
     expected = digests(undisturbed)

@@ -8,6 +8,9 @@ hour, and a machine whose clock was set back is one call. Files keep the times o
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
 import sys
 from datetime import datetime, timedelta, tzinfo
 from importlib import import_module
@@ -16,6 +19,7 @@ from typing import Any
 from pipelines.cli.main import app
 
 _REAL = datetime
+FILE_BYTES = "YEAR_FILE_BYTES"
 PACKAGES = ("pipelines.", "features.", "recsys.", "serving.")
 READERS = (
     "engine.history",
@@ -72,7 +76,10 @@ def reset_clock() -> None:
 
 
 def main(moment: str, arguments: list[str]) -> None:
-    """Run a command at a moment."""
+    """Run a command at a moment, on a full disk if no file may have more than some bytes."""
+    if size := os.environ.get(FILE_BYTES):
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(size), int(size)))
     set_clock(_REAL.fromisoformat(moment))
     app(arguments)
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -22,7 +20,7 @@ from typer.testing import CliRunner
 from pipelines.cli.main import app
 from pipelines.partitions.manifest import PartitionsManifest
 from pipelines.publishing.released import Released
-from tests.year.clock import set_clock
+from tests.year.clock import FILE_BYTES, set_clock
 from tests.year.world import World, WorldConfig
 
 FIRST_DAY = date(2023, 12, 31)
@@ -90,6 +88,8 @@ class YearShop:
     today: date = FIRST_DAY
     truth: dict[date, pl.DataFrame] = field(default_factory=dict)
     """Latest version of the events of each day, without rows that cannot be used."""
+    program: Sequence[str | Path] = (sys.executable, "-m", "tests.year.clock")
+    """Starts a process by a moment and a command."""
     tracked: bool = False
     """Whether runs are recorded in MLflow: seconds a day, so on some days only."""
 
@@ -167,36 +167,43 @@ class YearShop:
             kill_after: Seconds of the command's own work until it is killed.
         """
 
-        def limit() -> None:
-            if file_bytes is not None:
-                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
-
-        begin = time.perf_counter()
+        begin, before = time.perf_counter(), {*self._running()}
         output = self.folder / "process.log"
-        program = [sys.executable, "-m", "tests.year.clock"]
+        own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        if file_bytes is not None:
+            own[FILE_BYTES] = str(file_bytes)
         with output.open("w") as log:
             child = subprocess.Popen(
-                [*program, self.moment.isoformat(), *self.arguments(*command)],
+                [*self.program, self.moment.isoformat(), *self.arguments(*command)],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **own},
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                preexec_fn=limit,
             )
+            process = None
             if kill_after is not None:
-                self._wait_until_it_works(child)
+                process = self._wait_until_it_works(child, before)
                 with suppress(subprocess.TimeoutExpired):
                     child.wait(kill_after)
                 child.kill()
             child.wait()
+            while process is not None and process.exists():
+                time.sleep(0.01)
         return Ended(child.returncode, output.read_text(), time.perf_counter() - begin)
 
-    def _wait_until_it_works(self, child: subprocess.Popen[bytes]) -> None:
-        """Wait until a process has noted that its command runs."""
-        running = self.workspace / "running"
-        while child.poll() is None and not list(running.glob(f"*-{child.pid}-*")):
+    def _running(self) -> Iterator[Path]:
+        """List what running commands have noted."""
+        return (self.workspace / "running").glob("*-*")
+
+    def _wait_until_it_works(
+        self, child: subprocess.Popen[bytes], before: set[Path]
+    ) -> Path | None:
+        """Wait until a command has noted that it runs; return its process in /proc."""
+        while child.poll() is None:
+            for path in {*self._running()} - before:
+                return Path("/proc", path.name.split("-")[1])
             time.sleep(0.02)
+        return None
 
     @property
     def served(self) -> Released | None:

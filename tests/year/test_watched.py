@@ -24,12 +24,12 @@ def months() -> tuple[Watched, int]:
 
 
 @pytest.mark.slow
-def test_at_most_one_false_alarm_a_month(months: tuple[Watched, int]) -> None:
+def test_at_most_one_false_alarm_a_month(months):
     assert months[1] <= NUM_MONTHS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_drift_is_found_on_its_first_day(months: tuple[Watched, int], kind: str) -> None:
+def test_drift_is_found_on_its_first_day(months, kind):
     drift = Drift(kind=kind, day=CONFIG.days, size=0.5)
     assert OWN_SIGNALS[kind] & set(months[0].with_drift(CONFIG, [drift]))

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from serving.recommend import Recommender
 from serving.schemas import Request
+from tests.forked.commands import write_program
 from tests.year.clock import reset_clock
 from tests.year.shop import YearShop
 from tests.year.year import FAULTS, features_rows, lost_and_doubled, run_year, summary
@@ -21,12 +21,11 @@ def real_clock_afterwards() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_week_of_faults_ends_served_fresh_and_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_week_of_faults_ends_served_fresh_and_whole(tmp_path, forking, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("RECSYS_DATA_CACHE", str(tmp_path / "cache"))
-    shop = YearShop(tmp_path, days=8)
+    program = write_program(tmp_path / "clock", forking, "-m", "tests.year.clock")
+    shop = YearShop(tmp_path, days=8, program=[program])
     year = run_year(shop)
     words = summary(year)
     assert year.unexpected == [], words

@@ -22,13 +22,7 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
-KINDS = (
-    "event_mix",
-    "category",
-    "popularity",
-    "ctr",
-    "stops",
-)
+KINDS = ("event_mix", "category", "popularity", "ctr", "stops")
 """Of drift; the last is an input that stops: the day has no events."""
 EVENT_TYPES = ("view", "click", "like", "purchase")
 TYPE_SHARES = np.array([0.62, 0.25, 0.08, 0.05])
@@ -85,8 +79,6 @@ class WorldDay:
     items: pl.DataFrame
     """The catalogue as of the day: item_id, title, categories, brand, price, domain,
     available_from."""
-    users: pl.DataFrame
-    """user_id, age, country of everyone who has joined."""
     served: pl.DataFrame
     """Lists that were served, as recsys data export writes them, a row an item."""
     clicks: pl.DataFrame
@@ -130,16 +122,8 @@ class World:
         self._prices = np.round(np.exp(rng.normal(3.0, 0.5, most_items)), 2)
         self._groups = rng.integers(0, groups, most_users)
         self._activity = np.exp(rng.normal(0, 0.7, most_users))
-        self._ages = np.clip(rng.normal(25 + 4 * self._groups, 6), 14, 90).astype(np.int64)
-        self._countries = rng.choice(["DE", "FR", "PL"], most_users, p=[0.6, 0.25, 0.15])
         self._items = self._item_table()
-        self._users = pl.DataFrame(
-            {
-                "user_id": [f"u{row:06d}" for row in range(most_users)],
-                "age": self._ages,
-                "country": self._countries,
-            }
-        )
+        self._users = pl.Series([f"u{row:06d}" for row in range(most_users)])
         count = round(config.holidays * longest / 365)
         self._holidays = set(rng.choice(longest, count, replace=False).tolist())
 
@@ -203,7 +187,6 @@ class World:
             date=today,
             events=events,
             items=self._items.head(num_items),
-            users=self._users.head(num_users),
             served=served,
             clicks=clicks,
         )
@@ -268,7 +251,7 @@ class World:
         values = np.round(self._prices[items] * np.exp(rng.normal(0, 0.1, len(items))), 2)
         frame = pl.DataFrame(
             {
-                "user_id": self._users["user_id"].gather(users),
+                "user_id": self._users.gather(users),
                 "item_id": self._items["item_id"].gather(items),
                 "event_time": (int(midnight.timestamp() * 1e6) + (seconds * 1e6)).astype(np.int64),
                 "event_type": pl.Series(EVENT_TYPES).gather(kinds),
@@ -303,7 +286,7 @@ class World:
             {
                 "request_id": ids,
                 "received_time": times,
-                "user_id": self._users["user_id"].gather(users),
+                "user_id": self._users.gather(users),
                 "surface": ["home"] * count,
                 "bundle": ["world"] * count,
                 "fallback": pl.Series(["popularity"]).gather(np.zeros(count, int)),

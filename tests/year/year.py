@@ -16,7 +16,6 @@ Each night runs update and monitor; Sundays also run every stage, registry send 
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import shutil
@@ -242,7 +241,9 @@ def corrected_and_copied(year: Year, events: pl.DataFrame) -> None:
     shutil.copy(shop.path_of(saturday), shop.path_of(sunday))
     year.update()
     found_in_history(year, corrected, f"{thursday} was corrected")
-    found_in_history(year, copied, f"{sunday} was set aside", f"same files as {saturday}")
+    report = json.loads((shop.workspace / "update/build_features/report.json").read_text())
+    if report["duplicates"] >= shop.truth[saturday].height:
+        copied.found = f"report.json: {report['duplicates']} duplicates"
     year.waiting.append(lambda: shop.arrive(sunday))
     if sunday < shop.last_day:
         weekly(year)
@@ -300,25 +301,6 @@ def disk_bytes(folder: Path) -> int:
 
 
 def summary(year: Year) -> str:
-    """Say in words what became of it."""
-    out, shop = io.StringIO(), year.shop
-    served = shop.served
-    print(f"{shop.days} days, {len(year.history)} commands in the history", file=out)
-    for kind in FAULTS:
-        faults = [one for one in year.faults if one.kind == kind]
-        found = [one for one in faults if one.found]
-        example = f", such as {found[0].found}" if found else ""
-        print(f"  {kind}: {len(found)} of {len(faults)} found{example}", file=out)
-    for name, count in sorted(year.endings.items()):
-        print(f"  {count} x {name}", file=out)
-    lost, doubled = lost_and_doubled(year)
-    print(f"events: {lost} lost, {doubled} counted that never came", file=out)
-    weeks = [year.ndcg[place : place + 28] for place in range(0, len(year.ndcg), 28)]
-    means = ", ".join(f"{sum(week) / len(week):.3f}" for week in weeks if week)
-    print(f"N@10 of held-out events, a mean of each four weeks: {means}", file=out)
-    print(f"disk: {disk_bytes(shop.workspace) / 2**20:.0f} MiB", file=out)
-    until = max(served.partitions) if served is not None else "nothing"
-    print(f"served: a {served.kind if served else 'missing'} bundle up to {until}", file=out)
-    for line in year.unexpected:
-        print(f"UNEXPECTED {line}", file=out)
-    return out.getvalue()
+    """List what ended otherwise than it should, and each fault with where it was found."""
+    faults = (f"{one.day} {one.kind}: {one.found or 'NOT FOUND'}" for one in year.faults)
+    return "\n".join([*year.unexpected, *faults])
