@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
+from recsys.kernels.one_query.library import load_library
 from serving.arrangement import Arranged, Arranger
 from serving.bundle.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of
 from serving.bundle.load import Bundle, load_bundle
@@ -151,6 +152,7 @@ class Recommender:
             "bundle": bundle.version,
             "digest": bundle.digest,
             "profile": self.profile,
+            "compiled": load_library().reason or "yes",
             "num_items": bundle.num_item_rows - 1,
             "semantic_ids": bundle.semantic_ids.version if bundle.semantic_ids else None,
             "adapters": dict(self.adapters.versions),

@@ -32,6 +32,7 @@ class ItemMask:
         allowed.flags.writeable = False
         self._allowed, self._left_out = allowed, left_out
         self._count: int | None = None
+        self._address: int | None = None
 
     @classmethod
     def all_but(cls, num_item_rows: int, rows: NDArray[np.int64]) -> ItemMask:
@@ -49,6 +50,13 @@ class ItemMask:
     @property
     def num_item_rows(self) -> int:
         return len(self._allowed)
+
+    @property
+    def address(self) -> int:
+        """Address of one byte for each item row, for compiled functions."""
+        if self._address is None:
+            self._address = int(self._allowed.ctypes.data)
+        return self._address
 
     @property
     def bytes(self) -> NDArray[np.uint8]:

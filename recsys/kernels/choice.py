@@ -42,6 +42,7 @@ KERNELS = {
     "topk_search": "torch's product and topk",
     "captured_search": "a launch for each operation of a beam search",
     "captured_step": "a launch for each operation of a training step",
+    "one_query": "numpy and torch, an operation at a time",
 }
 """By kernel, what runs without it."""
 
@@ -108,6 +109,9 @@ def uses(device: torch.device) -> list[Use]:
     """Return of every kernel whether it runs on a device, and why not."""
     found = []
     for kernel, instead in KERNELS.items():
+        if kernel == "one_query":
+            # It answers requests on a host, whatever the device; see one_query/library.py.
+            continue
         reason = ""
         if kernel in _off:
             reason = f"{SWITCH} names it"

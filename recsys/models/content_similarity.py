@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from recsys.data.batch import JaggedBatch, all_finite
 from recsys.data.threads import side_by_side
+from recsys.kernels.one_query.op import weighted_rows
 from recsys.models.configs import ContentSimilarityConfig, without_removed
 
 NORM_FLOOR = 1e-6
@@ -268,9 +269,11 @@ class OneContentHistory:
         """Score every item by its cosines to the events, [N]; say whether none has content."""
         latest = item_rows[-self._num_events :]
         weights = self._weights[-latest.shape[0] :]
-        scores = functional.embedding_bag(
-            latest, self._cosines, START, mode="sum", per_sample_weights=weights
-        )[0]
+        scores = weighted_rows(self._cosines, latest, weights)
+        if scores is None:
+            scores = functional.embedding_bag(
+                latest, self._cosines, START, mode="sum", per_sample_weights=weights
+            )[0]
         # The length of the events' sum, by its products with what was added up.
         square = float(scores.take(latest).dot(weights))
         scores /= max(math.sqrt(max(square, 0.0)), NORM_FLOOR)

@@ -271,13 +271,18 @@ class OneQuery:
         )
         norm = tower.output_norm
         self._norm = (norm.weight.detach(), norm.bias.detach(), norm.eps)
-        tables = [] if tower.features is None else tower.features.tables.values()
+        kinds = [] if tower.features is None else tower.features.tables.values()
         self._tables = [
             (feature, tower.features.weight(table.name).detach())
-            for table in tables
+            for table in kinds
             for feature in table.features
             if tower.features is not None
         ]
+        self._features = [feature for feature, _ in self._tables]
+        tables = [weight for _, weight in self._tables]
+        self._encoder = self._latest.encoder(
+            self._inputs, self._recency, self._norm, NORM_FLOOR, tables, from_end=True
+        )
 
     def query_vector(
         self, item_rows: Tensor, features: Mapping[str, int], types: Tensor | None = None
@@ -288,7 +293,11 @@ class OneQuery:
             item_rows: History, rows of the catalogue, oldest first, at least one.
             types: Rows of the types of these events, where there are types.
         """
-        values = self._inputs.index_select(0, item_rows[-self._num_events :])
+        latest = item_rows[-self._num_events :]
+        rows = [features[feature] for feature in self._features]
+        if (vector := self._encoder.encode(latest, None, rows)) is not None:
+            return vector
+        values = self._inputs.index_select(0, latest)
         values += self._recency[-values.shape[0] :]
         if types is not None:
             with torch.no_grad():

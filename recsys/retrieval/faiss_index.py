@@ -18,6 +18,7 @@ from torch import Tensor
 
 from recsys.data.durable import digest_of_file, replace_file
 from recsys.data.top_k import NO_ROW, ItemMask, OneList, TopK, best_of_one, no_items
+from recsys.kernels.one_query.op import nearest
 from recsys.retrieval.exact import check_queries, exact_top_k
 from recsys.retrieval.faiss_library import (
     RESCORED_PER_RESULT,
@@ -143,6 +144,8 @@ class FaissIndex:
             return self._best_allowed(query, k, mask)
         if self._flat is None:
             self._flat = self._vectors()
+        if (found := nearest(self._flat, query, mask, k)) is not None:
+            return found
         scores = torch.mv(self._flat, query)
         mask.blank(scores.numpy())
         return best_of_one(scores, k)

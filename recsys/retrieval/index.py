@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.top_k import ItemMask, OneList, TopK, best_of_one
+from recsys.kernels.one_query.op import nearest
 from recsys.kernels.topk_search.op import fused_top_k, mask_words
 from recsys.retrieval.exact import check_queries, exact_top_k, is_selective, kernel_takes
 from recsys.retrieval.faiss_index import build_index
@@ -96,6 +97,8 @@ class ExactIndex:
             return OneList.of(self.search(query[None], k, mask))
         if query.shape != (self.dim,) or not math.isfinite(float(query.sum())):
             check_queries(query[None], self.dim)
+        if (found := nearest(self._vectors, query, mask, k)) is not None:
+            return found
         scores = query @ self._columns
         mask.blank(scores.numpy())
         return best_of_one(scores, k)

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, one_example
 from recsys.data.top_k import NO_ROW, ItemMask, OneList, TopK, best_of_one, no_items, select_top_k
+from recsys.kernels.one_query.op import best_allowed
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.names import SEQUENCE
 from recsys.retrieval.vector_index import VectorIndex
@@ -169,6 +170,8 @@ class ScoredSource(Source):
         if self._score_one is None:
             return OneList.of(self(query.features, mask.as_bool()[None], k).lists)
         scores = self._score_one(query)
+        if (found := best_allowed(scores.numpy(), mask, k)) is not None:
+            return found
         mask.blank(scores.numpy())
         return best_of_one(scores, k)
 
@@ -271,6 +274,8 @@ class WeightsSource(Source):
     def one(self, query: SourceQuery, mask: ItemMask, k: int) -> OneList | None:
         if not query.has_history:
             return None
+        if (found := self._model.of_one.best(query.history, mask, k)) is not None:
+            return found
         scores, some = self._model.laid_out_scores(query.history)
         if some is None and len(scores) == mask.num_item_rows:
             scores[scores == 0] = -np.inf

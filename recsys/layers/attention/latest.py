@@ -11,12 +11,14 @@ Axes: N item rows, M events of the history, D width, H heads, E = D / H.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recsys.kernels.one_query.op import EncoderOfOne
 from recsys.layers.attention.softmax import AttentionBlock
 from recsys.layers.attention.sparse import BLOCK, CHOSEN, WINDOW, SparseBlock
 
@@ -59,6 +61,51 @@ class LatestEvent:
         half = math.sqrt(0.5)
         self._first = (half * first.bias.detach(), half * first.weight.detach())
         self._second = (second.bias.detach(), half * second.weight.detach())
+
+    def encoder(
+        self,
+        inputs: Tensor,
+        places: Tensor | None,
+        last: tuple[Tensor, Tensor, float],
+        floor: float,
+        tables: Sequence[Tensor] = (),
+        *,
+        from_end: bool,
+    ) -> EncoderOfOne:
+        """Build the compiled form of a tower: inputs, this block, a norm, rows of tables, length 1.
+
+        Args:
+            inputs: Of every item, [N, D].
+            places: What is added to events by their place, [P, D]; ``from_end`` if the latest event
+                takes the last of them, else the oldest takes the first.
+            last: Weight, bias and epsilon of the norm after the block.
+            floor: Least length that the vector is divided by.
+            tables: Tables of which a row each is added after that norm.
+        """
+        norms = {"norm": self._norm, "inner": self._inner_norm, "last": last}
+        fields: dict[str, float | Tensor | None] = {
+            "dim": self._shape[0],
+            "heads": self._num_heads,
+            "hidden": len(self._first[0]),
+            "num_rows": len(inputs),
+            "num_places": 0 if places is None else len(places),
+            "from_end": from_end,
+            "inputs": inputs,
+            "places": places,
+            "floor": floor,
+            "keys": self._keys,
+            "offset": self._offset,
+            "output": self._output,
+            "bias": self._bias,
+            "first": self._first[1],
+            "first_bias": self._first[0],
+            "second": self._second[1],
+            "second_bias": self._second[0],
+            **{f"{name}_weight": norm[0] for name, norm in norms.items()},
+            **{f"{name}_bias": norm[1] for name, norm in norms.items()},
+            **{f"{name}_eps": float(norm[2]) for name, norm in norms.items()},
+        }
+        return EncoderOfOne(fields, tables)
 
     @classmethod
     def of(cls, block: AttentionBlock | SparseBlock) -> LatestEvent:

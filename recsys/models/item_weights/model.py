@@ -24,6 +24,7 @@ from torch import Tensor
 
 from recsys.data.batch import JaggedBatch, all_finite
 from recsys.data.dataset import concatenated_ranges
+from recsys.kernels.one_query.op import WeightsOfOne
 
 Rows = NDArray[np.int64]
 FILE = "weights.safetensors"
@@ -139,6 +140,11 @@ class ItemWeights:
             known &= self._is_last(query, history.values)
         weight = self._weights.to(recency.device)[recency[known]]
         return self._sum(queries.batch_size, _Seeds(query[known], history.values[known], weight))
+
+    @cached_property
+    def of_one(self) -> WeightsOfOne:
+        """Ranks for one history at a time by compiled functions."""
+        return WeightsOfOne(self._arrays, self._latest_last, distinct=self.history.distinct)
 
     @cached_property
     def _arrays(self) -> tuple[NDArray[Any], ...]:

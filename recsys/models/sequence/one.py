@@ -18,6 +18,7 @@ from torch import Tensor
 
 from recsys.data.batch import one_example
 from recsys.kernels.hstu_attention.op import time_buckets
+from recsys.kernels.one_query.op import EncoderOfOne
 from recsys.layers.attention.latest import (
     SHORTEST_WITH_BLOCKS,
     LatestEvent,
@@ -205,11 +206,21 @@ class _Member:
         places, norm = encoder.places, encoder.output_norm
         self._places = None if places is None else places.weight.detach()
         self._norm = (norm.weight.detach(), norm.bias.detach(), norm.eps)
+        self._compiled: EncoderOfOne | None = None
+        if self._block is not None and encoder.read_at is None and encoder.query_at is None:
+            self._compiled = self._block.encoder(
+                inputs, self._places, self._norm, NORM_FLOOR, from_end=False
+            )
 
     def __call__(self, rows: Tensor, times: Tensor | None, types: Tensor | None) -> Tensor:
         """Encode the events of these item rows [M] as a unit vector, [D]."""
         if self.sparse is not None:
             return self.advance(rows, times, None, 0)[0]
+        if self._compiled is not None:
+            bias = self._bias(rows.shape[0], times)
+            vector = self._compiled.encode(rows, None if bias is None else bias.contiguous())
+            if vector is not None:
+                return vector
         encoder, inputs = self._encoder, self._inputs.index_select(0, rows)
         if self._types is not None and types is not None:
             inputs = inputs + self._types.index_select(0, types)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.top_k import OneList
+from recsys.kernels.one_query.op import BlendOfOne
 from recsys.retrieval.blend.choices import UNKNOWN_KIND, kinds_of
 from recsys.retrieval.blend.demand import LENGTH_LOGS, LONGEST
 from recsys.retrieval.blend.learned import LearnedBlend
@@ -109,6 +110,11 @@ class OneQueryBlend:
         self._demand: Doubles | None = None
         if blend.odds is not None:
             self._demand = blend.odds.double().numpy()  # [PARTS, N]
+        self._compiled: BlendOfOne | None = None
+        if blend.odds is None or len(blend.odds) == 3:
+            self._compiled = BlendOfOne(
+                self._weights, self._scales, self._item_kinds, self._log_odds, self._demand
+            )
 
     def merge(self, lists: Mapping[str, OneList], num_events: int, k: int) -> MergedOne:
         """Merge lists, as ``candidate_features.blended_lists`` does."""
@@ -117,8 +123,10 @@ class OneQueryBlend:
                 f"sources {unknown} have no weights, {sorted(self.sources)} have; leave them out "
                 "or fit the blend with them"
             )
-        merged = _merged(lists)
         chosen = [self.sources.index(name) for name in lists]
+        if (one := self._merge_compiled(lists, chosen, num_events, k)) is not None:
+            return one
+        merged = _merged(lists)
         leads, z_scores = _list_scores(merged)
         weights = self._look_up_weights(merged, chosen, num_events)
         if weights.ndim == 2:
@@ -146,11 +154,33 @@ class OneQueryBlend:
             z_scores[where] * present,
         )
 
+    def _merge_compiled(
+        self, lists: Mapping[str, OneList], chosen: list[int], num_events: int, k: int
+    ) -> MergedOne | None:
+        """Merge by the compiled function; None if it does not run, or refuses the lists."""
+        if self._compiled is None:
+            return None
+        every = list(lists.values())
+        filled = [
+            one
+            for one, found in zip(chosen, every, strict=True)
+            if np.count_nonzero(found.item_rows > 0)
+        ]
+        user = self._user_kind(num_events) % len(self._weights)
+        events = demand_by_history(num_events)
+        growth = self._growth(tuple(filled))
+        found = self._compiled.merge(every, chosen, user, growth, events, k)
+        return None if found is None else MergedOne(*found)
+
+    def _user_kind(self, num_events: int) -> int:
+        """Return the kind of a user by the events of the history; -1 if that is unknown."""
+        if num_events < 0:
+            return UNKNOWN_KIND if self._history_bounds else 0
+        return int(np.searchsorted(self._history_bounds, num_events, side="right"))
+
     def _look_up_weights(self, merged: _Merged, chosen: list[int], num_events: int) -> Doubles:
         """Look up weights, grown where sources are missing, [F, S] or by kind of item [F, S, L]."""
-        user = int(np.searchsorted(self._history_bounds, num_events, side="right"))
-        if num_events < 0:
-            user = UNKNOWN_KIND if self._history_bounds else 0
+        user = self._user_kind(num_events)
         filled = tuple(one for one, n in zip(chosen, merged.lengths, strict=True) if n)
         if self._item_kinds is None:
             if (weights := self._grown.get((user, -1, *chosen, -1, *filled))) is None:
@@ -174,11 +204,16 @@ class OneQueryBlend:
         if self._log_odds is not None:
             total += looked_up(self._log_odds, item_rows)
         if self._demand is not None:
-            log = float(LENGTH_LOGS[min(max(0, num_events), LONGEST)])
-            by_history = (1.0, float(num_events == 0), log)
-            for weight, values in zip(by_history, self._demand, strict=True):
+            weights = demand_by_history(num_events)
+            for weight, values in zip(weights, self._demand, strict=True):
                 total += weight * looked_up(values, item_rows)
         return total
+
+
+def demand_by_history(num_events: int) -> tuple[float, float, float]:
+    """Return the weights of an item's demand: always, for an empty history, by its length."""
+    log = float(LENGTH_LOGS[min(max(0, num_events), LONGEST)])
+    return 1.0, float(num_events == 0), log
 
 
 def looked_up(values: Doubles, item_rows: Rows) -> Doubles:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.kernels.choice import without
 from recsys.layers.attention import latest, sparse
 from recsys.models import content_similarity
 from recsys.models.configs import ContentSimilarityConfig, TwoTowerConfig
@@ -37,10 +38,10 @@ KINDS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
+@pytest.fixture(autouse=True, params=[[], ["one_query"]], ids=["compiled", "torch"])
+def seeded(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.manual_seed(0)
-    with torch.no_grad():
+    with torch.no_grad(), without(*request.param):
         yield
 
 

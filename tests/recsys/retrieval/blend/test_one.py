@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.data.top_k import OneList, TopK
+from recsys.kernels.choice import without
 from recsys.retrieval.blend.candidate_features import blended_lists
 from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.blend.demand import DEMAND, PARTS
@@ -53,9 +54,17 @@ def list_of(generator: torch.Generator, length: int, *, ties: bool) -> TopK:
     lengths=st.lists(st.integers(0, 30), min_size=1, max_size=4),
     num_events=st.integers(0, 12),
     k=st.integers(1, 60),
+    off=st.sampled_from([[], ["one_query"]]),
 )
 def test_one_query_is_merged_as_in_a_batch(
-    seed: int, ties: bool, odds: float, demand: bool, lengths: list[int], num_events: int, k: int
+    seed: int,
+    ties: bool,
+    odds: float,
+    demand: bool,
+    lengths: list[int],
+    num_events: int,
+    k: int,
+    off: list[str],
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     blend = learned(generator, odds=odds, demand=demand)
@@ -66,14 +75,12 @@ def test_one_query_is_merged_as_in_a_batch(
         for name, length in zip(names, lengths, strict=True)
     }
     batch = blended_lists(blend, lists, torch.tensor([num_events]), counts, k)
-    one = OneQueryBlend(blend, counts).merge(
-        {
-            name: OneList(top.scores[0].numpy(), top.item_rows[0].numpy())
-            for name, top in lists.items()
-        },
-        num_events,
-        k,
-    )
+    alone = {
+        name: OneList(top.scores[0].numpy(), top.item_rows[0].numpy())
+        for name, top in lists.items()
+    }
+    with without(*off):
+        one = OneQueryBlend(blend, counts).merge(alone, num_events, k)
     there = batch.item_rows[0] > 0
     assert one.item_rows.tolist() == batch.item_rows[0][there].tolist()
     assert one.ranks.tolist() == batch.source_ranks[0][there].tolist()

@@ -1,0 +1,349 @@
+"""Lists and vectors of one query by compiled functions, a call each.
+
+Every function returns None if the library is not loaded, or if an argument has to be refused: its
+caller then goes the way of numpy and torch, which computes the same up to rounding and says what is
+wrong.
+
+Axes: N item rows, D width, M events of a history, H heads, F inner width, S sources, k list length.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recsys.data.top_k import ItemMask, OneList
+from recsys.kernels.choice import is_on
+from recsys.kernels.one_query.library import NAME, load_library
+
+Rows = NDArray[np.int64]
+Floats = NDArray[np.float32]
+POINTER, INTEGER, DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+MAX_ROWS = 1 << 28
+"""Item rows of the largest catalogue that the functions take."""
+
+
+class _Functions:
+    """The functions with their types."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        p, n, d = POINTER, INTEGER, DOUBLE
+        self.best_allowed = _typed(library.best_allowed, p, p, n, n, p, p)
+        self.nearest = _typed(library.nearest, p, n, p, p, n, n, p, p)
+        self.weighted_rows = _typed(library.weighted_rows, p, n, n, p, p, n, p)
+        self.by_weights = _typed(library.by_weights, p, p, n, p, n, n, p, p)
+        self.merge = _typed(library.merge, p, p, p, p, p, n, n, d, p, n, p)
+        self.encode = _typed(library.encode, p, p, n, p, p, p, n, p)
+
+
+def _typed(function: Any, *types: type) -> Any:
+    function.argtypes, function.restype = types, INTEGER
+    return function
+
+
+_loaded: list[_Functions | None] = []
+
+
+def functions() -> _Functions | None:
+    """Return the functions, loaded on first use; None if they do not run here."""
+    if not is_on(NAME):
+        return None
+    if not _loaded:
+        library = load_library().functions
+        _loaded.append(None if library is None else _Functions(library))
+    return _loaded[0]
+
+
+def structure(**fields: float | Tensor | NDArray[Any] | None) -> ctypes.Structure:
+    """Build a C structure: an address of each array, an integer or a double of each number.
+
+    Tensors and arrays must be contiguous and of the types that C declares; they are kept alive.
+    """
+    names = []
+    for name, value in fields.items():
+        kind = {int: INTEGER, bool: INTEGER, float: DOUBLE}.get(type(value), POINTER)
+        names.append((name, kind))
+    made = type("Fields", (ctypes.Structure,), {"_fields_": names})()
+    for name, value in fields.items():
+        found = value
+        if isinstance(value, Tensor):
+            assert value.is_contiguous()
+            found = value.data_ptr()
+        elif isinstance(value, np.ndarray):
+            assert value.flags.c_contiguous
+            found = value.ctypes.data
+        setattr(made, name, found)
+    made.kept = fields
+    return made
+
+
+def _list(number: int, scores: Floats, rows: Rows) -> OneList | None:
+    if number < 0:
+        return None
+    return OneList(scores, rows) if number == len(rows) else OneList(scores[:number], rows[:number])
+
+
+def best_allowed(scores: Floats, mask: ItemMask, k: int) -> OneList | None:
+    """Rank the scores of the items that a mask allows, [N]; -inf is no item."""
+    found, size = functions(), len(scores)
+    if found is None or size != mask.num_item_rows or size > MAX_ROWS or k < 1:
+        return None
+    taken = min(k, size)
+    best, rows = np.empty(taken, np.float32), np.empty(taken, np.int64)
+    number = found.best_allowed(
+        scores.ctypes.data, mask.address, size, taken, best.ctypes.data, rows.ctypes.data
+    )
+    return _list(number, best, rows)
+
+
+def nearest(vectors: Tensor, query: Tensor, mask: ItemMask, k: int) -> OneList | None:
+    """Rank item vectors [N, D] by their product with a query's, [D]."""
+    found, size = functions(), len(vectors)
+    if found is None or size != mask.num_item_rows or size > MAX_ROWS or k < 1:
+        return None
+    plain = vectors.dtype == query.dtype == torch.float32 and query.shape == vectors.shape[1:]
+    if not (plain and vectors.is_contiguous() and query.is_contiguous()):
+        return None
+    taken = min(k, size)
+    best, rows = np.empty(taken, np.float32), np.empty(taken, np.int64)
+    number = found.nearest(
+        vectors.data_ptr(),
+        vectors.shape[1],
+        query.data_ptr(),
+        mask.address,
+        size,
+        taken,
+        best.ctypes.data,
+        rows.ctypes.data,
+    )
+    return _list(number, best, rows)
+
+
+def weighted_rows(table: Tensor, rows: Tensor, weights: Tensor) -> Tensor | None:
+    """Add up rows of a table [N, D] by weights, [D]."""
+    found = functions()
+    if found is None:
+        return None
+    total = torch.empty(table.shape[1])
+    number = found.weighted_rows(
+        table.data_ptr(),
+        len(table),
+        table.shape[1],
+        rows.data_ptr(),
+        weights.data_ptr(),
+        rows.shape[0],
+        total.data_ptr(),
+    )
+    return None if number < 0 else total
+
+
+class WeightsOfOne:
+    """Ranks items by their weights from those of a history."""
+
+    def __init__(
+        self,
+        table: tuple[NDArray[np.int64], NDArray[np.int32], Floats],
+        latest_last: Floats,
+        *,
+        distinct: bool,
+    ) -> None:
+        """Take a table of weights.
+
+        Args:
+            table: Offsets [N + 1], items and weights.
+            latest_last: Weight of each event, the latest last.
+            distinct: Whether an item counts once, where it occurs last.
+        """
+        self._size = len(table[0]) - 1
+        self._table = structure(
+            offsets=table[0],
+            others=table[1],
+            amounts=table[2],
+            num_items=self._size,
+            latest_last=np.ascontiguousarray(latest_last),
+            max_events=len(latest_last),
+            distinct=distinct,
+        )
+        self._address = ctypes.addressof(self._table)
+
+    def best(self, history: Rows, mask: ItemMask, k: int) -> OneList | None:
+        """Rank the items with a score; arguments as of a source."""
+        found = functions()
+        if found is None or self._size > MAX_ROWS or k < 1:
+            return None
+        history = np.ascontiguousarray(history, np.int64)
+        taken = min(k, self._size)
+        best, rows = np.empty(taken, np.float32), np.empty(taken, np.int64)
+        number = found.by_weights(
+            self._address,
+            history.ctypes.data,
+            len(history),
+            mask.address,
+            mask.num_item_rows,
+            taken,
+            best.ctypes.data,
+            rows.ctypes.data,
+        )
+        return _list(number, best, rows)
+
+
+ENCODER = (
+    *("dim", "heads", "hidden", "num_rows", "num_places", "from_end", "inputs", "places"),
+    *("norm_weight", "norm_bias", "keys", "offset", "output", "bias", "inner_weight", "inner_bias"),
+    *("first", "first_bias", "second", "second_bias", "last_weight", "last_bias"),
+    *("norm_eps", "inner_eps", "last_eps", "floor"),
+)
+"""Fields of ``Encoder`` in encoder.c, in their order."""
+
+
+class EncoderOfOne:
+    """Encodes the latest event of a history by folded weights, as a unit vector."""
+
+    def __init__(
+        self, weights: Mapping[str, float | Tensor | None], tables: Sequence[Tensor] = ()
+    ) -> None:
+        """Take the fields that ``ENCODER`` names.
+
+        Args:
+            tables: Tables of which a row each is added before the vector gets its length, [any, D].
+        """
+        given = {name: weights[name] for name in ENCODER}
+        kept = {
+            name: one.detach().float().contiguous() if isinstance(one, Tensor) else one
+            for name, one in given.items()
+        }
+        self._fields = structure(**kept)
+        self._address = ctypes.addressof(self._fields)
+        self._dim = int(weights["dim"])
+        self._tables = [one.detach().float().contiguous() for one in tables]
+        self._sizes = [len(one) for one in self._tables]
+        self._places = np.array([one.data_ptr() for one in self._tables], np.int64)
+        self._first_table = self._places.ctypes.data
+
+    def encode(
+        self, rows: Tensor, logits: Tensor | None = None, added: Sequence[int] = ()
+    ) -> Tensor | None:
+        """Encode events of these item rows, the oldest first, [M] -> [D].
+
+        Args:
+            logits: What is added to the logits of each head, [H, M].
+            added: Row of each table.
+        """
+        found = functions()
+        if found is None:
+            return None
+        if any(not 0 <= row < size for row, size in zip(added, self._sizes, strict=True)):
+            return None
+        vector, chosen = torch.empty(self._dim), np.array(added, np.int64)
+        number = found.encode(
+            self._address,
+            rows.data_ptr(),
+            rows.shape[0],
+            None if logits is None else logits.data_ptr(),
+            self._first_table,
+            chosen.ctypes.data,
+            len(chosen),
+            vector.data_ptr(),
+        )
+        return None if number < 0 else vector
+
+
+class MergedLists(NamedTuple):
+    """One merged list; fields as of ``recsys.retrieval.blend.one.MergedOne``."""
+
+    item_rows: Rows
+    scores: Floats
+    ranks: Rows
+    contributions: Floats
+    leads: Floats
+    z_scores: Floats
+
+
+class BlendOfOne:
+    """Merges the lists of one query by a blend's weights."""
+
+    def __init__(
+        self,
+        weights: NDArray[np.float64],
+        scales: Floats,
+        item_kinds: Rows | None,
+        log_odds: NDArray[np.float64] | None,
+        demand: NDArray[np.float64] | None,
+    ) -> None:
+        """Take the weights [G + 1, I + 1, S, 4] and what is known of items, as a blend has them."""
+        self._fields = structure(
+            weights=np.ascontiguousarray(weights),
+            scales=np.ascontiguousarray(scales),
+            num_sources=weights.shape[2],
+            num_item_kinds=weights.shape[1],
+            item_kinds=None if item_kinds is None else np.ascontiguousarray(item_kinds),
+            num_kinds=0 if item_kinds is None else len(item_kinds),
+            unknown_kind=weights.shape[1] - 1,
+            log_odds=log_odds,
+            demand=None if demand is None else np.ascontiguousarray(demand),
+            num_odds=0 if log_odds is None else len(log_odds),
+            num_demand=0 if demand is None else demand.shape[1],
+        )
+        self._address = ctypes.addressof(self._fields)
+
+    def merge(
+        self,
+        lists: Sequence[OneList],
+        chosen: Sequence[int],
+        user_kind: int,
+        growth: float,
+        history: tuple[float, float, float],
+        k: int,
+    ) -> MergedLists | None:
+        """Merge lists into one of k items.
+
+        Args:
+            chosen: Number of each list's source.
+            user_kind: Kind of the user, from 0.
+            growth: What the weights are multiplied by.
+            history: 1, whether the history is empty, and the logarithm of its length.
+        """
+        found = functions()
+        if found is None or not lists:
+            return None
+        rows = np.concatenate([one.item_rows for one in lists], dtype=np.int64)
+        scores = np.concatenate([one.scores for one in lists], dtype=np.float32)
+        lengths = [len(one.item_rows) for one in lists]
+        numbers = np.array([lengths, chosen], np.int64)
+        taken, width = min(k, len(rows)), len(lists)
+        moment = np.array(history)
+        best, places = np.empty(taken, np.int64), np.empty((taken, width), np.int64)
+        sums, parts = np.empty(taken, np.float32), np.empty((3, taken, width), np.float32)
+        first, step = parts.ctypes.data, parts.strides[0]
+        out = (ctypes.c_void_p * 6)(
+            sums.ctypes.data,
+            best.ctypes.data,
+            places.ctypes.data,
+            first,
+            first + step,
+            first + 2 * step,
+        )
+        begin = numbers.ctypes.data
+        number = found.merge(
+            self._address,
+            scores.ctypes.data,
+            rows.ctypes.data,
+            begin,
+            begin + numbers.strides[0],
+            width,
+            user_kind,
+            growth,
+            moment.ctypes.data,
+            taken,
+            ctypes.addressof(out),
+        )
+        if number < 0:
+            return None
+        merged = MergedLists(best, sums, places, parts[0], parts[1], parts[2])
+        return merged if number == taken else MergedLists(*(one[:number] for one in merged))
