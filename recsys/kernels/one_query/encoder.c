@@ -14,6 +14,8 @@ typedef struct {
     const float *second, *second_bias; /* [dim, hidden], [dim] */
     const float *last_weight, *last_bias;
     double norm_eps, inner_eps, last_eps, floor;
+    const float *const *tables; /* of each a row is added to the state, [any, dim] */
+    i64 num_tables;
 } Encoder;
 
 static void layer_norm(const float *x, const float *weight, const float *bias, double eps, i64 n,
@@ -35,10 +37,10 @@ static void layer_norm(const float *x, const float *weight, const float *bias, d
 
 /* Encode item rows [m], the oldest first, as a unit vector.
  *
- * logits: added to those of each head, [heads, m] or NULL. added: rows that are added to the state,
- * one of each of num_added tables [any, dim]. Returns -1 for a row outside of the catalogue. */
-i64 encode(const Encoder *one, const i64 *rows, i64 m, const float *logits,
-           const float *const *tables, const i64 *added, i64 num_added, float *out) {
+ * logits: added to those of each head, [heads, m] or NULL. added: row of each table. Returns -1 for a
+ * row outside of the catalogue. */
+i64 encode(const Encoder *one, const i64 *rows, i64 m, const float *logits, const i64 *added,
+           float *out) {
     i64 dim = one->dim, wide = one->heads * dim, hidden = one->hidden;
     float *values = take(TILE, (size_t)(2 * m * dim + 2 * wide + m + 2 * dim + hidden) * sizeof(float));
     if (!values || m < 1) return -1;
@@ -78,7 +80,8 @@ i64 encode(const Encoder *one, const i64 *rows, i64 m, const float *logits,
     for (i64 i = 0; i < dim; i++)
         state[i] += one->second_bias[i] + dot(one->second + i * hidden, deep, hidden);
     layer_norm(state, one->last_weight, one->last_bias, one->last_eps, dim, out);
-    for (i64 i = 0; i < num_added; i++) add_scaled(out, tables[i] + added[i] * dim, 1, dim);
+    for (i64 i = 0; i < one->num_tables; i++)
+        add_scaled(out, one->tables[i] + added[i] * dim, 1, dim);
     float length = sqrtf(dot(out, out, dim));
     if (!(length > (float)one->floor)) length = (float)one->floor;
     for (i64 i = 0; i < dim; i++) out[i] /= length;

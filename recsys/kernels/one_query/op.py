@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from recsys.kernels.one_query.library import NAME, load_library
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Field: TypeAlias = float | Tensor | NDArray[Any] | tuple[Tensor, ...] | None
 POINTER, INTEGER, DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 MAX_ROWS = 1 << 28
 """Item rows of the largest catalogue that the functions take."""
@@ -39,7 +41,11 @@ class _Functions:
         self.weighted_rows = _typed(library.weighted_rows, p, n, n, p, p, n, p)
         self.by_weights = _typed(library.by_weights, p, p, n, p, n, n, p, p)
         self.merge = _typed(library.merge, p, p, p, p, p, n, n, d, p, n, p)
-        self.encode = _typed(library.encode, p, p, n, p, p, p, n, p)
+        self.encode = _typed(library.encode, p, p, n, p, p, p)
+        self.read_events = _typed(library.read_events, p, p, n, p, p)
+        network = (p, p, n, p, n, p, n, n, n, p, p, n, p, n, n, p)
+        self.logits = _typed(library.logits, *network)
+        self.features = _typed(library.features, p, p, p, n, n, p, n, p)
 
 
 def _typed(function: Any, *types: type) -> Any:
@@ -60,27 +66,46 @@ def functions() -> _Functions | None:
     return _loaded[0]
 
 
-def structure(**fields: float | Tensor | NDArray[Any] | None) -> ctypes.Structure:
-    """Build a C structure: an address of each array, an integer or a double of each number.
+class Fields:
+    """A C structure: an address of each array, an integer or a double of each number.
 
-    Tensors and arrays must be contiguous and of the types that C declares; they are kept alive.
+    Tensors and arrays must be contiguous and of the types that C declares; a tuple of tensors is an
+    array of their addresses. All are kept alive; a copy has addresses of its own.
     """
-    names = []
-    for name, value in fields.items():
-        kind = {int: INTEGER, bool: INTEGER, float: DOUBLE}.get(type(value), POINTER)
-        names.append((name, kind))
-    made = type("Fields", (ctypes.Structure,), {"_fields_": names})()
-    for name, value in fields.items():
-        found = value
-        if isinstance(value, Tensor):
-            assert value.is_contiguous()
-            found = value.data_ptr()
-        elif isinstance(value, np.ndarray):
-            assert value.flags.c_contiguous
-            found = value.ctypes.data
-        setattr(made, name, found)
-    made.kept = fields
-    return made
+
+    def __init__(self, **fields: Field) -> None:
+        self._given, self._kept = fields, [_addressed(value) for value in fields.values()]
+        kinds = {int: INTEGER, bool: INTEGER, float: DOUBLE}
+        types = [(name, kinds.get(type(value), POINTER)) for name, value in fields.items()]
+        made = type("Structure", (ctypes.Structure,), {"_fields_": types})
+        self._structure = made(*(_address(value) for value in self._kept))
+        self.address = ctypes.addressof(self._structure)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Fields, **self._given), ()
+
+
+def _addressed(value: Field) -> Any:
+    if not isinstance(value, tuple):
+        return value
+    # The tensors are kept by who gave them.
+    return np.array([one.data_ptr() for one in value], np.int64)
+
+
+def _address(value: Any) -> Any:
+    """Return what a field of C holds."""
+    if isinstance(value, Tensor):
+        assert value.is_contiguous()
+        return value.data_ptr()
+    if isinstance(value, np.ndarray):
+        assert value.flags.c_contiguous
+        return value.ctypes.data
+    return value
+
+
+def contiguous(values: Tensor) -> Tensor:
+    """Return the values as C reads them."""
+    return values.detach().float().contiguous()
 
 
 def _list(number: int, scores: Floats, rows: Rows) -> OneList | None:
@@ -161,7 +186,7 @@ class WeightsOfOne:
             distinct: Whether an item counts once, where it occurs last.
         """
         self._size = len(table[0]) - 1
-        self._table = structure(
+        self._fields = Fields(
             offsets=table[0],
             others=table[1],
             amounts=table[2],
@@ -170,7 +195,6 @@ class WeightsOfOne:
             max_events=len(latest_last),
             distinct=distinct,
         )
-        self._address = ctypes.addressof(self._table)
 
     def best(self, history: Rows, mask: ItemMask, k: int) -> OneList | None:
         """Rank the items with a score; arguments as of a source."""
@@ -181,7 +205,7 @@ class WeightsOfOne:
         taken = min(k, self._size)
         best, rows = np.empty(taken, np.float32), np.empty(taken, np.int64)
         number = found.by_weights(
-            self._address,
+            self._fields.address,
             history.ctypes.data,
             len(history),
             mask.address,
@@ -214,17 +238,13 @@ class EncoderOfOne:
             tables: Tables of which a row each is added before the vector gets its length, [any, D].
         """
         given = {name: weights[name] for name in ENCODER}
-        kept = {
-            name: one.detach().float().contiguous() if isinstance(one, Tensor) else one
-            for name, one in given.items()
+        kept: dict[str, Field] = {
+            name: contiguous(one) if isinstance(one, Tensor) else one for name, one in given.items()
         }
-        self._fields = structure(**kept)
-        self._address = ctypes.addressof(self._fields)
+        added = tuple(contiguous(one) for one in tables)
+        self._fields = Fields(**kept, tables=added, num_tables=len(added))
         self._dim = int(weights["dim"])
-        self._tables = [one.detach().float().contiguous() for one in tables]
-        self._sizes = [len(one) for one in self._tables]
-        self._places = np.array([one.data_ptr() for one in self._tables], np.int64)
-        self._first_table = self._places.ctypes.data
+        self._sizes = [len(one) for one in added]
 
     def encode(
         self, rows: Tensor, logits: Tensor | None = None, added: Sequence[int] = ()
@@ -242,13 +262,11 @@ class EncoderOfOne:
             return None
         vector, chosen = torch.empty(self._dim), np.array(added, np.int64)
         number = found.encode(
-            self._address,
+            self._fields.address,
             rows.data_ptr(),
             rows.shape[0],
             None if logits is None else logits.data_ptr(),
-            self._first_table,
             chosen.ctypes.data,
-            len(chosen),
             vector.data_ptr(),
         )
         return None if number < 0 else vector
@@ -277,7 +295,7 @@ class BlendOfOne:
         demand: NDArray[np.float64] | None,
     ) -> None:
         """Take the weights [G + 1, I + 1, S, 4] and what is known of items, as a blend has them."""
-        self._fields = structure(
+        self._fields = Fields(
             weights=np.ascontiguousarray(weights),
             scales=np.ascontiguousarray(scales),
             num_sources=weights.shape[2],
@@ -290,7 +308,6 @@ class BlendOfOne:
             num_odds=0 if log_odds is None else len(log_odds),
             num_demand=0 if demand is None else demand.shape[1],
         )
-        self._address = ctypes.addressof(self._fields)
 
     def merge(
         self,
@@ -331,7 +348,7 @@ class BlendOfOne:
         )
         begin = numbers.ctypes.data
         number = found.merge(
-            self._address,
+            self._fields.address,
             scores.ctypes.data,
             rows.ctypes.data,
             begin,

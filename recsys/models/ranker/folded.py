@@ -34,6 +34,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from recsys.kernels.one_query.ranker_op import NetworkOfOne, filled_up, panels
 from recsys.layers.attention.target import TargetAttention
 from recsys.layers.moe.layer import SparseMoe
 from recsys.layers.moe.routing import Routing
@@ -158,8 +159,54 @@ class FoldedRanker:
             torch.cat([one.bias for one in last]),
         )
         self._space = _Space()
+        self._compiled = self._compile()
         self.query_fields: dict[tuple[int, ...], Tensor] = {}
         """Encoded features of queries by their rows, [1, W - ...]; kept by who encodes them."""
+
+    def _compile(self) -> NetworkOfOne:
+        """Arrange the weights for the compiled network; fields as of ``Network`` in ranker.c."""
+        dim, trunk, width = self._items.shape[1], self._trunk, self._trunk.up.shape[1]
+        num_experts = self._table.shape[1] - dim
+        hidden, num_tasks = len(trunk.up) // max(1, num_experts), len(self._last.weight)
+        ups = [panels(one.numpy()) for one in trunk.up.split(hidden)]
+        downs = [panels(one.numpy()) for one in trunk.down.split(hidden, dim=1)]
+        dense = self._dense
+        biases = [filled_up(one.bias[:, 0]) for one in self._cross]
+        return NetworkOfOne(
+            dim=dim,
+            num_tasks=num_tasks,
+            num_rows=len(self._table),
+            num_experts=num_experts,
+            hidden=hidden,
+            width=width,
+            dense_dim=self._dense_dim,
+            num_dense=0 if dense is None else dense.weight.shape[1],
+            heads_hidden=len(self._hidden.weight),
+            num_layers=len(self._cross),
+            base=-1 if self._base is None else self._base,
+            num_recency=len(self._recency),
+            table=self._table,
+            recency=np.ascontiguousarray(self._recency),
+            nothing=self._nothing,
+            keys=panels(self._keys.T),
+            key_bias=filled_up(self._key_bias),
+            means=self._means,
+            scales=None if self._means is None else self._scales,
+            dense=None if dense is None else panels(dense.weight.numpy()),
+            dense_bias=None if dense is None else filled_up(dense.bias[:, 0]),
+            cross=np.concatenate([panels(one.weight.numpy()) for one in self._cross]),
+            cross_bias=np.concatenate(biases),
+            up=np.concatenate(ups),
+            up_bias=None if trunk.up_bias is None else filled_up(trunk.up_bias[:, 0]),
+            down=np.concatenate(downs),
+            down_bias=None if trunk.down_bias is None else filled_up(trunk.down_bias[:, 0]),
+            heads=panels(self._hidden.weight.numpy()),
+            heads_bias=filled_up(self._hidden.bias[:, 0]),
+            last=self._last.weight,
+            last_bias=np.ascontiguousarray(self._last.bias[:, 0]),
+            eps=float(trunk.eps),
+            most=float(MAX_STANDARDISED),
+        )
 
     def _fold_attention(self, attention: TargetAttention) -> None:
         key, query = attention.key, attention.query
@@ -198,6 +245,13 @@ class FoldedRanker:
             history: Item rows, oldest first.
             fields: Of its features, [1, W - ...].
         """
+        if (found := self._compiled.read_events(history[-len(self._recency) :])) is not None:
+            keys, values = found
+            dim = values.shape[1]
+            own = torch.from_numpy(keys[:, :dim])
+            return FoldedReader(
+                own, keys[:, dim : dim + 1], torch.from_numpy(values).T, fields.numpy().T
+            )
         latest = self._known(history[-len(self._recency) :])
         values = np.empty((len(latest) + 1, self._items.shape[1]), np.float32)
         values[:1] = self._nothing
@@ -226,6 +280,8 @@ class FoldedRanker:
             dense: Their features, [C, G].
             columns: Of the tile, at least C.
         """
+        if (found := self._compiled.logits(reader, rows, dense, columns)) is not None:
+            return found.T
         looked_up = self._table.take(self._known(rows), 0)  # [C, D + E]
         count, dim, width = len(rows), self._items.shape[1], self._trunk.up.shape[1]
         together, together_t = self._space.take("together", width, columns)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.top_k import OneList
+from recsys.kernels.one_query.ranker_op import FeaturesOfOne
 from recsys.retrieval.blend.candidate_features import OF_BLEND, OF_SOURCE, feature_names
 from recsys.retrieval.blend.history_features import (
     HISTORY_FEATURES,
@@ -76,6 +77,7 @@ class OneQueryFeatures:
         self._places: Rows = np.append(ease.places.numpy(), len(ease.item_rows))
         self._taken: dict[int, Tensor] = {}
         self._past: Floats = log_events(item_counts, history_features.num_items).numpy()
+        self._compiled = self._compile(history_features.tables)
 
     def _keep_tables(self, tables: Sequence[Tensor]) -> None:
         few = len(tables[0]) <= PAIRS_UP_TO
@@ -94,6 +96,32 @@ class OneQueryFeatures:
         if narrow:
             self._vectors.append((torch.cat(narrow, dim=1), parts))
 
+    def _compile(self, tables: Sequence[Tensor]) -> FeaturesOfOne:
+        """Arrange what requests share for the compiled form; as of ``Features`` in ranker.c."""
+        pairs = {number: torch.from_numpy(one) for number, one in self._pairs}
+        kept = [
+            (pairs.get(n, table), table.shape[1] * (n not in pairs))
+            for n, table in enumerate(tables)
+        ]
+        return FeaturesOfOne(
+            kept,
+            num_features=self._num_features,
+            num_events=len(self._events),
+            num_items=len(self._past),
+            num_places=len(self._places),
+            stride=self._weights.shape[1],
+            num_tables=len(tables),
+            latest=NUM_EVENTS,
+            recent=NUM_RECENT,
+            best=NUM_BEST,
+            linear=NUM_LINEAR,
+            scales=np.ascontiguousarray(self._scales),
+            events=self._events,
+            past=self._past,
+            weights=self._weights.contiguous(),
+            places=self._places,
+        )
+
     def candidates(
         self, lists: Mapping[str, OneList], history: Tensor, num_candidates: int, length: int = 0
     ) -> CandidatesOne:
@@ -104,10 +132,14 @@ class OneQueryFeatures:
         """
         merged = self.blend.merge(lists, len(history), max(num_candidates, length))
         first = merged.first(num_candidates)
-        count = len(first.item_rows)
+        count, chosen = len(first.item_rows), [self.blend.sources.index(name) for name in lists]
+        if count:
+            found = self._compiled.features(first, chosen, history.numpy())
+            if found is not None:
+                return CandidatesOne(merged, torch.from_numpy(found).T)
         columns: Floats = np.zeros((self._num_features, count), np.float32)
         if count:
-            self._of_lists(first, [self.blend.sources.index(name) for name in lists], columns)
+            self._of_lists(first, chosen, columns)
             self._of_history(first.item_rows, history, columns[-len(HISTORY_FEATURES) :])
         return CandidatesOne(merged, torch.from_numpy(columns).T)
 

@@ -1,0 +1,377 @@
+/* Candidates of one query: their features, and the ranker's network with folded weights
+ * (recsys/retrieval/blend/candidate_features_one.py, recsys/models/ranker/folded.py).
+ *
+ * A candidate's numbers do not depend on the others': sums run in the same order for each. */
+#include "vectors.h"
+
+#define PANEL 16
+#define TOGETHER 6
+#define OUT_OF_RANGE -3
+#define NO_MEMORY -2
+#define CONSTANT 60.0
+
+static inline i64 padded(i64 n) { return (n + PANEL - 1) / PANEL * PANEL; }
+
+/* Arrange weights [out, in] as panels [out / 16, in, 16], filled up with zeros. */
+static void pack(const float *weights, i64 out, i64 in, i64 out_stride, i64 in_stride, float *to) {
+    for (i64 first = 0; first < out; first += PANEL)
+        for (i64 i = 0; i < in; i++)
+            for (i64 o = first; o < first + PANEL; o++)
+                *to++ = o < out ? weights[o * out_stride + i * in_stride] : 0;
+}
+
+/* Multiply rows [n, in] by panels: to[row] = bias + x[row] W^T, in strides of ldx and ldo.
+ *
+ * which: rows of x and of to, or NULL for all in their order; see read and write. */
+typedef struct { const float *x; i64 ldx; const i64 *which; } Source;
+typedef struct { float *to; i64 ldo; const i64 *which; int add; } Target;
+
+static void product(Source from, Target to, i64 n, const float *panels, i64 in, i64 out,
+                    const float *bias) {
+    for (i64 first = 0; first < n; first += TOGETHER) {
+        const float *x[TOGETHER];
+        i64 many = n - first < TOGETHER ? n - first : TOGETHER;
+        for (i64 r = 0; r < TOGETHER; r++) {
+            i64 row = first + (r < many ? r : many - 1);
+            x[r] = from.x + (from.which ? from.which[row] : row) * from.ldx;
+        }
+        const float *w = panels;
+        for (i64 o = 0; o < out; o += PANEL) {
+            v8 a[TOGETHER], b[TOGETHER];
+            for (int r = 0; r < TOGETHER; r++) a[r] = b[r] = fill(0);
+            for (i64 i = 0; i < in; i++, w += PANEL) {
+                v8 left = load(w), right = load(w + 8);
+                for (int r = 0; r < TOGETHER; r++) {
+                    a[r] += x[r][i] * left;
+                    b[r] += x[r][i] * right;
+                }
+            }
+            for (i64 r = 0; r < many; r++) {
+                i64 row = first + r;
+                float *at = to.to + (to.which ? to.which[row] : row) * to.ldo + o;
+                v8 left = a[r], right = b[r];
+                if (bias) left += load(bias + o), right += load(bias + o + 8);
+                if (to.add) left += load(at), right += load(at + 8);
+                store(at, left), store(at + 8, right);
+            }
+        }
+    }
+}
+
+typedef int32_t i8x __attribute__((vector_size(32)));
+
+/* e to the power of at most 0; below -87 it is nearly 0. */
+static inline v8 exponential(v8 x) {
+    const float magic = 12582912.0f;
+    i8x low = x < -87.0f;
+    x = (v8)(((i8x)fill(-87.0f) & low) | ((i8x)x & ~low));
+    v8 shifted = x * 1.44269504f + magic, n = shifted - magic;
+    v8 r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    v8 p = fill(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return (v8)((i8x)p + ((i8x)shifted << 23));
+}
+
+typedef struct {
+    i64 dim, num_tasks, num_rows, num_experts, hidden, width, dense_dim, num_dense, heads_hidden;
+    i64 num_layers, base, num_recency;
+    const float *table;   /* [num_rows, dim + num_experts]: fields of items, weights of experts */
+    const float *recency; /* [num_recency, dim], the latest last */
+    const float *nothing; /* [dim] */
+    const float *keys, *key_bias;       /* panels of [dim + 1, dim], [dim + 1] */
+    const float *means, *scales;        /* [num_dense] or NULL */
+    const float *dense, *dense_bias;    /* panels of [dense_dim + tasks, num_dense] or NULL */
+    const float *cross, *cross_bias;    /* panels of each layer [width, width] */
+    const float *up, *up_bias;          /* panels of each expert [hidden, width] */
+    const float *down, *down_bias;      /* panels of each expert [width, hidden] */
+    const float *heads, *heads_bias;    /* panels of [heads_hidden, width] */
+    const float *last, *last_bias;      /* [tasks, heads_hidden], [tasks] */
+    double eps, most;
+} Network;
+
+/* Read a history's latest rows [m]: keys [m + 1, padded(dim + 1)] and values [m + 1, dim]. */
+i64 read_events(const Network *net, const i64 *rows, i64 m, float *keys, float *values) {
+    i64 dim = net->dim, step = net->dim + net->num_experts;
+    memcpy(values, net->nothing, (size_t)dim * sizeof(float));
+    for (i64 i = 0; i < m; i++) {
+        i64 row = rows[i] >= 0 && rows[i] < net->num_rows ? rows[i] : 0;
+        const float *recency = net->recency + (net->num_recency - m + i) * dim;
+        for (i64 d = 0; d < dim; d++)
+            values[(i + 1) * dim + d] = net->table[row * step + d] + recency[d];
+    }
+    product((Source){values, dim, NULL}, (Target){keys, padded(dim + 1), NULL, 0}, m + 1, net->keys,
+            dim, dim + 1, net->key_bias);
+    return m + 1;
+}
+
+/* Let each candidate read the events: x [n, ld], of which the first dim columns are its field. */
+static void attend(const Network *net, const float *keys, i64 key_step, const float *offsets,
+                   i64 offset_step, const float *values, i64 value_step, i64 value_column, i64 p,
+                   float *x, i64 ld, i64 n, float *space) {
+    i64 dim = net->dim, wide = padded(p), deep = padded(dim);
+    float *key_panels = space, *value_panels = key_panels + wide * dim;
+    float *bias = value_panels + wide * deep, *weights = bias + wide, *read = weights + n * wide;
+    pack(keys, p, dim, key_step, 1, key_panels);
+    pack(values, dim, p, value_column, value_step, value_panels);
+    for (i64 i = 0; i < wide; i++) bias[i] = i < p ? offsets[i * offset_step] : -INFINITY;
+    product((Source){x, ld, NULL}, (Target){weights, wide, NULL, 0}, n, key_panels, dim, p, bias);
+    for (i64 c = 0; c < n; c++) {
+        float *own = weights + c * wide, most = -INFINITY;
+        v8 total = fill(0);
+        for (i64 i = 0; i < p; i++) most = own[i] > most ? own[i] : most;
+        for (i64 i = 0; i < wide; i += 8) {
+            v8 raised = exponential(load(own + i) - most);
+            store(own + i, raised);
+            total += raised;
+        }
+        v8 share = 1.0f / fill(sum8(total));
+        for (i64 i = 0; i < wide; i += 8) store(own + i, load(own + i) * share);
+    }
+    product((Source){weights, wide, NULL}, (Target){read, deep, NULL, 0}, n, value_panels, p, dim,
+            NULL);
+    for (i64 c = 0; c < n; c++)
+        memcpy(x + c * ld + dim, read + c * deep, (size_t)dim * sizeof(float));
+}
+
+static inline float bounded(float x, float most) { return x > most ? most : x < -most ? -most : x; }
+
+/* Run the experts that a candidate is routed to, or the one network: mixed += of crossed [n, ld]. */
+static void mix(const Network *net, const float *crossed, i64 ld, const i64 *items, i64 n,
+                float *mixed, float *hidden, float *scale, i64 *which) {
+    i64 deep = padded(net->hidden), step = net->dim + net->num_experts, width = net->width;
+    for (i64 c = 0; c < n; c++)
+        scale[c] = 1.0f / sqrtf(dot(crossed + c * ld, crossed + c * ld, width) / (float)width +
+                                (float)net->eps);
+    for (i64 expert = 0; expert < (net->num_experts ? net->num_experts : 1); expert++) {
+        const float *up = net->up + expert * deep * width;
+        const float *down = net->down + expert * ld * net->hidden;
+        i64 many = 0;
+        for (i64 c = 0; c < n; c++)
+            if (!net->num_experts || net->table[items[c] * step + net->dim + expert] != 0)
+                which[many++] = c;
+        product((Source){crossed, ld, which}, (Target){hidden, deep, NULL, 0}, many, up, width,
+                net->hidden, NULL);
+        for (i64 i = 0; i < many; i++) {
+            float *own = hidden + i * deep, size = scale[which[i]];
+            if (net->num_experts) {
+                float weight = size * net->table[items[which[i]] * step + net->dim + expert];
+                for (i64 f = 0; f < deep; f++) own[f] = own[f] > 0 ? own[f] * weight : 0;
+            } else {
+                for (i64 f = 0; f < deep; f++) {
+                    float raised = own[f] * size + net->up_bias[f];
+                    own[f] = raised > 0 ? raised : 0;
+                }
+            }
+        }
+        product((Source){hidden, deep, NULL}, (Target){mixed, ld, which, 1}, many, down, net->hidden,
+                width, net->down_bias);
+    }
+}
+
+/* Predict logits [n, tasks] of candidates with features of any strides. */
+i64 logits(const Network *net, const float *keys, i64 key_step, const float *offsets,
+           i64 offset_step, const float *values, i64 value_step, i64 value_column, i64 p,
+           const float *fields, const i64 *rows, i64 n, const float *dense, i64 dense_step,
+           i64 dense_column, float *out) {
+    i64 dim = net->dim, width = net->width, ld = padded(width), step = dim + net->num_experts;
+    i64 field = width - net->dense_dim, read = padded(net->dense_dim + net->num_tasks);
+    i64 deep = padded(net->heads_hidden), inner = padded(net->hidden), wide = padded(p);
+    i64 most = deep > inner ? deep : inner;
+    most = net->num_dense > most ? net->num_dense : most;
+    size_t floats = (size_t)(n * (4 * ld + most + read + wide + padded(dim) + 2)) +
+                    (size_t)(wide * (dim + padded(dim) + 1));
+    float *x = take(TILE, floats * sizeof(float));
+    i64 *items = take(PLACE, (size_t)(2 * n + 1) * sizeof(i64));
+    if (!x || !items) return NO_MEMORY;
+    float *first = x + n * ld, *second = first + n * ld, *mixed = second + n * ld;
+    float *hidden = mixed + n * ld, *corrected = hidden + n * most, *scale = corrected + n * read;
+    float *space = scale + n;
+    for (i64 c = 0; c < n; c++) {
+        items[c] = rows[c] >= 0 && rows[c] < net->num_rows ? rows[c] : 0;
+        float *own = x + c * ld;
+        memcpy(own, net->table + items[c] * step, (size_t)dim * sizeof(float));
+        memcpy(own + 2 * dim, fields, (size_t)(field - 2 * dim) * sizeof(float));
+        for (i64 i = field; i < ld; i++) own[i] = 0;
+        for (i64 i = 0; dense && net->dense && i < net->num_dense; i++) {
+            float value = dense[c * dense_step + i * dense_column];
+            if (net->means) value = bounded((value - net->means[i]) * net->scales[i], (float)net->most);
+            hidden[c * net->num_dense + i] = value;
+        }
+    }
+    attend(net, keys, key_step, offsets, offset_step, values, value_step, value_column, p, x, ld, n,
+           space);
+    int with_dense = dense && net->dense;
+    if (with_dense)
+        product((Source){hidden, net->num_dense, NULL}, (Target){corrected, read, NULL, 0}, n,
+                net->dense, net->num_dense, net->dense_dim + (net->base >= 0 ? net->num_tasks : 0),
+                net->dense_bias);
+    for (i64 c = 0; c < n && with_dense; c++)
+        memcpy(x + c * ld + field, corrected + c * read, (size_t)net->dense_dim * sizeof(float));
+    const float *crossed = x;
+    for (i64 layer = 0; layer < net->num_layers; layer++) {
+        float *next = layer % 2 ? second : first;
+        product((Source){crossed, ld, NULL}, (Target){next, ld, NULL, 0}, n,
+                net->cross + layer * ld * width, width, width, net->cross_bias + layer * ld);
+        for (i64 i = 0; i < n * ld; i += 8)
+            store(next + i, load(next + i) * load(x + i) + load(crossed + i));
+        crossed = next;
+    }
+    memcpy(mixed, crossed, (size_t)(n * ld) * sizeof(float));
+    mix(net, crossed, ld, items, n, mixed, hidden, scale, items + n);
+    product((Source){mixed, ld, NULL}, (Target){hidden, deep, NULL, 0}, n, net->heads, width,
+            net->heads_hidden, net->heads_bias);
+    for (i64 c = 0; c < n; c++) {
+        float *own = hidden + c * deep;
+        for (i64 i = 0; i < deep; i++) own[i] = own[i] > 0 ? own[i] : 0;
+        for (i64 task = 0; task < net->num_tasks; task++) {
+            float logit = dot(net->last + task * net->heads_hidden, own, net->heads_hidden);
+            logit += net->last_bias[task];
+            if (with_dense && net->base >= 0)
+                logit += corrected[c * read + net->dense_dim + task] +
+                         dense[c * dense_step + net->base * dense_column];
+            out[c * net->num_tasks + task] = logit;
+        }
+    }
+    return n;
+}
+
+typedef struct {
+    i64 num_features, num_events, num_items, num_places, stride, num_tables;
+    i64 latest, recent, best, linear; /* events that the features look at */
+    const float *scales; /* [S] */
+    const float *events; /* log1p of events of each item, [num_events] */
+    const float *past;   /* the same, [num_items], 0 of appended ones */
+    const float *weights;
+    const i64 *places;   /* [num_places]; the last one is of rows beyond them */
+    const i64 *shapes;   /* of each table: stride, width; width 0 for cosines of every two */
+    const float *const *tables;
+} Features;
+
+typedef struct {
+    const float *scores;
+    const i64 *rows, *ranks;
+    const float *contributions, *leads, *z_scores;
+} Listed;
+
+static void of_lists(const Features *all, const Listed *list, const i64 *chosen, i64 num_lists, i64 n,
+                     float *out) {
+    for (i64 c = 0; c < n; c++) {
+        out[c] = list->scores[c] - list->scores[0];
+        out[n + c] = (float)((1 + CONSTANT) / (CONSTANT + (double)(c + 1)));
+        out[2 * n + c] = list->rows[c] < all->num_events ? all->events[list->rows[c]] : 0;
+    }
+    for (i64 one = 0; one < num_lists; one++) {
+        float *own = out + (3 + 4 * chosen[one]) * n, scale = all->scales[chosen[one]];
+        for (i64 c = 0; c < n; c++) {
+            i64 at = c * num_lists + one, rank = list->ranks[at];
+            own[c] = list->leads[at] * scale;
+            own[n + c] = list->z_scores[at];
+            own[2 * n + c] = rank ? (float)((1 + CONSTANT) / (CONSTANT + (double)rank)) : 0;
+            own[3 * n + c] = list->contributions[at];
+        }
+    }
+}
+
+static void linear_features(const Features *all, const i64 *rows, i64 n, const i64 *history, i64 m,
+                            float *out, i64 *wanted) {
+    i64 beyond = all->num_places - 1, first = m > all->linear ? m - all->linear : 0;
+    float *scores = out, *above = out + n, *recent = out + 2 * n, mean = 0, spread = 0;
+    for (i64 c = 0; c < n; c++) wanted[c] = all->places[rows[c] < beyond ? rows[c] : beyond];
+    for (i64 i = 0; i < m; i++) {
+        i64 place = all->places[history[i] < beyond ? history[i] : beyond];
+        const float *own = all->weights + place * all->stride;
+        float *to = i < first ? scores : recent;
+        for (i64 c = 0; c < n; c++) to[c] += own[wanted[c]];
+    }
+    for (i64 c = 0; c < n; c++) scores[c] += recent[c], mean += scores[c];
+    mean /= (float)n;
+    for (i64 c = 0; c < n; c++) above[c] = scores[c] - mean, spread += above[c] * above[c];
+    spread = sqrtf(spread / (float)n);
+    for (i64 c = 0; c < n; c++) above[c] /= spread > 1e-6f ? spread : 1e-6f;
+}
+
+/* Cosines with the last event, means over few and over all, and the largest: out [4, n]. */
+static void table_features(const Features *all, i64 table, const i64 *known, i64 n,
+                           const i64 *event, i64 m, i64 few, i64 observed, float *out,
+                           float *space) {
+    const float *vectors = all->tables[table];
+    i64 stride = all->shapes[2 * table], width = all->shapes[2 * table + 1], near = m < all->best ? m : all->best;
+    float *last = out, *recent = out + n, *every = out + 2 * n, *best = out + 3 * n;
+    for (i64 c = 0; c < n; c++) best[c] = near < all->best ? 0 : -INFINITY;
+    if (width == 0) {
+        for (i64 i = 0; i < m; i++) {
+            const float *own = vectors + event[i] * stride;
+            for (i64 c = 0; c < n; c++) {
+                float cosine = event[i] ? own[known[c]] : 0;
+                if (i == 0) last[c] = cosine;
+                if (i < all->recent) recent[c] += cosine;
+                if (i < near) best[c] = cosine > best[c] ? cosine : best[c];
+                every[c] += cosine;
+            }
+        }
+        for (i64 c = 0; c < n; c++) recent[c] /= (float)few, every[c] /= (float)observed;
+        return;
+    }
+    i64 wide = padded(near + 2);
+    float *met = space, *panels = met + (near + 2) * width, *cosines = panels + wide * width;
+    memset(met, 0, (size_t)((near + 2) * width) * sizeof(float));
+    for (i64 i = 0; i < m; i++) {
+        if (!event[i]) continue;
+        const float *own = vectors + event[i] * stride;
+        if (i < near) memcpy(met + i * width, own, (size_t)width * sizeof(float));
+        if (i < all->recent) add_scaled(met + near * width, own, 1.0f / (float)few, width);
+        add_scaled(met + (near + 1) * width, own, 1.0f / (float)observed, width);
+    }
+    pack(met, near + 2, width, width, 1, panels);
+    product((Source){vectors, stride, known}, (Target){cosines, wide, NULL, 0}, n, panels, width,
+            near + 2, NULL);
+    for (i64 c = 0; c < n; c++) {
+        const float *own = cosines + c * wide;
+        last[c] = own[0], recent[c] = own[near], every[c] = own[near + 1];
+        for (i64 i = 0; i < near; i++) best[c] = own[i] > best[c] ? own[i] : best[c];
+    }
+}
+
+/* Compute the features of n candidates, [num_features, n], which are 0 before. */
+i64 features(const Features *all, const Listed *list, const i64 *chosen, i64 num_lists, i64 n,
+             const i64 *history, i64 m, float *out) {
+    i64 count = m < all->latest ? m : all->latest, few = 0, observed = 0, widest = 0;
+    i64 *known = take(PLACE, (size_t)(2 * n + count + 1) * sizeof(i64)), *event = known + n;
+    for (i64 i = 0; i < all->num_tables; i++)
+        widest = all->shapes[2 * i + 1] > widest ? all->shapes[2 * i + 1] : widest;
+    float *space = take(TILE, (size_t)((2 * padded(all->best + 2)) * widest +
+                                       n * padded(all->best + 2)) * sizeof(float));
+    if (!known || !space) return NO_MEMORY;
+    for (i64 i = 0; i < m; i++) if (history[i] < 0) return OUT_OF_RANGE;
+    for (i64 c = 0; c < n; c++) {
+        if (list->rows[c] < 0) return OUT_OF_RANGE;
+        known[c] = list->rows[c] < all->num_items ? list->rows[c] : 0;
+    }
+    of_lists(all, list, chosen, num_lists, n, out);
+    float *own = out + (all->num_features - 6 - 4 * all->num_tables) * n, sums[2] = {0, 0};
+    linear_features(all, list->rows, n, history, m, own, event + count);
+    for (i64 i = 0; i < count; i++) {
+        i64 row = history[m - 1 - i];
+        event[i] = row < all->num_items ? row : 0;
+        if (!event[i]) continue;
+        observed++, few += i < all->recent;
+        sums[0] += all->past[event[i]], sums[1] += i < all->recent ? all->past[event[i]] : 0;
+    }
+    few = few ? few : 1, observed = observed ? observed : 1;
+    for (i64 i = 0; count && i < all->num_tables; i++)
+        if (all->shapes[2 * i])
+            table_features(all, i, known, n, event, count, few, observed,
+                           own + (3 + 4 * i) * n, space);
+    float *ends = out + (all->num_features - 3) * n, length = log1pf((float)m);
+    for (i64 c = 0; c < n; c++) {
+        ends[c] = all->past[known[c]] - sums[0] / (float)observed;
+        ends[n + c] = all->past[known[c]] - sums[1] / (float)few;
+        ends[2 * n + c] = length;
+    }
+    return n;
+}

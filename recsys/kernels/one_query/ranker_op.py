@@ -1,0 +1,147 @@
+"""Features of one query's candidates and the ranker's network by compiled functions; see op.py.
+
+Axes: C candidates, G features of a candidate, N item rows, D width of a field, W width of all
+fields, E experts, F their inner width, T tasks, P places of a history, S sources, M events.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recsys.kernels.one_query.op import Field, Fields, Floats, Rows, contiguous, functions
+
+PANEL = 16
+"""Outputs of a product that are computed together."""
+
+
+def panels(weight: NDArray[np.float32]) -> Floats:
+    """Arrange weights [O, I] as the products read them, [O / 16, I, 16], filled up with zeros."""
+    missing = -len(weight) % PANEL
+    whole = np.pad(weight, ((0, missing), (0, 0))).reshape(-1, PANEL, weight.shape[1])
+    return np.ascontiguousarray(whole.transpose(0, 2, 1), np.float32)
+
+
+def filled_up(bias: NDArray[np.float32], size: int | None = None) -> Floats:
+    """Fill a bias up with zeros to whole panels, of ``size`` outputs if they are more."""
+    number = max(len(bias), size or 0)
+    return np.pad(bias.astype(np.float32), (0, number - len(bias) + -number % PANEL))
+
+
+class NetworkOfOne:
+    """A ranker's folded network."""
+
+    def __init__(self, *, dim: int, num_tasks: int, **fields: Field) -> None:
+        """Take the fields of ``Network`` in ranker.c, in their order after these two."""
+        self._dim, self._num_tasks = dim, num_tasks
+        self._fields = Fields(dim=dim, num_tasks=num_tasks, **fields)
+
+    def read_events(self, rows: Rows) -> tuple[Floats, Floats] | None:
+        """Read a history's latest rows: keys, of which D + 1 columns count, and values [P, D]."""
+        found = functions()
+        if found is None:
+            return None
+        rows = np.ascontiguousarray(rows, np.int64)
+        width = -(-(self._dim + 1) // PANEL) * PANEL
+        keys = np.empty((len(rows) + 1, width), np.float32)
+        values = np.empty((len(rows) + 1, self._dim), np.float32)
+        found.read_events(
+            self._fields.address, rows.ctypes.data, len(rows), keys.ctypes.data, values.ctypes.data
+        )
+        return keys, values
+
+    def logits(
+        self,
+        reader: tuple[Tensor, Floats, Tensor, Floats],
+        rows: Rows,
+        dense: Floats | None,
+        size: int,
+    ) -> Floats | None:
+        """Predict candidates, [size, T], of which the first C are theirs and the rest 0.
+
+        Args:
+            reader: Keys [P, D], offsets [P, 1], values [D, P] and fields [W - ..., 1].
+            dense: Features, [C, G].
+        """
+        found = functions()
+        if found is None:
+            return None
+        keys, offsets, values, fields = reader
+        rows = np.ascontiguousarray(rows, np.int64)
+        predicted = np.zeros((size, self._num_tasks), np.float32)
+        steps = (0, 0) if dense is None else (dense.strides[0] // 4, dense.strides[1] // 4)
+        number = found.logits(
+            self._fields.address,
+            keys.data_ptr(),
+            keys.stride(0),
+            offsets.ctypes.data,
+            offsets.strides[0] // 4,
+            values.data_ptr(),
+            values.stride(1),
+            values.stride(0),
+            len(keys),
+            np.ascontiguousarray(fields).ctypes.data,
+            rows.ctypes.data,
+            len(rows),
+            None if dense is None else dense.ctypes.data,
+            *steps,
+            predicted.ctypes.data,
+        )
+        return None if number < 0 else predicted
+
+
+class FeaturesOfOne:
+    """Features of the candidates of one query."""
+
+    def __init__(
+        self, tables: Sequence[tuple[Tensor, int]], *, num_features: int, **fields: Field
+    ) -> None:
+        """Take the other fields of ``Features`` in ranker.c, in their order.
+
+        Args:
+            tables: Of each kind of cosine the vectors and their width, 0 for cosines of every two.
+        """
+        self._num_features = num_features
+        kept = tuple(contiguous(table) for table, _ in tables)
+        shapes = [(table.shape[1], width) for table, (_, width) in zip(kept, tables, strict=True)]
+        own = {"shapes": np.array(shapes, np.int64), "tables": kept}
+        self._fields = Fields(num_features=num_features, **fields, **own)
+
+    def features(
+        self,
+        merged: tuple[Rows, Floats, Rows, Floats, Floats, Floats],
+        chosen: Sequence[int],
+        history: Rows,
+    ) -> Floats | None:
+        """Compute the features of a merged list, [G, C].
+
+        Args:
+            merged: Fields of a ``MergedOne``.
+            chosen: Number of each list's source.
+        """
+        found = functions()
+        if found is None:
+            return None
+        rows, scores, ranks, *parts = merged
+        kept = [
+            np.ascontiguousarray(part)
+            for part in (scores, rows, ranks, parts[0], parts[1], parts[2])
+        ]
+        listed = (ctypes.c_void_p * 6)(*(part.ctypes.data for part in kept))
+        numbers, history = np.array(chosen, np.int64), np.ascontiguousarray(history, np.int64)
+        columns = np.zeros((self._num_features, len(rows)), np.float32)
+        number = found.features(
+            self._fields.address,
+            ctypes.addressof(listed),
+            numbers.ctypes.data,
+            len(numbers),
+            len(rows),
+            history.ctypes.data,
+            len(history),
+            columns.ctypes.data,
+        )
+        return None if number < 0 else columns
