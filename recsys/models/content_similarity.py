@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from recsys.data.batch import JaggedBatch, all_finite
 from recsys.data.threads import side_by_side
-from recsys.kernels.one_query.op import weighted_rows
+from recsys.kernels.one_query.op import SimilarOfOne
 from recsys.models.configs import ContentSimilarityConfig, without_removed
 
 NORM_FLOOR = 1e-6
@@ -261,23 +261,27 @@ class OneContentHistory:
             vector = self.query_vector(item_rows)
             scores, silent = vector @ self._columns, not bool(vector.any())
         else:
-            scores, silent = self._by_pairs(item_rows)
+            latest = item_rows[-self._num_events :]
+            weights = self._weights[-latest.shape[0] :]
+            if (found := self._compiled.scores(latest, weights)) is not None:
+                return found
+            scores, silent = self._by_pairs(latest, weights)
         scores.numpy()[self._silent] = -torch.inf
         return scores.fill_(-torch.inf) if silent else scores
 
-    def _by_pairs(self, item_rows: Tensor) -> tuple[Tensor, bool]:
+    def _by_pairs(self, latest: Tensor, weights: Tensor) -> tuple[Tensor, bool]:
         """Score every item by its cosines to the events, [N]; say whether none has content."""
-        latest = item_rows[-self._num_events :]
-        weights = self._weights[-latest.shape[0] :]
-        scores = weighted_rows(self._cosines, latest, weights)
-        if scores is None:
-            scores = functional.embedding_bag(
-                latest, self._cosines, START, mode="sum", per_sample_weights=weights
-            )[0]
+        scores = functional.embedding_bag(
+            latest, self._cosines, START, mode="sum", per_sample_weights=weights
+        )[0]
         # The length of the events' sum, by its products with what was added up.
         square = float(scores.take(latest).dot(weights))
         scores /= max(math.sqrt(max(square, 0.0)), NORM_FLOOR)
         return scores, square <= 0
+
+    @cached_property
+    def _compiled(self) -> SimilarOfOne:
+        return SimilarOfOne(self._cosines, self._silent, NORM_FLOOR)
 
     @cached_property
     def _cosines(self) -> Tensor:

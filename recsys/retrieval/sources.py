@@ -274,7 +274,7 @@ class WeightsSource(Source):
     def one(self, query: SourceQuery, mask: ItemMask, k: int) -> OneList | None:
         if not query.has_history:
             return None
-        if (found := self._model.of_one.best(query.history, mask, k)) is not None:
+        if (found := self._model.of_one.best(query.history_tensor, mask, k)) is not None:
             return found
         scores, some = self._model.laid_out_scores(query.history)
         if some is None and len(scores) == mask.num_item_rows:

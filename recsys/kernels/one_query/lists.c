@@ -136,15 +136,23 @@ i64 nearest(const float *vectors, i64 dim, const float *query, const u8 *allowed
     return listed(&best, out, rows);
 }
 
-/* Add up rows of a table [n, width] by weights. */
-i64 weighted_rows(const float *table, i64 n, i64 width, const i64 *rows, const float *weights, i64 m,
-                  float *out) {
-    memset(out, 0, (size_t)width * sizeof(float));
+/* Score items by their cosine to the weighted sum of a history's vectors.
+ *
+ * cosines: of every two items, [n, n]. silent: rows without content. All are silent if the sum is 0. */
+i64 similar(const float *cosines, i64 n, const i64 *rows, const float *weights, i64 m,
+            const i64 *silent, i64 num_silent, double floor, float *out) {
+    memset(out, 0, (size_t)n * sizeof(float));
     for (i64 i = 0; i < m; i++) {
         if (rows[i] < 0 || rows[i] >= n) return OUT_OF_RANGE;
-        add_scaled(out, table + rows[i] * width, weights[i], width);
+        add_scaled(out, cosines + rows[i] * n, weights[i], n);
     }
-    return m;
+    float square = 0; /* of the sum's length */
+    for (i64 i = 0; i < m; i++) square += weights[i] * out[rows[i]];
+    double length = square > 0 ? sqrt(square) : 0;
+    float scale = (float)(1 / (length > floor ? length : floor));
+    for (i64 i = 0; i < n; i++) out[i] = square > 0 ? out[i] * scale : -INFINITY;
+    for (i64 i = 0; i < num_silent; i++) out[silent[i]] = -INFINITY;
+    return n;
 }
 
 typedef struct {
@@ -220,7 +228,8 @@ static inline int precedes(const Place *a, const Place *b) {
     return a->row < b->row;
 }
 
-static void sort_places(Place *places, i64 n) {
+/* Sort places as far as the first k. */
+static void sort_places(Place *places, i64 n, i64 k) {
     while (n > 16) {
         Place pivot = places[n / 2];
         i64 i = 0, j = n - 1;
@@ -233,8 +242,9 @@ static void sort_places(Place *places, i64 n) {
                 places[j--] = t;
             }
         }
-        sort_places(places, j + 1);
-        places += i, n -= i;
+        sort_places(places, j + 1, k);
+        if (i >= k) return;
+        places += i, n -= i, k -= i;
     }
     for (i64 i = 1; i < n; i++) {
         Place place = places[i];
@@ -351,8 +361,14 @@ i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *l
         }
         item->score = added(own, num_lists, 1), item->fused = 0;
     }
-    sort_places(order, count);
-    for (i64 i = 0; i < count; i++) { /* equal scores are ordered by reciprocal rank */
+    i64 length = count < k ? count : k;
+    sort_places(order, count, length);
+    for (i64 i = length; i < count; i++) /* equal to the last one */
+        if (order[i].score == order[length - 1].score) {
+            sort_places(order, count, count);
+            break;
+        }
+    for (i64 i = 0; i < length; i++) { /* equal scores are ordered by reciprocal rank */
         i64 end = i + 1;
         while (end < count && order[end].score == order[i].score) end++;
         for (i64 one = i; end - i > 1 && one < end; one++) {
@@ -363,10 +379,9 @@ i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *l
             }
             order[one].fused = added(near, num_lists, 1);
         }
-        if (end - i > 1) sort_places(order + i, end - i);
+        if (end - i > 1) sort_places(order + i, end - i, end - i);
         i = end - 1;
     }
-    i64 length = count < k ? count : k;
     for (i64 i = 0; i < length; i++) {
         out->scores[i] = (float)order[i].score, out->rows[i] = order[i].row;
         for (i64 list = 0; list < num_lists; list++) {

@@ -10,6 +10,7 @@ Axes: N item rows, D width, M events of a history, H heads, F inner width, S sou
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -29,6 +30,8 @@ Field: TypeAlias = float | Tensor | NDArray[Any] | tuple[Tensor, ...] | None
 POINTER, INTEGER, DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 MAX_ROWS = 1 << 28
 """Item rows of the largest catalogue that the functions take."""
+FEW = 1_024
+"""Items of a list that memory is kept for from the start."""
 
 
 class _Functions:
@@ -38,13 +41,14 @@ class _Functions:
         p, n, d = POINTER, INTEGER, DOUBLE
         self.best_allowed = _typed(library.best_allowed, p, p, n, n, p, p)
         self.nearest = _typed(library.nearest, p, n, p, p, n, n, p, p)
-        self.weighted_rows = _typed(library.weighted_rows, p, n, n, p, p, n, p)
+        self.similar = _typed(library.similar, p, n, p, p, n, p, n, d, p)
         self.by_weights = _typed(library.by_weights, p, p, n, p, n, n, p, p)
         self.merge = _typed(library.merge, p, p, p, p, p, n, n, d, p, n, p)
         self.encode = _typed(library.encode, p, p, n, p, p, p)
         self.read_events = _typed(library.read_events, p, p, n, p, p)
         network = (p, p, n, p, n, p, n, n, n, p, p, n, p, n, n, p)
         self.logits = _typed(library.logits, *network)
+        self.combine = _typed(library.combine, p, n, n, p, p, p, d, n, p)
         self.features = _typed(library.features, p, p, p, n, n, p, n, p)
 
 
@@ -108,10 +112,30 @@ def contiguous(values: Tensor) -> Tensor:
     return values.detach().float().contiguous()
 
 
-def _list(number: int, scores: Floats, rows: Rows) -> OneList | None:
-    if number < 0:
-        return None
-    return OneList(scores, rows) if number == len(rows) else OneList(scores[:number], rows[:number])
+class _Outputs(threading.local):
+    """Memory for a list, kept by each thread: to ask numpy for an address takes a microsecond."""
+
+    def __init__(self) -> None:
+        self._take(FEW)
+
+    def _take(self, size: int) -> None:
+        self._scores, self._rows = np.empty(size, np.float32), np.empty(size, np.int64)
+        self.addresses = (self._scores.ctypes.data, self._rows.ctypes.data)
+
+    def room(self, k: int) -> tuple[int, int]:
+        """Return the addresses of k scores and k rows."""
+        if k > len(self._rows):
+            self._take(k)
+        return self.addresses
+
+    def copied(self, number: int) -> OneList | None:
+        """Copy a list of this length; None for an error."""
+        if number < 0:
+            return None
+        return OneList(self._scores[:number].copy(), self._rows[:number].copy())
+
+
+_outputs = _Outputs()
 
 
 def best_allowed(scores: Floats, mask: ItemMask, k: int) -> OneList | None:
@@ -120,23 +144,21 @@ def best_allowed(scores: Floats, mask: ItemMask, k: int) -> OneList | None:
     if found is None or size != mask.num_item_rows or size > MAX_ROWS or k < 1:
         return None
     taken = min(k, size)
-    best, rows = np.empty(taken, np.float32), np.empty(taken, np.int64)
     number = found.best_allowed(
-        scores.ctypes.data, mask.address, size, taken, best.ctypes.data, rows.ctypes.data
+        scores.ctypes.data, mask.address, size, taken, *_outputs.room(taken)
     )
-    return _list(number, best, rows)
+    return _outputs.copied(number)
 
 
 def nearest(vectors: Tensor, query: Tensor, mask: ItemMask, k: int) -> OneList | None:
     """Rank item vectors [N, D] by their product with a query's, [D]."""
-    found, size = functions(), len(vectors)
+    found, size = functions(), vectors.shape[0]
     if found is None or size != mask.num_item_rows or size > MAX_ROWS or k < 1:
         return None
     plain = vectors.dtype == query.dtype == torch.float32 and query.shape == vectors.shape[1:]
     if not (plain and vectors.is_contiguous() and query.is_contiguous()):
         return None
     taken = min(k, size)
-    best, rows = np.empty(taken, np.float32), np.empty(taken, np.int64)
     number = found.nearest(
         vectors.data_ptr(),
         vectors.shape[1],
@@ -144,28 +166,36 @@ def nearest(vectors: Tensor, query: Tensor, mask: ItemMask, k: int) -> OneList |
         mask.address,
         size,
         taken,
-        best.ctypes.data,
-        rows.ctypes.data,
+        *_outputs.room(taken),
     )
-    return _list(number, best, rows)
+    return _outputs.copied(number)
 
 
-def weighted_rows(table: Tensor, rows: Tensor, weights: Tensor) -> Tensor | None:
-    """Add up rows of a table [N, D] by weights, [D]."""
-    found = functions()
-    if found is None:
-        return None
-    total = torch.empty(table.shape[1])
-    number = found.weighted_rows(
-        table.data_ptr(),
-        len(table),
-        table.shape[1],
-        rows.data_ptr(),
-        weights.data_ptr(),
-        rows.shape[0],
-        total.data_ptr(),
-    )
-    return None if number < 0 else total
+class SimilarOfOne:
+    """Scores items by their cosine to the weighted sum of a history's vectors."""
+
+    def __init__(self, cosines: Tensor, silent: Rows, floor: float) -> None:
+        """Take the cosines of every two items [N, N], and the rows that have no vector."""
+        self._cosines, self._silent, self._floor = cosines, torch.from_numpy(silent), floor
+
+    def scores(self, rows: Tensor, weights: Tensor) -> Tensor | None:
+        """Score every item, [N]; -inf without a vector, for all if the history has none."""
+        found, size = functions(), self._cosines.shape[0]
+        if found is None:
+            return None
+        scored = torch.empty(size)
+        number = found.similar(
+            self._cosines.data_ptr(),
+            size,
+            rows.data_ptr(),
+            weights.data_ptr(),
+            rows.shape[0],
+            self._silent.data_ptr(),
+            self._silent.shape[0],
+            self._floor,
+            scored.data_ptr(),
+        )
+        return None if number < 0 else scored
 
 
 class WeightsOfOne:
@@ -196,25 +226,22 @@ class WeightsOfOne:
             distinct=distinct,
         )
 
-    def best(self, history: Rows, mask: ItemMask, k: int) -> OneList | None:
+    def best(self, history: Tensor, mask: ItemMask, k: int) -> OneList | None:
         """Rank the items with a score; arguments as of a source."""
         found = functions()
         if found is None or self._size > MAX_ROWS or k < 1:
             return None
-        history = np.ascontiguousarray(history, np.int64)
         taken = min(k, self._size)
-        best, rows = np.empty(taken, np.float32), np.empty(taken, np.int64)
         number = found.by_weights(
             self._fields.address,
-            history.ctypes.data,
-            len(history),
+            history.data_ptr(),
+            history.shape[0],
             mask.address,
             mask.num_item_rows,
             taken,
-            best.ctypes.data,
-            rows.ctypes.data,
+            *_outputs.room(taken),
         )
-        return _list(number, best, rows)
+        return _outputs.copied(number)
 
 
 ENCODER = (
@@ -331,36 +358,28 @@ class BlendOfOne:
             return None
         rows = np.concatenate([one.item_rows for one in lists], dtype=np.int64)
         scores = np.concatenate([one.scores for one in lists], dtype=np.float32)
-        lengths = [len(one.item_rows) for one in lists]
-        numbers = np.array([lengths, chosen], np.int64)
-        taken, width = min(k, len(rows)), len(lists)
-        moment = np.array(history)
-        best, places = np.empty(taken, np.int64), np.empty((taken, width), np.int64)
-        sums, parts = np.empty(taken, np.float32), np.empty((3, taken, width), np.float32)
-        first, step = parts.ctypes.data, parts.strides[0]
-        out = (ctypes.c_void_p * 6)(
-            sums.ctypes.data,
-            best.ctypes.data,
-            places.ctypes.data,
-            first,
-            first + step,
-            first + 2 * step,
-        )
-        begin = numbers.ctypes.data
+        width, taken = len(lists), min(k, len(rows))
+        lengths = (INTEGER * width)(*(len(one.item_rows) for one in lists))
+        integers = np.empty(taken * (1 + width), np.int64)
+        floats = np.empty(taken * (1 + 3 * width), np.float32)
+        best, sums, step = integers.ctypes.data, floats.ctypes.data, taken * width
+        begins = [sums + 4 * (taken + place * step) for place in range(3)]
+        out = (POINTER * 6)(sums, best, best + 8 * taken, *begins)
         number = found.merge(
             self._fields.address,
             scores.ctypes.data,
             rows.ctypes.data,
-            begin,
-            begin + numbers.strides[0],
+            lengths,
+            (INTEGER * width)(*chosen),
             width,
             user_kind,
             growth,
-            moment.ctypes.data,
+            (DOUBLE * 3)(*history),
             taken,
-            ctypes.addressof(out),
+            out,
         )
         if number < 0:
             return None
-        merged = MergedLists(best, sums, places, parts[0], parts[1], parts[2])
-        return merged if number == taken else MergedLists(*(one[:number] for one in merged))
+        parts = floats[taken:].reshape(3, taken, width)[:, :number]
+        places = integers[taken:].reshape(taken, width)[:number]
+        return MergedLists(integers[:number], floats[:number], places, *parts)

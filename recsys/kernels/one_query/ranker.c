@@ -240,6 +240,23 @@ i64 logits(const Network *net, const float *keys, i64 key_step, const float *off
     return n;
 }
 
+/* Turn logits [n, tasks] into scores: sigmoids of a line of each task, combined by weights. */
+i64 combine(const float *logits, i64 n, i64 tasks, const float *slopes, const float *shifts,
+            const float *weights, double furthest, i64 adds, float *out) {
+    float most = (float)furthest;
+    for (i64 c = 0; c < n; c++) {
+        float total = 0;
+        for (i64 task = 0; task < tasks; task++) {
+            float logit = bounded(logits[c * tasks + task], most);
+            float chance = 1.0f / (1.0f + expf(-(shifts[task] + logit * slopes[task])));
+            if (!adds) chance = logf(chance > 1e-9f ? chance : 1e-9f);
+            total += chance * weights[task];
+        }
+        out[c] = adds ? total : expf(total);
+    }
+    return n;
+}
+
 typedef struct {
     i64 num_features, num_events, num_items, num_places, stride, num_tables;
     i64 latest, recent, best, linear; /* events that the features look at */
@@ -278,17 +295,21 @@ static void of_lists(const Features *all, const Listed *list, const i64 *chosen,
 }
 
 static void linear_features(const Features *all, const i64 *rows, i64 n, const i64 *history, i64 m,
-                            float *out, i64 *wanted) {
+                            float *out, float *sums) {
     i64 beyond = all->num_places - 1, first = m > all->linear ? m - all->linear : 0;
     float *scores = out, *above = out + n, *recent = out + 2 * n, mean = 0, spread = 0;
-    for (i64 c = 0; c < n; c++) wanted[c] = all->places[rows[c] < beyond ? rows[c] : beyond];
+    /* Whole rows of weights are added faster than single ones are found. */
+    memset(sums, 0, (size_t)(2 * all->stride) * sizeof(float));
     for (i64 i = 0; i < m; i++) {
         i64 place = all->places[history[i] < beyond ? history[i] : beyond];
-        const float *own = all->weights + place * all->stride;
-        float *to = i < first ? scores : recent;
-        for (i64 c = 0; c < n; c++) to[c] += own[wanted[c]];
+        add_scaled(i < first ? sums : sums + all->stride, all->weights + place * all->stride, 1,
+                   all->stride);
     }
-    for (i64 c = 0; c < n; c++) scores[c] += recent[c], mean += scores[c];
+    for (i64 c = 0; c < n; c++) {
+        i64 place = all->places[rows[c] < beyond ? rows[c] : beyond];
+        recent[c] = sums[all->stride + place], scores[c] = sums[place] + recent[c];
+        mean += scores[c];
+    }
     mean /= (float)n;
     for (i64 c = 0; c < n; c++) above[c] = scores[c] - mean, spread += above[c] * above[c];
     spread = sqrtf(spread / (float)n);
@@ -341,12 +362,13 @@ static void table_features(const Features *all, i64 table, const i64 *known, i64
 i64 features(const Features *all, const Listed *list, const i64 *chosen, i64 num_lists, i64 n,
              const i64 *history, i64 m, float *out) {
     i64 count = m < all->latest ? m : all->latest, few = 0, observed = 0, widest = 0;
-    i64 *known = take(PLACE, (size_t)(2 * n + count + 1) * sizeof(i64)), *event = known + n;
+    i64 *known = take(PLACE, (size_t)(n + count + 1) * sizeof(i64)), *event = known + n;
     for (i64 i = 0; i < all->num_tables; i++)
         widest = all->shapes[2 * i + 1] > widest ? all->shapes[2 * i + 1] : widest;
     float *space = take(TILE, (size_t)((2 * padded(all->best + 2)) * widest +
                                        n * padded(all->best + 2)) * sizeof(float));
-    if (!known || !space) return NO_MEMORY;
+    float *added = take(SUMS, (size_t)(2 * all->stride) * sizeof(float));
+    if (!known || !space || !added) return NO_MEMORY;
     for (i64 i = 0; i < m; i++) if (history[i] < 0) return OUT_OF_RANGE;
     for (i64 c = 0; c < n; c++) {
         if (list->rows[c] < 0) return OUT_OF_RANGE;
@@ -354,7 +376,7 @@ i64 features(const Features *all, const Listed *list, const i64 *chosen, i64 num
     }
     of_lists(all, list, chosen, num_lists, n, out);
     float *own = out + (all->num_features - 6 - 4 * all->num_tables) * n, sums[2] = {0, 0};
-    linear_features(all, list->rows, n, history, m, own, event + count);
+    linear_features(all, list->rows, n, history, m, own, added);
     for (i64 i = 0; i < count; i++) {
         i64 row = history[m - 1 - i];
         event[i] = row < all->num_items ? row : 0;

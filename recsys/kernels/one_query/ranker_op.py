@@ -6,14 +6,23 @@ fields, E experts, F their inner width, T tasks, P places of a history, S source
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recsys.kernels.one_query.op import Field, Fields, Floats, Rows, contiguous, functions
+from recsys.kernels.one_query.op import (
+    INTEGER,
+    POINTER,
+    Field,
+    Fields,
+    Floats,
+    Rows,
+    contiguous,
+    functions,
+)
 
 PANEL = 16
 """Outputs of a product that are computed together."""
@@ -94,6 +103,35 @@ class NetworkOfOne:
         return None if number < 0 else predicted
 
 
+def combine(
+    logits: Tensor, line: tuple[Tensor, Tensor], weights: Tensor, furthest: float, *, adds: bool
+) -> Tensor | None:
+    """Turn logits into scores, [C, T] -> [C], as ``Ranker.combined`` does after calibration.
+
+    Args:
+        line: Slope and shift of each task's logit, [T] each.
+        furthest: Logits beyond it count as it.
+        adds: Whether chances are added up; else their logarithms.
+    """
+    found = functions()
+    kept = (logits, *line, weights)
+    plain = all(one.is_contiguous() and one.device.type == "cpu" for one in kept)
+    if found is None or not plain or logits.dtype != torch.float32:
+        return None
+    scores, (slope, shift) = torch.empty(logits.shape[0]), line
+    found.combine(
+        logits.data_ptr(),
+        *logits.shape,
+        slope.data_ptr(),
+        shift.data_ptr(),
+        weights.data_ptr(),
+        furthest,
+        adds,
+        scores.data_ptr(),
+    )
+    return scores
+
+
 class FeaturesOfOne:
     """Features of the candidates of one query."""
 
@@ -115,7 +153,7 @@ class FeaturesOfOne:
         self,
         merged: tuple[Rows, Floats, Rows, Floats, Floats, Floats],
         chosen: Sequence[int],
-        history: Rows,
+        history: Tensor,
     ) -> Floats | None:
         """Compute the features of a merged list, [G, C].
 
@@ -131,17 +169,16 @@ class FeaturesOfOne:
             np.ascontiguousarray(part)
             for part in (scores, rows, ranks, parts[0], parts[1], parts[2])
         ]
-        listed = (ctypes.c_void_p * 6)(*(part.ctypes.data for part in kept))
-        numbers, history = np.array(chosen, np.int64), np.ascontiguousarray(history, np.int64)
+        listed = (POINTER * 6)(*(part.ctypes.data for part in kept))
         columns = np.zeros((self._num_features, len(rows)), np.float32)
         number = found.features(
             self._fields.address,
-            ctypes.addressof(listed),
-            numbers.ctypes.data,
-            len(numbers),
+            listed,
+            (INTEGER * len(chosen))(*chosen),
+            len(chosen),
             len(rows),
-            history.ctypes.data,
-            len(history),
+            history.data_ptr(),
+            history.shape[0],
             columns.ctypes.data,
         )
         return None if number < 0 else columns

@@ -134,7 +134,7 @@ class OneQueryFeatures:
         first = merged.first(num_candidates)
         count, chosen = len(first.item_rows), [self.blend.sources.index(name) for name in lists]
         if count:
-            found = self._compiled.features(first, chosen, history.numpy())
+            found = self._compiled.features(first, chosen, history)
             if found is not None:
                 return CandidatesOne(merged, torch.from_numpy(found).T)
         columns: Floats = np.zeros((self._num_features, count), np.float32)

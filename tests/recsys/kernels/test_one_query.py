@@ -104,7 +104,10 @@ def test_what_is_no_number_goes_to_the_form_that_says_so() -> None:
     vectors = torch.tensor([[0.0], [1.0], [2.0]])
     assert op.nearest(vectors, torch.tensor([torch.inf]), mask, 2) is None
     assert op.nearest(vectors, torch.tensor([1.0, 2.0]), mask, 2) is None
-    table = torch.ones(3, 4)
-    assert op.weighted_rows(table, torch.tensor([3]), torch.ones(1)) is None
+    table = torch.ones(3, 3)
+    assert (
+        op.SimilarOfOne(table, np.empty(0, np.int64), 1e-6).scores(torch.tensor([3]), torch.ones(1))
+        is None
+    )
     with without("one_query"):
         assert op.best_allowed(scores[:2], ItemMask.all(2), 1) is None
