@@ -116,8 +116,6 @@ NO_ROW = -1
 """Stands where a list has fewer than k items; its score is -inf."""
 MAX_COUNTED = 1 << 22
 """Scores looked at together where ties are settled."""
-FEW = 8_192
-"""Scores up to which numpy's selection takes less time than torch's."""
 
 
 class TopK(NamedTuple):
@@ -214,8 +212,6 @@ def best_of_one(scores: Tensor, k: int, item_rows: NDArray[np.int64] | None = No
     _check_k(k)
     if (number := scores.shape[0]) == 0:
         return OneList(scores.numpy(), np.empty(0, np.int64))
-    if number <= FEW:
-        return _best_of_few(scores.numpy(), k, item_rows)
     taken = min(k, number)
     values, columns = scores.topk(min(taken + 1, number))
     found, places = values.numpy(), columns.numpy()
@@ -237,28 +233,6 @@ def best_of_one(scores: Tensor, k: int, item_rows: NDArray[np.int64] | None = No
         order = np.lexsort((rows, -found))
         found, rows = found[order], rows[order]
     return OneList(found[:taken], rows[:taken])
-
-
-def _best_of_few(
-    scores: NDArray[np.float32], k: int, item_rows: NDArray[np.int64] | None
-) -> OneList:
-    """Rank as ``best_of_one`` does: all that reach the k-th score is sorted, then cut."""
-    number, least = len(scores), np.float32(-np.inf)
-    # Behind the cut lie the best, and NaN, which numpy orders above everything.
-    best = np.partition(scores, number - k)[number - k :] if number > k else scores
-    if (most := np.maximum.reduce(best)) != most:
-        raise _nan_error(0)
-    if number > k:
-        least = best[0]
-    rows = np.flatnonzero(scores >= least if least > -np.inf else scores > -np.inf)
-    found = scores[rows]
-    rows = rows if item_rows is None else item_rows[rows]
-    order = np.argsort(-found)
-    ranked = found[order]
-    if np.count_nonzero(ranked[1:] == ranked[:-1]):
-        order = np.lexsort((rows, -found))
-        ranked = found[order]
-    return OneList(ranked[:k], rows[order[:k]])
 
 
 def _nan_error(query: int) -> ValueError:

@@ -42,9 +42,10 @@ KERNELS = {
     "topk_search": "torch's product and topk",
     "captured_search": "a launch for each operation of a beam search",
     "captured_step": "a launch for each operation of a training step",
-    "one_query": "numpy and torch, an operation at a time",
 }
-"""By kernel, what runs without it."""
+"""By kernel of a device, what runs without it."""
+HOST = "one_query"
+"""The compiled functions that answer requests on the host; one_query/library.py says if they do."""
 
 
 class Use(NamedTuple):
@@ -59,12 +60,13 @@ class Use(NamedTuple):
 def parsed_switch(text: str) -> frozenset[str]:
     """Read the names of kernels that are off."""
     names = frozenset(name.strip() for name in text.split(",") if name.strip())
+    known = {*KERNELS, HOST}
     if "all" in names:
-        return frozenset(KERNELS)
-    if unknown := sorted(names - KERNELS.keys()):
+        return frozenset(known)
+    if unknown := sorted(names - known):
         raise ValueError(
             f"{SWITCH} names {', '.join(unknown)}, which is no kernel; there are "
-            f"{', '.join(KERNELS)}, and all"
+            f"{', '.join(KERNELS)}, {HOST}, and all"
         )
     return names
 
@@ -109,9 +111,6 @@ def uses(device: torch.device) -> list[Use]:
     """Return of every kernel whether it runs on a device, and why not."""
     found = []
     for kernel, instead in KERNELS.items():
-        if kernel == "one_query":
-            # It answers requests on a host, whatever the device; see one_query/library.py.
-            continue
         reason = ""
         if kernel in _off:
             reason = f"{SWITCH} names it"

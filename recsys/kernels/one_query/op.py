@@ -13,7 +13,7 @@ import ctypes
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -45,9 +45,8 @@ class _Functions:
         self.by_weights = _typed(library.by_weights, p, p, n, p, n, n, p, p)
         self.merge = _typed(library.merge, p, p, p, p, p, n, n, d, p, n, p)
         self.encode = _typed(library.encode, p, p, n, p, p, p)
-        self.read_events = _typed(library.read_events, p, p, n, p, p)
-        network = (p, p, n, p, n, p, n, n, n, p, p, n, p, n, n, p)
-        self.logits = _typed(library.logits, *network)
+        self.keys = _typed(library.keys, p, p, n, p)
+        self.logits = _typed(library.logits, p, p, n, p, p, n, p, p, n, p, n, n, p)
         self.combine = _typed(library.combine, p, n, n, p, p, p, d, n, p)
         self.features = _typed(library.features, p, p, p, n, n, p, n, p)
 
@@ -299,17 +298,6 @@ class EncoderOfOne:
         return None if number < 0 else vector
 
 
-class MergedLists(NamedTuple):
-    """One merged list; fields as of ``recsys.retrieval.blend.one.MergedOne``."""
-
-    item_rows: Rows
-    scores: Floats
-    ranks: Rows
-    contributions: Floats
-    leads: Floats
-    z_scores: Floats
-
-
 class BlendOfOne:
     """Merges the lists of one query by a blend's weights."""
 
@@ -344,8 +332,8 @@ class BlendOfOne:
         growth: float,
         history: tuple[float, float, float],
         k: int,
-    ) -> MergedLists | None:
-        """Merge lists into one of k items.
+    ) -> tuple[NDArray[Any], ...] | None:
+        """Merge lists into one of k items; the fields of a ``MergedOne``.
 
         Args:
             chosen: Number of each list's source.
@@ -382,4 +370,4 @@ class BlendOfOne:
             return None
         parts = floats[taken:].reshape(3, taken, width)[:, :number]
         places = integers[taken:].reshape(taken, width)[:number]
-        return MergedLists(integers[:number], floats[:number], places, *parts)
+        return integers[:number], floats[:number], places, *parts

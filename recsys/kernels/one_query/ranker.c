@@ -79,10 +79,8 @@ static inline v8 exponential(v8 x) {
 
 typedef struct {
     i64 dim, num_tasks, num_rows, num_experts, hidden, width, dense_dim, num_dense, heads_hidden;
-    i64 num_layers, base, num_recency;
+    i64 num_layers, base;
     const float *table;   /* [num_rows, dim + num_experts]: fields of items, weights of experts */
-    const float *recency; /* [num_recency, dim], the latest last */
-    const float *nothing; /* [dim] */
     const float *keys, *key_bias;       /* panels of [dim + 1, dim], [dim + 1] */
     const float *means, *scales;        /* [num_dense] or NULL */
     const float *dense, *dense_bias;    /* panels of [dense_dim + tasks, num_dense] or NULL */
@@ -94,31 +92,22 @@ typedef struct {
     double eps, most;
 } Network;
 
-/* Read a history's latest rows [m]: keys [m + 1, padded(dim + 1)] and values [m + 1, dim]. */
-i64 read_events(const Network *net, const i64 *rows, i64 m, float *keys, float *values) {
-    i64 dim = net->dim, step = net->dim + net->num_experts;
-    memcpy(values, net->nothing, (size_t)dim * sizeof(float));
-    for (i64 i = 0; i < m; i++) {
-        i64 row = rows[i] >= 0 && rows[i] < net->num_rows ? rows[i] : 0;
-        const float *recency = net->recency + (net->num_recency - m + i) * dim;
-        for (i64 d = 0; d < dim; d++)
-            values[(i + 1) * dim + d] = net->table[row * step + d] + recency[d];
-    }
-    product((Source){values, dim, NULL}, (Target){keys, padded(dim + 1), NULL, 0}, m + 1, net->keys,
-            dim, dim + 1, net->key_bias);
-    return m + 1;
+/* Turn a history's values [p, dim] into keys and offsets, [p, padded(dim + 1)]. */
+i64 keys(const Network *net, const float *values, i64 p, float *out) {
+    product((Source){values, net->dim, NULL}, (Target){out, padded(net->dim + 1), NULL, 0}, p,
+            net->keys, net->dim, net->dim + 1, net->key_bias);
+    return p;
 }
 
 /* Let each candidate read the events: x [n, ld], of which the first dim columns are its field. */
 static void attend(const Network *net, const float *keys, i64 key_step, const float *offsets,
-                   i64 offset_step, const float *values, i64 value_step, i64 value_column, i64 p,
-                   float *x, i64 ld, i64 n, float *space) {
+                   const float *values, i64 p, float *x, i64 ld, i64 n, float *space) {
     i64 dim = net->dim, wide = padded(p), deep = padded(dim);
     float *key_panels = space, *value_panels = key_panels + wide * dim;
     float *bias = value_panels + wide * deep, *weights = bias + wide, *read = weights + n * wide;
     pack(keys, p, dim, key_step, 1, key_panels);
-    pack(values, dim, p, value_column, value_step, value_panels);
-    for (i64 i = 0; i < wide; i++) bias[i] = i < p ? offsets[i * offset_step] : -INFINITY;
+    pack(values, dim, p, 1, dim, value_panels);
+    for (i64 i = 0; i < wide; i++) bias[i] = i < p ? offsets[i] : -INFINITY;
     product((Source){x, ld, NULL}, (Target){weights, wide, NULL, 0}, n, key_panels, dim, p, bias);
     for (i64 c = 0; c < n; c++) {
         float *own = weights + c * wide, most = -INFINITY;
@@ -175,9 +164,8 @@ static void mix(const Network *net, const float *crossed, i64 ld, const i64 *ite
 
 /* Predict logits [n, tasks] of candidates with features of any strides. */
 i64 logits(const Network *net, const float *keys, i64 key_step, const float *offsets,
-           i64 offset_step, const float *values, i64 value_step, i64 value_column, i64 p,
-           const float *fields, const i64 *rows, i64 n, const float *dense, i64 dense_step,
-           i64 dense_column, float *out) {
+           const float *values, i64 p, const float *fields, const i64 *rows, i64 n,
+           const float *dense, i64 dense_step, i64 dense_column, float *out) {
     i64 dim = net->dim, width = net->width, ld = padded(width), step = dim + net->num_experts;
     i64 field = width - net->dense_dim, read = padded(net->dense_dim + net->num_tasks);
     i64 deep = padded(net->heads_hidden), inner = padded(net->hidden), wide = padded(p);
@@ -203,8 +191,7 @@ i64 logits(const Network *net, const float *keys, i64 key_step, const float *off
             hidden[c * net->num_dense + i] = value;
         }
     }
-    attend(net, keys, key_step, offsets, offset_step, values, value_step, value_column, p, x, ld, n,
-           space);
+    attend(net, keys, key_step, offsets, values, p, x, ld, n, space);
     int with_dense = dense && net->dense;
     if (with_dense)
         product((Source){hidden, net->num_dense, NULL}, (Target){corrected, read, NULL, 0}, n,

@@ -7,6 +7,7 @@ fields, E experts, F their inner width, T tasks, P places of a history, S source
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,49 +50,36 @@ class NetworkOfOne:
         self._dim, self._num_tasks = dim, num_tasks
         self._fields = Fields(dim=dim, num_tasks=num_tasks, **fields)
 
-    def read_events(self, rows: Rows) -> tuple[Floats, Floats] | None:
-        """Read a history's latest rows: keys, of which D + 1 columns count, and values [P, D]."""
-        found = functions()
-        if found is None:
-            return None
-        rows = np.ascontiguousarray(rows, np.int64)
+    def keys(self, values: Floats) -> Floats:
+        """Turn a history's values [P, D] into keys and, last, parts of logits, [P, D + 1]."""
         width = -(-(self._dim + 1) // PANEL) * PANEL
-        keys = np.empty((len(rows) + 1, width), np.float32)
-        values = np.empty((len(rows) + 1, self._dim), np.float32)
-        found.read_events(
-            self._fields.address, rows.ctypes.data, len(rows), keys.ctypes.data, values.ctypes.data
-        )
-        return keys, values
+        keys = np.empty((len(values), width), np.float32)
+        _loaded().keys(self._fields.address, values.ctypes.data, len(values), keys.ctypes.data)
+        return keys[:, : self._dim + 1]
 
     def logits(
         self,
-        reader: tuple[Tensor, Floats, Tensor, Floats],
+        reader: tuple[Floats, Floats, Floats, Floats],
         rows: Rows,
         dense: Floats | None,
         size: int,
-    ) -> Floats | None:
+    ) -> Floats:
         """Predict candidates, [size, T], of which the first C are theirs and the rest 0.
 
         Args:
-            reader: Keys [P, D], offsets [P, 1], values [D, P] and fields [W - ..., 1].
+            reader: Keys [P, D + 1], offsets [P], values [P, D] and fields [W - ...].
             dense: Features, [C, G].
         """
-        found = functions()
-        if found is None:
-            return None
         keys, offsets, values, fields = reader
         rows = np.ascontiguousarray(rows, np.int64)
         predicted = np.zeros((size, self._num_tasks), np.float32)
         steps = (0, 0) if dense is None else (dense.strides[0] // 4, dense.strides[1] // 4)
-        number = found.logits(
+        number = _loaded().logits(
             self._fields.address,
-            keys.data_ptr(),
-            keys.stride(0),
+            keys.ctypes.data,
+            keys.strides[0] // 4,
             offsets.ctypes.data,
-            offsets.strides[0] // 4,
-            values.data_ptr(),
-            values.stride(1),
-            values.stride(0),
+            values.ctypes.data,
             len(keys),
             np.ascontiguousarray(fields).ctypes.data,
             rows.ctypes.data,
@@ -100,7 +88,16 @@ class NetworkOfOne:
             *steps,
             predicted.ctypes.data,
         )
-        return None if number < 0 else predicted
+        if number < 0:
+            raise MemoryError(f"there is no memory for the network over {len(rows)} candidates")
+        return predicted
+
+
+def _loaded() -> Any:
+    """Return the functions for a caller that has looked whether they are there."""
+    found = functions()
+    assert found is not None
+    return found
 
 
 def combine(

@@ -150,24 +150,6 @@ class ItemWeights:
     def _arrays(self) -> tuple[NDArray[Any], ...]:
         return tuple(part.numpy() for part in self.table)
 
-    @cached_property
-    def _laid_out(self) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
-        """Items and weights with one row for each item, [N, W] each, 0 where there are fewer.
-
-        None where that takes more than twice the memory.
-        """
-        offsets, others, amounts = (part.numpy() for part in self.table)
-        lengths = np.diff(offsets)
-        width = int(lengths.max(initial=0))
-        if width == 0 or len(lengths) * width > 2 * len(others):
-            return None
-        begins = np.arange(len(lengths)) * width
-        cell = concatenated_ranges(begins, begins + lengths)
-        rows = np.zeros(len(lengths) * width, np.int32)
-        weights = np.zeros(len(lengths) * width, np.float32)
-        rows[cell], weights[cell] = others, amounts
-        return rows.reshape(-1, width), weights.reshape(-1, width)
-
     def strongest_seeds(self, item_rows: Rows, history: Rows) -> Rows:
         """Find the event of the history that adds most to each item's score, [k]; 0 if none does.
 
@@ -228,14 +210,9 @@ class ItemWeights:
         if self.history.distinct:
             kept = _last_places(latest, self.num_item_rows)
             latest, weight = latest[kept], weight[kept]
-        if self._laid_out is not None:
-            # Whole rows are copied faster than their parts are found.
-            other = self._laid_out[0].take(latest, 0).ravel()
-            amount = (self._laid_out[1].take(latest, 0) * weight[:, None]).ravel()
-        else:
-            begin, end = offsets[latest], offsets[latest + 1]
-            pair = concatenated_ranges(begin, end)
-            other, amount = others[pair], np.repeat(weight, end - begin) * amounts[pair]
+        begin, end = offsets[latest], offsets[latest + 1]
+        pair = concatenated_ranges(begin, end)
+        other, amount = others[pair], np.repeat(weight, end - begin) * amounts[pair]
         if self.num_item_rows < DENSE_UP_TO * len(other):
             scores = np.zeros(self.num_item_rows, np.float32)
             np.add.at(scores, other, amount)

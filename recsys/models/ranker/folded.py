@@ -1,24 +1,17 @@
-"""A ranker's weights folded to score a query's candidates on a CPU in few, wide products.
+"""A ranker's weights folded to score a query's candidates on a CPU by one compiled function.
 
-With 300 candidates an operator's call costs as much as its arithmetic, so everything that does not
-depend on the request is precomputed, and the rest is fused:
+Everything that does not depend on the request is precomputed (kernels/one_query/ranker.c):
 
 - a candidate's key and the query's are one product: q(c) . k = c . (W_q^T k) + b_q . k, and k is
   linear in an event's vector, so the events are folded by one small product too;
 - the norm before experts, whose only layers are linear without bias and rectifier, is one number of
   a row: relu(W (s x)) = s relu(W x) for s > 0. Its weights go into the experts', its number into
   the row's routing weights;
-- few experts are two products over all of them, with weight 0 where a row does not visit one: four
-  times the operations of a sparse product in less time, since a wide product runs at four times
-  the rate and needs no sorting;
 - heads are two products for all tasks; features of candidates give a field and the correction of
   the base score by one.
 
-A tile is laid out with a column for each candidate, so that sums over a row's width, biases and
-routing weights run along the memory. Products and bounds are torch's, the steps between numpy's,
-into arrays that are kept: to start an operation costs numpy a third of what it costs torch.
-
-Scores equal training's up to rounding. Not used with adapters or on other devices.
+Scores equal training's up to rounding. Not used with adapters, on other devices, or without the
+compiled functions: layers then run as in training.
 
 Axes: N item rows, C candidates of a tile, D width of a field, W width of all fields, E experts, F
 their inner width, T tasks, P places of a history, G features of a candidate.
@@ -26,7 +19,6 @@ their inner width, T tasks, P places of a history, G features of a candidate.
 
 from __future__ import annotations
 
-import threading
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -64,14 +56,14 @@ class Layers(NamedTuple):
 class FoldedReader(NamedTuple):
     """An encoded query, [P] places of its history."""
 
-    keys: Tensor
-    """[P, D], in the candidates' space."""
+    keys: Floats
+    """[P, D + 1], in the candidates' space; the last column is in the offsets."""
     offsets: Floats
-    """[P, 1], -inf where there is no event."""
-    values: Tensor
-    """[D, P]."""
+    """[P], -inf where there is no event."""
+    values: Floats
+    """[P, D]."""
     fields: Floats
-    """[W - ..., 1]."""
+    """[W - ...]."""
 
 
 class _Linear(NamedTuple):
@@ -100,30 +92,6 @@ class _Trunk(NamedTuple):
     down_bias: Floats | None
     """[W, 1]."""
     eps: float
-
-
-class _Space(threading.local):
-    """Arrays of a tile, kept by each thread from one tile to the next."""
-
-    arrays: dict[str, Floats]
-    tensors: dict[str, Tensor]
-
-    def __init__(self) -> None:
-        self.arrays, self.tensors = {}, {}
-
-    def __reduce__(self) -> tuple[type[_Space], tuple[()]]:
-        # A copy of a ranker makes arrays of its own.
-        return _Space, ()
-
-    def take(self, name: str, rows: int, columns: int) -> tuple[Floats, Tensor]:
-        """Return an array [rows, columns] of any content, and the same memory as a tensor."""
-        found = self.arrays.get(name)
-        if found is None or found.shape != (rows, columns):
-            found = self.arrays[name] = np.zeros((rows, columns), np.float32)
-            # Written inside and outside of inference mode.
-            with torch.inference_mode(mode=False):
-                self.tensors[name] = torch.from_numpy(found)
-        return found, self.tensors[name]
 
 
 class FoldedRanker:
@@ -158,8 +126,7 @@ class FoldedRanker:
             _block_diagonal([one.weight[0] for one in last]).T,
             torch.cat([one.bias for one in last]),
         )
-        self._space = _Space()
-        self._compiled = self._compile()
+        self._network = self._compile()
         self.query_fields: dict[tuple[int, ...], Tensor] = {}
         """Encoded features of queries by their rows, [1, W - ...]; kept by who encodes them."""
 
@@ -184,10 +151,7 @@ class FoldedRanker:
             heads_hidden=len(self._hidden.weight),
             num_layers=len(self._cross),
             base=-1 if self._base is None else self._base,
-            num_recency=len(self._recency),
             table=self._table,
-            recency=np.ascontiguousarray(self._recency),
-            nothing=self._nothing,
             keys=panels(self._keys.T),
             key_bias=filled_up(self._key_bias),
             means=self._means,
@@ -245,14 +209,10 @@ class FoldedRanker:
             history: Item rows, oldest first.
             fields: Of its features, [1, W - ...].
         """
-        if (found := self._compiled.read_events(history[-len(self._recency) :])) is not None:
-            keys, values = found
-            dim = values.shape[1]
-            own = torch.from_numpy(keys[:, :dim])
-            return FoldedReader(
-                own, keys[:, dim : dim + 1], torch.from_numpy(values).T, fields.numpy().T
-            )
-        latest = self._known(history[-len(self._recency) :])
+        latest = history[-len(self._recency) :]
+        size = len(self._items)
+        if len(latest) and not 0 <= latest.min() <= latest.max() < size:
+            latest = np.where((latest >= 0) & (latest < size), latest, 0)
         values = np.empty((len(latest) + 1, self._items.shape[1]), np.float32)
         values[:1] = self._nothing
         np.add(
@@ -263,124 +223,22 @@ class FoldedRanker:
         return self._read(values, None, fields.numpy())
 
     def _read(self, values: Floats, mask: Floats | None, fields: Floats) -> FoldedReader:
-        keys = torch.from_numpy(values).mm(torch.from_numpy(self._keys)).numpy()
-        keys += self._key_bias
-        offsets = keys[:, -1:] if mask is None else keys[:, -1:] + mask[:, None]
-        return FoldedReader(
-            torch.from_numpy(keys[:, :-1]), offsets, torch.from_numpy(values).T, fields.T
-        )
+        values = np.ascontiguousarray(values)
+        keys = self._network.keys(values)
+        offsets = keys[:, -1].copy() if mask is None else keys[:, -1] + mask
+        return FoldedReader(keys, offsets, values, fields[0])
 
     def logits(
         self, reader: FoldedReader, rows: Rows, dense: Floats | None, columns: int
     ) -> Floats:
-        """Predict a tile of candidates, [T, columns], of which the first C are theirs.
+        """Predict a tile of candidates, [columns, T], of which the first C are theirs.
 
         Args:
             rows: Item rows, [C].
             dense: Their features, [C, G].
             columns: Of the tile, at least C.
         """
-        if (found := self._compiled.logits(reader, rows, dense, columns)) is not None:
-            return found.T
-        looked_up = self._table.take(self._known(rows), 0)  # [C, D + E]
-        count, dim, width = len(rows), self._items.shape[1], self._trunk.up.shape[1]
-        together, together_t = self._space.take("together", width, columns)
-        if count < columns:
-            together[:dim, count:] = 0
-        together[:dim, :count] = looked_up[:, :dim].T
-        self._attend(reader, together, together_t, dim)
-        end = width - self._dense_dim
-        together[2 * dim : end] = reader.fields
-        corrected = self._read_dense(dense, together[end:])
-        crossed, crossed_t = together, together_t
-        for layer, (weight, bias) in enumerate(self._cross):
-            product, product_t = self._space.take(f"crossed {layer}", width, columns)
-            torch.mm(weight, crossed_t, out=product_t)
-            product += bias
-            product *= together
-            product += crossed
-            crossed, crossed_t = product, product_t
-        mixed, mixed_t = self._mixed(crossed, crossed_t, looked_up[:, dim:])
-        mixed += crossed
-        hidden, hidden_t = self._space.take("heads", len(self._hidden.weight), columns)
-        torch.mm(self._hidden.weight, mixed_t, out=hidden_t)
-        hidden += self._hidden.bias
-        hidden_t.relu_()
-        logits: Floats = torch.mm(self._last.weight, hidden_t).numpy()
-        logits += self._last.bias
-        if corrected is not None:
-            logits += corrected
-        return logits
-
-    def _known(self, rows: Rows) -> Rows:
-        size = len(self._table)
-        if len(rows) and rows.min() >= 0 and rows.max() < size:
-            return rows
-        return np.where((rows >= 0) & (rows < size), rows, 0)
-
-    def _attend(self, reader: FoldedReader, together: Floats, together_t: Tensor, dim: int) -> None:
-        """Read the history for each candidate, from [D, C] to the [D, C] after them."""
-        found = torch.mm(reader.keys, together_t[:dim]).numpy()  # [P, C]
-        found += reader.offsets
-        found -= found.max(0)
-        np.exp(found, out=found)
-        read = together[dim : 2 * dim]
-        torch.mm(reader.values, torch.from_numpy(found), out=together_t[dim : 2 * dim])
-        read /= found.sum(0)
-
-    def _read_dense(self, dense: Floats | None, field: Floats) -> Floats | None:
-        """Write the field of features [C, G], [D, columns]; return the corrected base, [T, C]."""
-        if self._dense is None or dense is None:
-            return None
-        count, columns = len(dense), field.shape[1]
-        own, own_t = self._space.take("dense", dense.shape[1], columns)
-        if count < columns:
-            own[:, count:] = 0
-        if self._means is None:
-            own[:, :count] = dense.T
-        else:
-            np.subtract(dense.T, self._means, out=own[:, :count])
-            own *= self._scales
-            own_t.clamp_(-MAX_STANDARDISED, MAX_STANDARDISED)
-        product = torch.mm(self._dense.weight, own_t).numpy()
-        product += self._dense.bias
-        field[:] = product[: self._dense_dim]
-        if self._base is None:
-            return None
-        corrected: Floats = product[self._dense_dim :]
-        corrected[:, :count] += dense[:, self._base]
-        return corrected
-
-    def _mixed(self, crossed: Floats, crossed_t: Tensor, routed: Floats) -> tuple[Floats, Tensor]:
-        """Run the trunk without its residual, [W, columns] -> [W, columns].
-
-        Args:
-            routed: Weights of the experts, [C, E].
-        """
-        trunk, (width, columns) = self._trunk, crossed.shape
-        mixed, mixed_t = self._space.take("mixed", width, columns)
-        np.multiply(crossed, crossed, out=mixed)
-        scale = mixed.sum(0)  # [columns]
-        scale /= np.float32(width)
-        scale += np.float32(trunk.eps)
-        np.sqrt(scale, out=scale)
-        np.reciprocal(scale, out=scale)
-        hidden, hidden_t = self._space.take("experts", len(trunk.up), columns)
-        torch.mm(trunk.up, crossed_t, out=hidden_t)
-        if trunk.up_bias is None:
-            hidden_t.relu_()
-            weights, _ = self._space.take("routed", routed.shape[1], columns)
-            weights[:, : len(routed)] = routed.T
-            weights *= scale
-            hidden.reshape(len(weights), -1, columns)[:] *= weights[:, None]
-        else:
-            hidden *= scale
-            hidden += trunk.up_bias
-            hidden_t.relu_()
-        torch.mm(trunk.down, hidden_t, out=mixed_t)
-        if trunk.down_bias is not None:
-            mixed += trunk.down_bias
-        return mixed, mixed_t
+        return self._network.logits(reader, rows, dense, columns)
 
 
 def _block_diagonal(columns: list[Tensor]) -> Tensor:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import WHOLE, Jagged, JaggedBatch, StepShare, latest
+from recsys.kernels.one_query.op import functions
 from recsys.kernels.one_query.ranker_op import combine
 from recsys.layers.attention.target import TargetAttention
 from recsys.layers.calibrator import FURTHEST, Calibrator
@@ -60,7 +61,7 @@ def _folded_logits(
     laid_out: FoldedRanker, reader: FoldedReader, size: int, rows: Tensor, dense: Tensor | None
 ) -> Tensor:
     numbers = None if dense is None else dense.numpy()
-    return torch.from_numpy(laid_out.logits(reader, rows.numpy(), numbers, size)).T
+    return torch.from_numpy(laid_out.logits(reader, rows.numpy(), numbers, size))
 
 
 class Ranker(CatalogueModel):
@@ -330,7 +331,7 @@ class Ranker(CatalogueModel):
     def _laid_out(self) -> FoldedRanker | None:
         """Return the folded weights; None in training and where they cannot be folded."""
         inputs = self.all_item_inputs()
-        if self.training:
+        if self.training or functions() is None:
             return None
         if self._folded is None or self._folded[0] is not inputs:
             self._folded = (inputs, folded(self.layers(), inputs, self.all_item_routing()))
@@ -344,8 +345,7 @@ class Ranker(CatalogueModel):
         It takes at most ``tile_rows`` rows [C] with their features, and fills the tile up.
         """
         size = self.config.tile_rows
-        laid_out = self._folded[1] if self._folded and isinstance(reader, FoldedReader) else None
-        laid_out = laid_out or self._laid_out()
+        laid_out = self._laid_out()
         if laid_out is not None:
             read = reader if isinstance(reader, FoldedReader) else laid_out.read(reader)
             return partial(_folded_logits, laid_out, read, size)
