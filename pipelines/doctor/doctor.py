@@ -23,6 +23,7 @@ CHECKS: dict[str, Callable[[Environment], CheckResult]] = {
     "disk": machine.check_disk,
     "threads": machine.check_threads,
     **{name: partial(check_library, name=name) for name in LIBRARIES},
+    "compiler": machine.check_compiler,
     "gpu": machine.check_gpu,
 }
 

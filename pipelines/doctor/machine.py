@@ -22,6 +22,11 @@ off = [f"{name} ({why})" for name, runs, why in uses(torch.device("cuda")) if no
 name = torch.cuda.get_device_name() if seen else None
 print(json.dumps({"cuda": torch.version.cuda, "name": name, "off": off}))
 """
+COMPILER_CODE = """
+import json
+from recsys.kernels.one_query.library import load_library
+print(json.dumps({"why": load_library().reason}))
+"""
 
 
 def check_python(_environment: Environment) -> CheckResult:
@@ -59,6 +64,14 @@ def check_threads(_environment: Environment) -> CheckResult:
     fix = f"export OMP_NUM_THREADS={cpus} POLARS_MAX_THREADS={cpus}" if threads > cpus else None
     found = f"{threads} threads on {cpus} usable CPUs"
     return CheckResult("threads", "warn" if fix else "ok", found, f"<= {cpus}", fix=fix)
+
+
+def check_compiler(environment: Environment) -> CheckResult:
+    """Compile and load the functions that answer requests, or tell why numpy and torch answer."""
+    probe = environment.probe(COMPILER_CODE)
+    why = probe.error or probe.values["why"]
+    found = why or "requests are answered by compiled functions"
+    return CheckResult("compiler", "absent" if why else "ok", found, "optional: a C compiler")
 
 
 def check_gpu(environment: Environment) -> CheckResult:

@@ -138,6 +138,7 @@ class FoldedRanker:
         ups = [panels(one.numpy()) for one in trunk.up.split(hidden)]
         downs = [panels(one.numpy()) for one in trunk.down.split(hidden, dim=1)]
         dense = self._dense
+        crossed = [panels(one.weight.numpy()) for one in self._cross]
         biases = [filled_up(one.bias[:, 0]) for one in self._cross]
         return NetworkOfOne(
             dim=dim,
@@ -158,8 +159,8 @@ class FoldedRanker:
             scales=None if self._means is None else self._scales,
             dense=None if dense is None else panels(dense.weight.numpy()),
             dense_bias=None if dense is None else filled_up(dense.bias[:, 0]),
-            cross=np.concatenate([panels(one.weight.numpy()) for one in self._cross]),
-            cross_bias=np.concatenate(biases),
+            cross=np.concatenate(crossed) if crossed else None,
+            cross_bias=np.concatenate(biases) if biases else None,
             up=np.concatenate(ups),
             up_bias=None if trunk.up_bias is None else filled_up(trunk.up_bias[:, 0]),
             down=np.concatenate(downs),

@@ -88,6 +88,20 @@ def test_a_gpu_is_asked_and_kernels_that_are_off_are_named(
     assert (result.fix is not None) == (status in ("warn", "fail"))
 
 
+@pytest.mark.parametrize(
+    ("probe", "status", "found"),
+    [
+        (Probe(values={"why": ""}), "ok", "compiled functions"),
+        (Probe(values={"why": "there is no C compiler on PATH"}), "absent", "no C compiler"),
+        (Probe(error="gave no answer in 60 s"), "absent", "gave no answer"),
+    ],
+)
+def test_a_compiler_is_optional(probe: Probe, status: str, found: str) -> None:
+    result = machine.check_compiler(Environment(versions=CPU, probe=lambda _: probe))
+    assert result.status == status
+    assert found in result.found
+
+
 @pytest.mark.parametrize(("status", "code"), [("fail", 3), ("warn", 0), ("absent", 0)])
 def test_only_a_failure_changes_the_exit_code_and_each_fix_is_printed(status, code, monkeypatch):
     results = [

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from recsys.kernels.one_query.library import load_library
 from serving.bundle.manifest import read_manifest
 from serving.log import LOGGER
 from serving.recommend import Recommender
@@ -52,6 +53,10 @@ def test_reply_has_every_field_of_the_contract(client, released):
     again = client.post("/v1/recommend", json={"user_id": "user-1", "k": 3}).json()
     assert again["request_id"] != reply["request_id"]
     assert again["items"] == reply["items"]
+
+
+def test_readiness_says_what_answers(client):
+    assert client.get("/readyz").json()["compiled"] == (load_library().reason or "yes")
 
 
 def test_http_python_and_batch_scores_are_bit_equal(client, released):
