@@ -138,15 +138,16 @@ class FaissIndex:
         scanned = self.kind == "flat"
         if not scanned and not self._few_enough(self._count(mask)):
             return OneList.of(self.search(query[None], k, mask))
+        flat = self._flat if scanned else None
+        if scanned and flat is None:
+            flat = self._flat = self._vectors()
+        if flat is not None and (found := nearest(flat, query, mask, k)) is not None:
+            return found
         if not math.isfinite(float(query.sum())):
             check_queries(query[None], self.dim)
-        if not scanned:
+        if flat is None:
             return self._best_allowed(query, k, mask)
-        if self._flat is None:
-            self._flat = self._vectors()
-        if (found := nearest(self._flat, query, mask, k)) is not None:
-            return found
-        scores = torch.mv(self._flat, query)
+        scores = torch.mv(flat, query)
         mask.blank(scores.numpy())
         return best_of_one(scores, k)
 

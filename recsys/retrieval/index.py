@@ -95,10 +95,10 @@ class ExactIndex:
         """Compare every item with one query [D] on the host."""
         if self.device.type != "cpu" or self._vectors.dtype != torch.float32:
             return OneList.of(self.search(query[None], k, mask))
-        if query.shape != (self.dim,) or not math.isfinite(float(query.sum())):
-            check_queries(query[None], self.dim)
         if (found := nearest(self._vectors, query, mask, k)) is not None:
             return found
+        if query.shape != (self.dim,) or not math.isfinite(float(query.sum())):
+            check_queries(query[None], self.dim)
         scores = query @ self._columns
         mask.blank(scores.numpy())
         return best_of_one(scores, k)

@@ -237,12 +237,12 @@ class IndexedSource(Source):
             vector = self._encode(query.features)[0]
         else:
             vector = self._encode_one(query)
-        if not bool(vector.any()):
-            return None
         found = self.index.search_one(vector, k, mask)
+        if np.count_nonzero(found.scores) == len(found.scores):
+            return found
         # An item without a vector has score 0, and is no more like the query than any other.
         there = found.scores != 0
-        return found if there.all() else OneList(found.scores[there], found.item_rows[there])
+        return OneList(found.scores[there], found.item_rows[there])
 
     def _searched(
         self, vectors: Tensor, allowed: Tensor, k: int, shared: ItemMask, counts: Rows

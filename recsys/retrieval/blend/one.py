@@ -9,6 +9,7 @@ users, I kinds of items, C places of all lists together, k list length.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -99,6 +100,7 @@ class OneQueryBlend:
         self._weights: Doubles = blend.weights.double().numpy()  # [G + 1, I + 1, S, F]
         self._sizes: Doubles = blend.weights[-1, -1].abs().sum(1).double().numpy()  # [S]
         self._scales: Floats = blend.scales.numpy()
+        self._growths: dict[tuple[int, ...], float] = {}
         self._grown: dict[tuple[int, ...], Doubles] = {}
         self._item_kinds: Rows | None = None
         if blend.config.item_bounds:
@@ -163,8 +165,8 @@ class OneQueryBlend:
         every = list(lists.values())
         filled = [
             one
-            for one, found in zip(chosen, every, strict=True)
-            if np.count_nonzero(found.item_rows > 0)
+            for one, (_, rows) in zip(chosen, every, strict=True)
+            if len(rows) and (rows[0] > 0 or bool((rows > 0).any()))
         ]
         user = self._user_kind(num_events) % len(self._weights)
         events = demand_by_history(num_events)
@@ -176,7 +178,7 @@ class OneQueryBlend:
         """Return the kind of a user by the events of the history; -1 if that is unknown."""
         if num_events < 0:
             return UNKNOWN_KIND if self._history_bounds else 0
-        return int(np.searchsorted(self._history_bounds, num_events, side="right"))
+        return bisect_right(self._history_bounds, num_events)
 
     def _look_up_weights(self, merged: _Merged, chosen: list[int], num_events: int) -> Doubles:
         """Look up weights, grown where sources are missing, [F, S] or by kind of item [F, S, L]."""
@@ -195,8 +197,11 @@ class OneQueryBlend:
         return by_kind
 
     def _growth(self, filled: tuple[int, ...]) -> float:
-        there = float(sum(self._sizes[one] for one in filled))
-        return float(self._sizes.sum()) / there if there > 0 else 1.0
+        if (growth := self._growths.get(filled)) is None:
+            there = float(sum(self._sizes[one] for one in filled))
+            growth = float(self._sizes.sum()) / there if there > 0 else 1.0
+            self._growths[filled] = growth
+        return growth
 
     def _look_up_odds(self, item_rows: Rows, num_events: int) -> Doubles:
         """Look up the log odds of items themselves, [L]; 0 for appended ones."""
