@@ -202,7 +202,7 @@ class WeightsOfOne:
 
     def __init__(
         self,
-        table: tuple[NDArray[np.int64], NDArray[np.int32], Floats],
+        table: tuple[NDArray[Any], ...],
         latest_last: Floats,
         *,
         distinct: bool,
@@ -210,7 +210,7 @@ class WeightsOfOne:
         """Take a table of weights.
 
         Args:
-            table: Offsets [N + 1], items and weights.
+            table: Offsets [N + 1] int64, items int32 and weights float32.
             latest_last: Weight of each event, the latest last.
             distinct: Whether an item counts once, where it occurs last.
         """
@@ -244,32 +244,32 @@ class WeightsOfOne:
 
 
 ENCODER = (
-    *("dim", "heads", "hidden", "num_rows", "num_places", "from_end", "inputs", "places"),
+    *("heads", "hidden", "num_rows", "num_places", "from_end", "inputs", "places"),
     *("norm_weight", "norm_bias", "keys", "offset", "output", "bias", "inner_weight", "inner_bias"),
     *("first", "first_bias", "second", "second_bias", "last_weight", "last_bias"),
     *("norm_eps", "inner_eps", "last_eps", "floor"),
 )
-"""Fields of ``Encoder`` in encoder.c, in their order."""
+"""Fields of ``Encoder`` in encoder.c after its dim, in their order."""
 
 
 class EncoderOfOne:
     """Encodes the latest event of a history by folded weights, as a unit vector."""
 
     def __init__(
-        self, weights: Mapping[str, float | Tensor | None], tables: Sequence[Tensor] = ()
+        self, dim: int, weights: Mapping[str, float | Tensor | None], tables: Sequence[Tensor] = ()
     ) -> None:
-        """Take the fields that ``ENCODER`` names.
+        """Take D and the other fields that ``ENCODER`` names.
 
         Args:
             tables: Tables of which a row each is added before the vector gets its length, [any, D].
         """
-        given = {name: weights[name] for name in ENCODER}
+        given = {"dim": dim, **{name: weights[name] for name in ENCODER}}
         kept: dict[str, Field] = {
             name: contiguous(one) if isinstance(one, Tensor) else one for name, one in given.items()
         }
         added = tuple(contiguous(one) for one in tables)
         self._fields = Fields(**kept, tables=added, num_tables=len(added))
-        self._dim = int(weights["dim"])
+        self._dim = dim
         self._sizes = [len(one) for one in added]
 
     def encode(

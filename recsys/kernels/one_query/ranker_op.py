@@ -143,7 +143,7 @@ class FeaturesOfOne:
         self._num_features = num_features
         kept = tuple(contiguous(table) for table, _ in tables)
         shapes = [(table.shape[1], width) for table, (_, width) in zip(kept, tables, strict=True)]
-        own = {"shapes": np.array(shapes, np.int64), "tables": kept}
+        own: dict[str, Field] = {"shapes": np.array(shapes, np.int64), "tables": kept}
         self._fields = Fields(num_features=num_features, **fields, **own)
 
     def features(

@@ -84,7 +84,6 @@ class LatestEvent:
         """
         norms = {"norm": self._norm, "inner": self._inner_norm, "last": last}
         fields: dict[str, float | Tensor | None] = {
-            "dim": self._shape[0],
             "heads": self._num_heads,
             "hidden": len(self._first[0]),
             "num_rows": len(inputs),
@@ -105,7 +104,7 @@ class LatestEvent:
             **{f"{name}_bias": norm[1] for name, norm in norms.items()},
             **{f"{name}_eps": float(norm[2]) for name, norm in norms.items()},
         }
-        return EncoderOfOne(fields, tables)
+        return EncoderOfOne(self._shape[0], fields, tables)
 
     @classmethod
     def of(cls, block: AttentionBlock | SparseBlock) -> LatestEvent:

@@ -135,8 +135,8 @@ class FoldedRanker:
         dim, trunk, width = self._items.shape[1], self._trunk, self._trunk.up.shape[1]
         num_experts = self._table.shape[1] - dim
         hidden, num_tasks = len(trunk.up) // max(1, num_experts), len(self._last.weight)
-        ups = [panels(one.numpy()) for one in trunk.up.split(hidden)]
-        downs = [panels(one.numpy()) for one in trunk.down.split(hidden, dim=1)]
+        ups = [panels(one.numpy()) for one in torch.split(trunk.up, hidden)]
+        downs = [panels(one.numpy()) for one in torch.split(trunk.down, hidden, dim=1)]
         dense = self._dense
         crossed = [panels(one.weight.numpy()) for one in self._cross]
         biases = [filled_up(one.bias[:, 0]) for one in self._cross]
