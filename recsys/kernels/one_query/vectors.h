@@ -51,7 +51,7 @@ typedef struct {
     int32_t epoch;
 } Space;
 
-extern _Thread_local Space space;
+extern _Thread_local Space space __attribute__((visibility("hidden")));
 
 static inline void *take(int name, size_t bytes) {
     if (space.bytes[name] < bytes) {
