@@ -109,11 +109,11 @@ def combine(
         line: Slope and shift of each task's logit, [T] each.
         furthest: Logits beyond it count as it.
         adds: Whether chances are added up; else their logarithms.
+
+    All are on one device; on another one than the CPU, None.
     """
-    found = functions()
-    kept = (logits, *line, weights)
-    plain = all(one.is_contiguous() and one.device.type == "cpu" for one in kept)
-    if found is None or not plain or logits.dtype != torch.float32:
+    found = None if logits.is_cuda else functions()
+    if found is None or not logits.is_contiguous() or logits.dtype != torch.float32:
         return None
     scores, (slope, shift) = torch.empty(logits.shape[0]), line
     found.combine(
