@@ -60,15 +60,11 @@ class Calibrator(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """Return probabilities, [P, T] -> [P, T]."""
-        slope, shift = self.line()
-        clamped = logits.float().clamp(-FURTHEST, FURTHEST)
-        return torch.sigmoid(torch.addcmul(shift, clamped, slope))
-
-    def line(self) -> tuple[Tensor, Tensor]:
-        """Return the slope and the shift of each task's logits, [T] each."""
         if self._line is None or self._line[0] is not self.values:
             self._line = (self.values, *self._slope_and_shift())
-        return self._line[1:]
+        _, slope, shift = self._line
+        clamped = logits.float().clamp(-FURTHEST, FURTHEST)
+        return torch.sigmoid(torch.addcmul(shift, clamped, slope))
 
     def _slope_and_shift(self) -> tuple[Tensor, Tensor]:
         """Read each task's line off its ends, [T] each."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
@@ -39,7 +38,6 @@ BLOCK = 1 << 14
 PAIRS_UP_TO = 4096
 """Items of which the cosines of every two are kept for single queries, in at most 64 MiB: fifty
 rows of them are a seventh of what all vectors are, and leave the cache to other models."""
-START = torch.zeros(1, dtype=torch.int64)
 
 
 class Whitening(NamedTuple):
@@ -257,27 +255,15 @@ class OneContentHistory:
 
     def scores(self, item_rows: Tensor) -> Tensor:
         """Score every item, [N]; -inf where there is no content."""
-        if self._num_items > PAIRS_UP_TO:
-            vector = self.query_vector(item_rows)
-            scores, silent = vector @ self._columns, not bool(vector.any())
-        else:
-            latest = item_rows[-self._num_events :]
-            weights = self._weights[-latest.shape[0] :]
-            if (found := self._compiled.scores(latest, weights)) is not None:
+        latest = item_rows[-self._num_events :]
+        if self._num_items <= PAIRS_UP_TO:
+            found = self._compiled.scores(latest, self._weights[-latest.shape[0] :])
+            if found is not None:
                 return found
-            scores, silent = self._by_pairs(latest, weights)
+        vector = self.query_vector(latest)
+        scores = vector @ self._columns
         scores.numpy()[self._silent] = -torch.inf
-        return scores.fill_(-torch.inf) if silent else scores
-
-    def _by_pairs(self, latest: Tensor, weights: Tensor) -> tuple[Tensor, bool]:
-        """Score every item by its cosines to the events, [N]; say whether none has content."""
-        scores = functional.embedding_bag(
-            latest, self._cosines, START, mode="sum", per_sample_weights=weights
-        )[0]
-        # The length of the events' sum, by its products with what was added up.
-        square = float(scores.take(latest).dot(weights))
-        scores /= max(math.sqrt(max(square, 0.0)), NORM_FLOOR)
-        return scores, square <= 0
+        return scores if bool(vector.any()) else scores.fill_(-torch.inf)
 
     @cached_property
     def _compiled(self) -> SimilarOfOne:

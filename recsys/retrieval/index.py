@@ -99,15 +99,9 @@ class ExactIndex:
             return found
         if query.shape != (self.dim,) or not math.isfinite(float(query.sum())):
             check_queries(query[None], self.dim)
-        scores = query @ self._columns
+        scores = self._vectors @ query
         mask.blank(scores.numpy())
         return best_of_one(scores, k)
-
-    @cached_property
-    def _columns(self) -> Tensor:
-        """All vectors, [D, N]."""
-        # For one query a product with columns takes a third to a half of the time of one with rows.
-        return self._vectors.T.contiguous()
 
 
 def index_of(vectors: Tensor) -> VectorIndex:

@@ -218,6 +218,7 @@ typedef struct {
     i64 num_kinds, unknown_kind;
     const double *log_odds, *demand; /* [num_odds], [3, num_demand] or NULL */
     i64 num_odds, num_demand;
+    const double *sizes; /* of each source's weights, [S] */
 } Blend;
 
 typedef struct { double score, fused; i64 row, column; } Place;
@@ -294,11 +295,19 @@ typedef struct { float *scores; i64 *rows; i64 *ranks; float *contributions, *le
  * chosen: number of each list's source among the blend's. history: 1, whether it is empty, and the
  * logarithm of its length, by which demand is weighed. */
 i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *lengths,
-          const i64 *chosen, i64 num_lists, i64 user_kind, double growth, const double *history,
-          i64 k, const Merged *out) {
+          const i64 *chosen, i64 num_lists, i64 user_kind, const double *history, i64 k,
+          const Merged *out) {
     i64 total = 0, largest = 0, count = 0;
+    double every = 0, there = 0; /* weights grow if sources have no list */
+    for (i64 source = 0; source < blend->num_sources; source++) every += blend->sizes[source];
     for (i64 list = 0; list < num_lists; list++) total += lengths[list];
-    for (i64 i = 0; i < total; i++) largest = rows[i] > largest ? rows[i] : largest;
+    for (i64 list = 0, i = 0; list < num_lists; list++) {
+        i64 end = i + lengths[list], most = 0;
+        for (; i < end; i++) most = rows[i] > most ? rows[i] : most;
+        largest = most > largest ? most : largest;
+        there += most > 0 ? blend->sizes[chosen[list]] : 0;
+    }
+    double growth = there > 0 ? every / there : 1;
     if (num_lists > 64 || largest >= (i64)1 << 28) return OUT_OF_RANGE;
     int32_t mark, *marks = take_marks(largest + 1, &mark);
     int32_t *column = take(SLOTS, (size_t)(largest + 1) * sizeof(int32_t));
@@ -354,10 +363,10 @@ i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *l
             for (i64 i = 0; i < 3; i++)
                 odds += history[i] * blend->demand[i * blend->num_demand + item->row];
         if (odds != 0) {
-            i64 there = 0;
-            for (i64 list = 0; list < num_lists; list++) there += place[one * num_lists + list] >= 0;
+            i64 met = 0;
+            for (i64 list = 0; list < num_lists; list++) met += place[one * num_lists + list] >= 0;
             for (i64 list = 0; list < num_lists; list++)
-                if (place[one * num_lists + list] >= 0) own[list] += odds / there;
+                if (place[one * num_lists + list] >= 0) own[list] += odds / met;
         }
         item->score = added(own, num_lists, 1), item->fused = 0;
     }

@@ -43,11 +43,10 @@ class _Functions:
         self.nearest = _typed(library.nearest, p, n, p, p, n, n, p, p)
         self.similar = _typed(library.similar, p, n, p, p, n, p, n, d, p)
         self.by_weights = _typed(library.by_weights, p, p, n, p, n, n, p, p)
-        self.merge = _typed(library.merge, p, p, p, p, p, n, n, d, p, n, p)
+        self.merge = _typed(library.merge, p, p, p, p, p, n, n, p, n, p)
         self.encode = _typed(library.encode, p, p, n, p, p, p)
         self.keys = _typed(library.keys, p, p, n, p)
         self.logits = _typed(library.logits, p, p, n, p, p, n, p, p, n, p, n, n, p)
-        self.combine = _typed(library.combine, p, n, n, p, p, p, d, n, p)
         self.features = _typed(library.features, p, p, p, n, n, p, n, p)
 
 
@@ -304,6 +303,7 @@ class BlendOfOne:
     def __init__(
         self,
         weights: NDArray[np.float64],
+        sizes: NDArray[np.float64],
         scales: Floats,
         item_kinds: Rows | None,
         log_odds: NDArray[np.float64] | None,
@@ -322,6 +322,7 @@ class BlendOfOne:
             demand=None if demand is None else np.ascontiguousarray(demand),
             num_odds=0 if log_odds is None else len(log_odds),
             num_demand=0 if demand is None else demand.shape[1],
+            sizes=sizes,
         )
 
     def merge(
@@ -329,7 +330,6 @@ class BlendOfOne:
         lists: Sequence[OneList],
         chosen: Sequence[int],
         user_kind: int,
-        growth: float,
         history: tuple[float, float, float],
         k: int,
     ) -> tuple[NDArray[Any], ...] | None:
@@ -338,7 +338,6 @@ class BlendOfOne:
         Args:
             chosen: Number of each list's source.
             user_kind: Kind of the user, from 0.
-            growth: What the weights are multiplied by.
             history: 1, whether the history is empty, and the logarithm of its length.
         """
         found = functions()
@@ -361,7 +360,6 @@ class BlendOfOne:
             (INTEGER * width)(*chosen),
             width,
             user_kind,
-            growth,
             (DOUBLE * 3)(*history),
             taken,
             out,

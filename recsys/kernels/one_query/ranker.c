@@ -227,23 +227,6 @@ i64 logits(const Network *net, const float *keys, i64 key_step, const float *off
     return n;
 }
 
-/* Turn logits [n, tasks] into scores: sigmoids of a line of each task, combined by weights. */
-i64 combine(const float *logits, i64 n, i64 tasks, const float *slopes, const float *shifts,
-            const float *weights, double furthest, i64 adds, float *out) {
-    float most = (float)furthest;
-    for (i64 c = 0; c < n; c++) {
-        float total = 0;
-        for (i64 task = 0; task < tasks; task++) {
-            float logit = bounded(logits[c * tasks + task], most);
-            float chance = 1.0f / (1.0f + expf(-(shifts[task] + logit * slopes[task])));
-            if (!adds) chance = logf(chance > 1e-9f ? chance : 1e-9f);
-            total += chance * weights[task];
-        }
-        out[c] = adds ? total : expf(total);
-    }
-    return n;
-}
-
 typedef struct {
     i64 num_features, num_events, num_items, num_places, stride, num_tables;
     i64 latest, recent, best, linear; /* events that the features look at */

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -98,35 +97,6 @@ def _loaded() -> Any:
     found = functions()
     assert found is not None
     return found
-
-
-def combine(
-    logits: Tensor, line: tuple[Tensor, Tensor], weights: Tensor, furthest: float, *, adds: bool
-) -> Tensor | None:
-    """Turn logits into scores, [C, T] -> [C], as ``Ranker.combined`` does after calibration.
-
-    Args:
-        line: Slope and shift of each task's logit, [T] each.
-        furthest: Logits beyond it count as it.
-        adds: Whether chances are added up; else their logarithms.
-
-    All are on one device; on another one than the CPU, None.
-    """
-    found = None if logits.is_cuda else functions()
-    if found is None or not logits.is_contiguous() or logits.dtype != torch.float32:
-        return None
-    scores, (slope, shift) = torch.empty(logits.shape[0]), line
-    found.combine(
-        logits.data_ptr(),
-        *logits.shape,
-        slope.data_ptr(),
-        shift.data_ptr(),
-        weights.data_ptr(),
-        furthest,
-        adds,
-        scores.data_ptr(),
-    )
-    return scores
 
 
 class FeaturesOfOne:

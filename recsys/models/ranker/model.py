@@ -26,9 +26,8 @@ from torch.nn import functional
 
 from recsys.data.batch import WHOLE, Jagged, JaggedBatch, StepShare, latest
 from recsys.kernels.one_query.op import functions
-from recsys.kernels.one_query.ranker_op import combine
 from recsys.layers.attention.target import TargetAttention
-from recsys.layers.calibrator import FURTHEST, Calibrator
+from recsys.layers.calibrator import Calibrator
 from recsys.layers.embedding.tables import Backend
 from recsys.layers.moe.routing import Routing
 from recsys.layers.wide_linear import CrossNetwork
@@ -387,11 +386,6 @@ class Ranker(CatalogueModel):
         return self._routed[1]
 
     def _score_of_logits(self, logits: Tensor) -> Tensor:
-        if self.calibrator.fitted:
-            adds = self.config.combination == "sum"
-            found = combine(logits, self.calibrator.line(), self._task_values, FURTHEST, adds=adds)
-            if found is not None:
-                return found
         return self.combined(self.calibrated(logits))
 
     def calibrated(self, logits: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
-"""Candidates of one query with their features: ``candidate_features.py`` for a request, in numpy.
+"""Candidates of one query with their features: ``candidate_features.py`` for a request.
 
-Takes a third of the time of the batched form, which is spent on launching some three hundred
-operations and on what all requests share. Both give the same items, and features that are equal up
-to rounding; items whose merged scores differ by no more may change places.
+Features of the history are computed by one compiled function, or without it by the batched form,
+whose three hundred operations take longer. Both give the same items, and features that are equal
+up to rounding; items whose merged scores differ by no more may change places.
 
-Axes: n candidates, S sources of the blend, F features of a candidate, N item rows, H latest events,
-D width of a table.
+Axes: n candidates, S sources of the blend, F features of a candidate, N item rows, E events, D
+width of a table.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
+from recsys.data.batch import one_example
 from recsys.data.top_k import OneList
 from recsys.kernels.one_query.ranker_op import FeaturesOfOne
 from recsys.retrieval.blend.candidate_features import OF_BLEND, OF_SOURCE, feature_names
@@ -65,43 +65,22 @@ class OneQueryFeatures:
         self._num_features = len(feature_names(blend.sources))
         self._scales: Floats = blend.scales.numpy()
         self._events: Floats = item_counts.float().log1p().numpy()  # [N]
-        self._num_tables = len(history_features.tables)
-        self._pairs: list[tuple[int, Floats]] = []
-        """Wide tables of few items: the cosines of every two."""
-        self._vectors: list[tuple[Tensor, list[tuple[int, slice]]]] = []
-        """The other tables, those of few items side by side, with the columns of each."""
-        self._keep_tables(history_features.tables)
         ease = history_features.ease
         self._weights = ease.weights
         # The last place is of rows behind the catalogue that the weights are of.
         self._places: Rows = np.append(ease.places.numpy(), len(ease.item_rows))
-        self._taken: dict[int, Tensor] = {}
         self._past: Floats = log_events(item_counts, history_features.num_items).numpy()
+        self._history, self._counts = history_features, item_counts
         self._compiled = self._compile(history_features.tables)
-
-    def _keep_tables(self, tables: Sequence[Tensor]) -> None:
-        few = len(tables[0]) <= PAIRS_UP_TO
-        narrow, width = [], 0
-        parts: list[tuple[int, slice]] = []
-        for number, table in enumerate(tables):
-            columns = table.shape[1]
-            if few and columns >= PAIRS_FROM:
-                self._pairs.append((number, (table @ table.T).numpy()))
-            elif few and columns:
-                narrow.append(table)
-                parts.append((number, slice(width, width + columns)))
-                width += columns
-            elif columns:
-                self._vectors.append((table, [(number, slice(0, columns))]))
-        if narrow:
-            self._vectors.append((torch.cat(narrow, dim=1), parts))
 
     def _compile(self, tables: Sequence[Tensor]) -> FeaturesOfOne:
         """Arrange what requests share for the compiled form; as of ``Features`` in ranker.c."""
-        pairs = {number: torch.from_numpy(one) for number, one in self._pairs}
+        few = len(tables[0]) <= PAIRS_UP_TO
         kept = [
-            (pairs.get(n, table), table.shape[1] * (n not in pairs))
-            for n, table in enumerate(tables)
+            (table @ table.T, 0)
+            if few and table.shape[1] >= PAIRS_FROM
+            else (table, table.shape[1])
+            for table in tables
         ]
         return FeaturesOfOne(
             kept,
@@ -134,13 +113,15 @@ class OneQueryFeatures:
         first = merged.first(num_candidates)
         count, chosen = len(first.item_rows), [self.blend.sources.index(name) for name in lists]
         if count:
-            found = self._compiled.features(first, chosen, history)
-            if found is not None:
-                return CandidatesOne(merged, torch.from_numpy(found).T)
+            compiled = self._compiled.features(first, chosen, history)
+            if compiled is not None:
+                return CandidatesOne(merged, torch.from_numpy(compiled).T)
         columns: Floats = np.zeros((self._num_features, count), np.float32)
         if count:
             self._of_lists(first, chosen, columns)
-            self._of_history(first.item_rows, history, columns[-len(HISTORY_FEATURES) :])
+            rows = torch.from_numpy(first.item_rows)[None]
+            found = self._history.features(one_example(history), rows, self._counts)
+            columns[-len(HISTORY_FEATURES) :] = found[0].T
         return CandidatesOne(merged, torch.from_numpy(columns).T)
 
     def _of_lists(self, merged: MergedOne, listed: list[int], columns: Floats) -> None:
@@ -159,81 +140,6 @@ class OneQueryFeatures:
         of_source[listed, 1] = merged.z_scores.T
         of_source[listed, 2] = np.where(ranks == ABSENT, np.float32(0), _reciprocal(ranks))
         of_source[listed, 3] = merged.contributions.T
-
-    def _of_history(self, rows: Rows, history: Tensor, columns: Floats) -> None:
-        size = len(self._past)
-        known = rows if rows.max() < size else np.where(rows < size, rows, 0)
-        latest: Rows = history[-NUM_EVENTS:].numpy()[::-1]  # [H]
-        observed = (latest > 0) & (latest < size)
-        latest = np.where(observed, latest, 0)
-        self._of_linear(rows, history.numpy(), columns[:3])
-        if len(latest):
-            self._of_tables(known, latest, observed, columns[3:-3])
-        own_events, past_events = self._past[known], self._past[latest] * observed
-        for row, number in ((-3, NUM_EVENTS), (-2, NUM_RECENT)):
-            mean = past_events[:number].sum() / _at_least_one(observed[:number])
-            columns[row] = own_events - mean
-        columns[-1] = np.log1p(np.float32(len(history)))
-
-    def _of_tables(
-        self, known: Rows, latest: Rows, observed: NDArray[np.bool_], columns: Floats
-    ) -> None:
-        """Compare unit vectors [N, D] of candidates [n] and of events [H], the latest first."""
-        if observed.all():
-            taken = self._taken.get(len(latest))
-            if taken is None:
-                taken = self._taken[len(latest)] = _near(observed)
-        else:
-            taken = _near(observed)
-        cosines = torch.zeros(self._num_tables, len(taken), len(known))
-        for number, pairs in self._pairs:
-            met = torch.from_numpy(pairs.take(latest[:, None] * len(pairs) + known))
-            torch.mm(taken, met, out=cosines[number])
-        own_rows, past_rows = torch.from_numpy(known), torch.from_numpy(latest)
-        for vectors, parts in self._vectors:
-            own, near = vectors.index_select(0, own_rows), vectors.index_select(0, past_rows)
-            near = taken @ near
-            for number, part in parts:
-                torch.mm(near[:, part], own[:, part].T, out=cosines[number])
-        found: Floats = cosines.numpy()
-        each = columns.reshape(self._num_tables, 4, -1)  # last, few, all, best
-        each[:, 0], each[:, 1:3] = found[:, 0], found[:, -2:]
-        each[:, 3] = found[:, :-2].max(1)
-        if len(latest) < NUM_BEST:
-            # A missing event has similarity 0.
-            np.maximum(each[:, 3], 0, out=each[:, 3])
-
-    def _of_linear(self, rows: Rows, history: Rows, columns: Floats) -> None:
-        beyond = len(self._places) - 1
-        read = torch.from_numpy(self._places[np.minimum(history, beyond)])
-        wanted = self._places[np.minimum(rows, beyond)]
-        # Whole rows of weights are added faster than single ones are found.
-        latest = torch.tensor([0, max(0, len(history) - NUM_LINEAR)])
-        sums = functional.embedding_bag(read, self._weights, latest, mode="sum").numpy()
-        before, recent = sums[:, wanted]
-        scores = before + recent
-        count = np.float32(len(rows))
-        above = scores - scores.sum() / count
-        spread = np.sqrt(np.square(above).sum() / count)
-        columns[0], columns[2] = scores, recent
-        columns[1] = above / np.maximum(spread, np.float32(1e-6))
-
-
-def _near(observed: NDArray[np.bool_]) -> Tensor:
-    """Return what of the events meets the candidates: the latest, and means over few and over all.
-
-    Means of cosines are products with a mean, so events are added before they meet candidates.
-    """
-    length = len(observed)
-    taken = np.zeros((min(length, NUM_BEST) + 2, length), np.float32)
-    taken[: len(taken) - 2, : len(taken) - 2] = np.eye(len(taken) - 2)
-    taken[-2, :NUM_RECENT] = 1 / _at_least_one(observed[:NUM_RECENT])
-    taken[-1] = 1 / _at_least_one(observed)
-    return torch.from_numpy(taken * observed)
-
-
-def _at_least_one(observed: NDArray[np.bool_]) -> int:
-    return max(1, int(observed.sum()))
 
 
 def _reciprocal(ranks: Rows) -> Floats:

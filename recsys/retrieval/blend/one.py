@@ -100,8 +100,6 @@ class OneQueryBlend:
         self._weights: Doubles = blend.weights.double().numpy()  # [G + 1, I + 1, S, F]
         self._sizes: Doubles = blend.weights[-1, -1].abs().sum(1).double().numpy()  # [S]
         self._scales: Floats = blend.scales.numpy()
-        self._growths: dict[tuple[int, ...], float] = {}
-        self._grown: dict[tuple[int, ...], Doubles] = {}
         self._item_kinds: Rows | None = None
         if blend.config.item_bounds:
             self._item_kinds = kinds_of(counts, blend.config.item_bounds, len(counts)).numpy()
@@ -115,7 +113,8 @@ class OneQueryBlend:
         self._compiled: BlendOfOne | None = None
         if blend.odds is None or len(blend.odds) == 3:
             self._compiled = BlendOfOne(
-                self._weights, self._scales, self._item_kinds, self._log_odds, self._demand
+                *(self._weights, self._sizes, self._scales),
+                *(self._item_kinds, self._log_odds, self._demand),
             )
 
     def merge(self, lists: Mapping[str, OneList], num_events: int, k: int) -> MergedOne:
@@ -162,16 +161,9 @@ class OneQueryBlend:
         """Merge by the compiled function; None if it does not run, or refuses the lists."""
         if self._compiled is None:
             return None
-        every = list(lists.values())
-        filled = [
-            one
-            for one, (_, rows) in zip(chosen, every, strict=True)
-            if len(rows) and (rows[0] > 0 or bool((rows > 0).any()))
-        ]
         user = self._user_kind(num_events) % len(self._weights)
         events = demand_by_history(num_events)
-        growth = self._growth(tuple(filled))
-        found = self._compiled.merge(every, chosen, user, growth, events, k)
+        found = self._compiled.merge(list(lists.values()), chosen, user, events, k)
         return None if found is None else MergedOne(*found)
 
     def _user_kind(self, num_events: int) -> int:
@@ -185,9 +177,7 @@ class OneQueryBlend:
         user = self._user_kind(num_events)
         filled = tuple(one for one, n in zip(chosen, merged.lengths, strict=True) if n)
         if self._item_kinds is None:
-            if (weights := self._grown.get((user, -1, *chosen, -1, *filled))) is None:
-                weights = self._weights[user, 0, chosen].T * self._growth(filled)
-                self._grown[user, -1, *chosen, -1, *filled] = weights
+            weights: Doubles = self._weights[user, 0, chosen].T * self._growth(filled)
             return weights
         grown = self._growth(filled)
         inside = merged.item_rows < len(self._item_kinds)
@@ -197,11 +187,8 @@ class OneQueryBlend:
         return by_kind
 
     def _growth(self, filled: tuple[int, ...]) -> float:
-        if (growth := self._growths.get(filled)) is None:
-            there = float(sum(self._sizes[one] for one in filled))
-            growth = float(self._sizes.sum()) / there if there > 0 else 1.0
-            self._growths[filled] = growth
-        return growth
+        there = float(sum(self._sizes[one] for one in filled))
+        return float(self._sizes.sum()) / there if there > 0 else 1.0
 
     def _look_up_odds(self, item_rows: Rows, num_events: int) -> Doubles:
         """Look up the log odds of items themselves, [L]; 0 for appended ones."""
