@@ -89,7 +89,6 @@ def _compile(command: list[str], sources: list[Path], kept: Path) -> ctypes.CDLL
             capture_output=True,
             timeout=MAX_SECONDS,
         )
-        found = ctypes.CDLL(str(made))
         try:
             kept.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
             partial = kept.with_name(f".{kept.name}.{os.getpid()}")
@@ -98,5 +97,5 @@ def _compile(command: list[str], sources: list[Path], kept: Path) -> ctypes.CDLL
             partial.replace(kept)
         except OSError:
             # A home that cannot be written to: each start compiles again.
-            pass
-    return found
+            return ctypes.CDLL(str(made))
+        return ctypes.CDLL(str(kept if is_trusted(kept) else made))
