@@ -216,7 +216,7 @@ class _Member:
         """Encode the events of these item rows [M] as a unit vector, [D]."""
         if self.sparse is not None:
             return self.advance(rows, times, None, 0)[0]
-        if self._compiled is not None:
+        if self._compiled is not None and (self._types is None or types is None):
             bias = self._bias(rows.shape[0], times)
             vector = self._compiled.encode(rows, None if bias is None else bias.contiguous())
             if vector is not None:
