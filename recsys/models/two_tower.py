@@ -261,7 +261,7 @@ class OneQuery:
         # The latest event last.
         self._recency = tower.recency.weight.detach().flip(0)
         self._num_events = len(self._recency)
-        self._with_types = model.with_types
+        self._with_types, self._reads_types = model.with_types, model.event_types is not None
         self._latest = LatestEvent(
             tower.attention_norm,
             (attention.query.weight, attention.query.bias),
@@ -295,7 +295,8 @@ class OneQuery:
         """
         latest = item_rows[-self._num_events :]
         rows = [features[feature] for feature in self._features]
-        if (vector := self._encoder.encode(latest, None, rows)) is not None:
+        plain = types is None or not self._reads_types
+        if plain and (vector := self._encoder.encode(latest, None, rows)) is not None:
             return vector
         values = self._inputs.index_select(0, latest)
         values += self._recency[-values.shape[0] :]
