@@ -170,8 +170,9 @@ class DataConfig(FileFormat):
     file. Or a database: postgresql://USER@HOST/DATABASE#TABLE, sqlite:FILE#TABLE, duckdb:FILE#TABLE
     (TABLE or a query)."""
     partitions: str | None = None
-    """Events that arrive by day or hour: a folder, a glob or an address such as s3://shop/events;
-    read by recsys ingest, which every run and update begins with. They follow ``events``."""
+    """Events that arrive by day or hour: a folder, a glob, an address such as s3://shop/events, or
+    a database; read by recsys ingest, which every run and update begins with. They follow
+    ``events``."""
     online_events: str | None = None
     """Events that a server collected: a folder of recsys data export, or its store, which is then
     exported at the start of the run (sqlite:runs/shop/online, redis://host:6379/0). They
