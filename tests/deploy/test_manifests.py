@@ -30,6 +30,7 @@ OF_COMPOSE = {"RECSYS_BUNDLES_DIR"}
 """Variables that are compose's own."""
 USER_KEYS = {"RECSYS_USER_KEY", "RECSYS_USER_KEY_FILE"}
 """Variables of every command that hashes users, servers among them."""
+OF_EVERY_PROCESS = {"RECSYS_KERNEL_CACHE"}
 
 
 def manifest(name: str) -> dict[str, Any]:
@@ -59,7 +60,8 @@ def stop_seconds(settings: Settings) -> float:
 
 @pytest.mark.parametrize("path", [*FILES, *GUIDES], ids=lambda p: p.name)
 def test_every_setting_named_is_one(path: Path) -> None:
-    known = {PREFIX + field.name.upper() for field in fields(Settings)} | OF_COMPOSE | USER_KEYS
+    known = {PREFIX + field.name.upper() for field in fields(Settings)} | OF_COMPOSE
+    known |= USER_KEYS | OF_EVERY_PROCESS
     named = set(re.findall(r"\bRECSYS_[A-Z_]*[A-Z]\b", path.read_text(encoding="utf-8")))
     assert named - known == set()
 

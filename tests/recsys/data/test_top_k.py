@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recsys.data import top_k
 from recsys.data.top_k import ItemMask, best_of_one, reranked_places
 from tests.recsys.testing.refusals import assert_refused
 from tests.recsys.testing.tensors import top_k_of_scores
@@ -56,9 +55,7 @@ def test_a_nan_is_refused_unless_it_is_masked_and_a_mask_of_another_catalogue_to
     )
 
 
-@pytest.mark.parametrize("few", [0, 10_000])
-def test_one_list_is_a_plain_sort_however_many_scores_there_are(few, monkeypatch):
-    monkeypatch.setattr(top_k, "FEW", few)
+def test_one_list_is_a_plain_sort_however_many_scores_are_equal():
     random = np.random.default_rng(3)
     for levels in (2, 40, 10_000):
         scores = random.integers(0, levels, 500).astype(np.float32)
