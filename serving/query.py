@@ -174,7 +174,6 @@ def hydrate(
 
     item_row, moment = 0, None
     categorical: dict[str, int] = {}
-    events = PastEvents(NOTHING, None, None)
     if request.item_id is not None:
         item_row = bundle.catalogue.row_of(request.item_id) or 0
         if not item_row:
@@ -183,28 +182,26 @@ def hydrate(
                 "send an item_id of the data it was built from"
             )
         sent = np.array([item_row], np.int64)
-        events = events._replace(rows=sent)
+        events = PastEvents(sent, None, None)
     else:
         sent = session_rows(request.session or [], bundle, degraded)
         clock = int(time.time()) if clock is None else clock
-        moment = settle_moment(
-            request.context.unix_time, clock, bundle.context_features, bundle.users, degraded
-        )
+        names, given = bundle.context_features, request.context.unix_time
+        moment = settle_moment(given, clock, names, bundle.users, degraded)
         known = events = _before(moment, user_row, bundle, visitor.forgotten_ms)
         if visitor.events:
-            late = 0 if request.context.unix_time is not None else moment - clock
+            late = 0 if given is not None else moment - clock
             known = events = _with_live(known, visitor.events, late, moment, sent, bundle)
         if len(sent):
-            # The session's events have just happened; their types are not known.
+            # They have just happened; their types are not known.
             newest = [] if known.times is None else known.times[-1:].tolist()
             events = known.then(sent, max([moment - 1, *newest]), 0)
         features_row = 0 if visitor.forgotten_ms is not None else user_row
         categorical["user"] = features_row
-        for name, rows in bundle.users.features.items():
-            categorical[f"user.{name}"] = int(rows[features_row])
-        rows, times, _ = known
-        found = context_rows(bundle.context_features, times, len(rows), len(sent), moment)
-        categorical.update({f"context.{name}": row for name, row in found.items()})
+        people = bundle.users.features
+        categorical |= {f"user.{name}": int(rows[features_row]) for name, rows in people.items()}
+        found = context_rows(names, known.times, len(known.rows), len(sent), moment)
+        categorical |= {f"context.{name}": row for name, row in found.items()}
     if len(events.rows) == 0 and surface.kind != "search":
         degraded.append(Degraded("empty_history"))
 
