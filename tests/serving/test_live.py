@@ -72,7 +72,7 @@ def test_events_follow_the_history_of_the_bundle(bundle):
 
 def test_a_late_event_is_put_where_it_belongs(bundle):
     user = bundle.users.row_of("user-2")
-    known, times = bundle.users.history(user).tolist(), bundle.users.history_times(user)
+    known, times = bundle.users.history(user).tolist(), bundle.users.events(user).times
     late = next(row for row in range(1, bundle.num_item_rows) if row not in known)
     moment, place = int(times[-1]) + 60, 1
     while times[place] == times[place - 1]:
