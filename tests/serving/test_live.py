@@ -91,7 +91,7 @@ def test_a_forgotten_user_is_a_new_one(bundle):
     query = hydrate(Request(user_id="user-2"), bundle, HOME, visitor, newest + 60)
     assert len(query.seen) == 0
     assert query.categorical["user"] == 0
-    times = bundle.users.history_times(bundle.users.row_of("user-2"))
+    times = bundle.users.events(bundle.users.row_of("user-2")).times
     later = Visitor((), forgotten_ms=1_000 * int(times[-1]))
     query = hydrate(Request(user_id="user-2"), bundle, HOME, later, newest + 60)
     assert query.times.tolist() == [second for second in times.tolist() if second >= times[-1]]
