@@ -59,9 +59,9 @@ from features.preparation.sequences import (
     WrittenSequences,
     write_all_sequences,
 )
+from features.reading.scan import read_whole
 from features.records import Rows
 from features.report import FeaturesReport, Quarantine
-from features.scan import read_whole
 from features.schema import (
     EVENT_TIME,
     ITEM_ID,

@@ -22,9 +22,9 @@ from features.encoding import MISSING, Codes, Dictionary
 from features.events import REASONS, check_types, had_value, reason_code, typed_columns
 from features.forget_list import NOBODY
 from features.people import FORGOTTEN, ForgottenUsers
+from features.reading.scan import batches, naming, renamed, scan_file
 from features.records import RecordFile, Records, Rows, compressed
 from features.report import Quarantine
-from features.scan import batches, naming, renamed, scan_file
 from features.schema import (
     DOMAIN,
     EVENT_COLUMNS,

@@ -21,7 +21,7 @@ from features.encoding import Codes, Dictionary
 from features.events import as_text
 from features.forget_list import APPLIED as APPLIED
 from features.forget_list import ForgetList
-from features.scan import batches, renamed, scan_file
+from features.reading.scan import batches, renamed, scan_file
 from features.schema import USER_ID, SourceConfig
 
 FORGOTTEN = "user was forgotten"

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from features.encoding import Dictionary, extended, find_rows, read_vocabulary, write_vocabulary
 from features.events import as_micros, as_number, as_text
 from features.people import ForgottenUsers
+from features.reading.scan import read_whole
 from features.report import Quarantine
-from features.scan import read_whole
 from features.schema import DOMAIN, ITEM_ID, SourceConfig
 
 Rows = NDArray[np.int64]

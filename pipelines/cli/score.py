@@ -129,7 +129,7 @@ def read_ids(named: str, column: str) -> tuple[list[str], str]:
     if not named.endswith(FILES):
         return named.split(","), "named"
     from features.events import as_text
-    from features.scan import read_whole
+    from features.reading.scan import read_whole
     from features.schema import SourceConfig
 
     path = Path(named)

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
-from features.databases import DatabaseTable, is_address
+from features.reading.databases import DatabaseTable, is_address
 from features.schema import (
     JSON_LINES,
     SEPARATED,

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
-from features.databases import masked
+from features.reading.databases import masked
 from pipelines.config.removed import REMOVED_KEYS, removal
 
 Table = dict[str, Any]

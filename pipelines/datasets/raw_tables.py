@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from features.column_guesses import (
+from features.reading.column_guesses import (
     EVENT_NAMES,
     ITEM_NAMES,
     TimeGuess,
@@ -15,8 +15,8 @@ from features.column_guesses import (
     kind_of_file,
     name_score,
 )
-from features.databases import DatabaseTable, is_address, moved
-from features.scan import naming, scan_file
+from features.reading.databases import DatabaseTable, is_address, moved
+from features.reading.scan import naming, scan_file
 from features.schema import SEPARATED, SourceConfig
 
 SAMPLE_ROWS = 20_000

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from features.databases import DatabaseTable, is_address
+from features.reading.databases import DatabaseTable, is_address
 from pipelines.config.run import RunConfig
 from recsys.data.durable import replace_file
 

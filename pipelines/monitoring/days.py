@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from features.scan import naming
+from features.reading.scan import naming
 from features.schema import CLEAN
 from pipelines.config.run import RunConfig
 from pipelines.engine.daily_state import DailyState

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from features.scan import naming
+from features.reading.scan import naming
 from pipelines.config.operation import MIN_PAST, PAST_DAYS, MonitoringConfig
 from pipelines.monitoring.signals import SIGNALS, Measurement
 from recsys.data.durable import replace_file

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import polars as pl
 
-from features.databases import is_address
 from features.encoding import read_vocabulary
 from features.forget_list import ForgetList, UserKeys
 from features.people import count_rows
+from features.reading.databases import is_address
 from features.schema import USER_ID, SourceConfig
 from pipelines.config.run import RunConfig
 from pipelines.engine.daily_state import DailyState

@@ -24,7 +24,7 @@ from typing import Any
 
 from features.parallel import end_with_the_parent
 from features.partition import PartitionReport, changed_columns, clean_partition, read_columns
-from features.scan import NoColumnError
+from features.reading.scan import NoColumnError
 from features.schema import FilterConfig, SourceConfig
 
 READY = "ready"

@@ -20,7 +20,7 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from features.databases import DatabaseTable
+from features.reading.databases import DatabaseTable
 from features.schema import EVENT_TIME, JSON_LINES, SEPARATED
 from pipelines.config.run import DataConfig
 from recsys.data.durable import digest_of_file

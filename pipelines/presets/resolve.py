@@ -10,7 +10,7 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, cast
 
-from features.databases import is_address, moved
+from features.reading.databases import is_address, moved
 from pipelines.config.run import SHARED, TRAININGS, RunConfig, SharedTraining
 from pipelines.config.toml import (
     Table,

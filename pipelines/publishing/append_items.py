@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from features.scan import read_whole, scan_file
+from features.reading.scan import read_whole, scan_file
 from features.schema import SourceConfig
 from pipelines.config.toml import validate
 from pipelines.engine.decisions import Decision

@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from features.build import build_features
-from features.databases import DatabaseTable
+from features.reading.databases import DatabaseTable
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.inputs.snapshots import with_snapshots
 from pipelines.stages.build_features import features_config

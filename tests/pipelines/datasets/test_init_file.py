@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from features.build import build_features
-from features.column_guesses import guess_time
+from features.reading.column_guesses import guess_time
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.init_file import write_config
 from pipelines.datasets.registry import DATASETS

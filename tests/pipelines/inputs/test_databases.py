@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from features.build import build_features
-from features.databases import DatabaseTable
+from features.reading.databases import DatabaseTable
 from pipelines.cli.main import app
 from pipelines.datasets.init_file import write_config
 from pipelines.inputs.snapshots import with_snapshots
