@@ -1,18 +1,21 @@
-"""Five months of the synthetic shop: few false alarms, and drift of each kind on its first day.
-
-The whole years are in tests/benchmarks/monitoring.
-"""
+"""Five months of the synthetic shop: few false alarms, and drift of each kind on its first day."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.monitoring.benchmark_drift import OWN_SIGNALS
 from tests.year.watched import Watched
 from tests.year.world import KINDS, Drift, World, WorldConfig
 
 CONFIG = WorldConfig(seed=7, days=150, users=1_200, items=300, events=1_600)
 NUM_MONTHS = 5
+OWN_SIGNALS = {
+    "event_mix": {"event_types"},
+    "category": {"popularity"},
+    "popularity": {"popularity"},
+    "ctr": {"click_rate"},
+    "stops": {"events"},
+}
 
 
 @pytest.fixture(scope="module")
