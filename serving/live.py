@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from serving.bundle.load import Bundle
 from serving.log import is_logged, log
-from serving.online.store import NOBODY, OnlineStore, StoreError, Visitor
+from serving.online.store import NOBODY, OnlineStore, StoreError
+from serving.online.store import Visitor as Visitor
 from serving.schemas import Degraded, Request
 
 Rows = NDArray[np.int64]

@@ -25,9 +25,8 @@ from serving.configuration.file import ServingConfiguration, read_configuration
 from serving.configuration.resolve import Resolved, Resolver
 from serving.exclusions import SEEN_ITEMS_SHOWN, Eligible, Exclusions, read_cursor
 from serving.items import ItemCards, ItemSearch, build_search
-from serving.live import LiveState, Opener
+from serving.live import LiveState, Opener, Visitor
 from serving.online.records import new_request_id, read_seed, time_of
-from serving.online.store import Visitor
 from serving.query import NOTHING, Query, Rows, fitted, hydrate
 from serving.ranking import FILLER, RankedItems, build_items
 from serving.retrieval import Lists, Retrieval

@@ -21,8 +21,7 @@ from pipelines.stages.list import STAGES
 from pipelines.training.fitters import is_on, pick_settings
 from recsys.data.durable import digest_of_file
 from recsys.models.names import BY_NAME, CONTENT
-from recsys.models.sequence.config import SequenceConfig
-from recsys.models.sequence.members import of_first
+from recsys.models.sequence.members import SequenceConfig, of_first
 from recsys.replay.experiment import REPLAYED, PreparedData, Recipe
 from recsys.training.passes import TrainingConfig
 from serving.surfaces import HOME

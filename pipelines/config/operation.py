@@ -7,8 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
+
+from pydantic import PlainValidator
+
+from features.reading.databases import DatabaseTable, is_address
 
 DEFAULT_BUDGET = "15m"
 SECONDS = (3600.0, 60.0, 1.0)
@@ -16,6 +20,25 @@ SECONDS = (3600.0, 60.0, 1.0)
 BUDGET_PATTERN = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 
 INTERVAL = re.compile(r"([\[(])([^,]+), ([^\])]+)([\])])")
+
+
+def read_place(value: object) -> Path | str:
+    """Read a path, or the address of a table in a database."""
+    if not isinstance(value, str):
+        raise ValueError("it must be a path or an address in quotes")
+    if not is_address(value):
+        return Path(value)
+    DatabaseTable.parse(value)
+    return value
+
+
+def read_places(value: object) -> Path | str | tuple[Path | str, ...]:
+    """Read one place or several."""
+    return tuple(map(read_place, value)) if isinstance(value, list) else read_place(value)
+
+
+Place = Annotated[Path | str, PlainValidator(read_place)]
+Places = Annotated[Path | str | tuple[Path | str, ...], PlainValidator(read_places)]
 
 
 def check_bounds(section: object, prefix: str = "", **bounds: str) -> None:

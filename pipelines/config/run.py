@@ -14,11 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import PlainValidator
-
-from features.reading.databases import DatabaseTable, is_address
 from features.schema import (
     JSON_LINES,
     SEPARATED,
@@ -32,6 +29,8 @@ from pipelines.config.operation import (
     AutoConfig,
     Engine,
     MonitoringConfig,
+    Place,
+    Places,
     RayConfig,
     TrackingConfig,
     UpdatesConfig,
@@ -138,25 +137,6 @@ def files_under(path: Path) -> tuple[Path, ...]:
     if not found:
         raise ValueError(f"no file below {path} ends in {', '.join(endings)}; check the path")
     return tuple(sorted(found))
-
-
-def read_place(value: object) -> Path | str:
-    """Read a path, or the address of a table in a database."""
-    if not isinstance(value, str):
-        raise ValueError("it must be a path or an address in quotes")
-    if not is_address(value):
-        return Path(value)
-    DatabaseTable.parse(value)
-    return value
-
-
-def read_places(value: object) -> Path | str | tuple[Path | str, ...]:
-    """Read one place or several."""
-    return tuple(map(read_place, value)) if isinstance(value, list) else read_place(value)
-
-
-Place = Annotated[Path | str, PlainValidator(read_place)]
-Places = Annotated[Path | str | tuple[Path | str, ...], PlainValidator(read_places)]
 
 
 @dataclass(frozen=True, kw_only=True)

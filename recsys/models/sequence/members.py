@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.models.item_tower import OF_EVENTS, ItemCatalogue
-from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.config import SequenceConfig as SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 
 ENCODER = "encoder.members."
