@@ -16,10 +16,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import polars as pl
+if TYPE_CHECKING:
+    import polars as pl
 
 DRIVERS = {"postgresql": "adbc_driver_postgresql.dbapi", "sqlite": "sqlite3", "duckdb": "duckdb"}
 SESSION = ("transaction read only", "time zone 'UTC'", "synchronize_seqscans = off")
@@ -152,6 +153,9 @@ def _connect(driver: Any, place: str) -> Any:
 
 
 def _fetch(connection: Any, query: str, kind: str) -> pl.DataFrame:
+    # Polars is slow to import, and every configuration reads addresses.
+    import polars as pl
+
     def arrow(query: str) -> Any:
         if kind == "duckdb":
             return connection.sql(query).to_arrow_table()
@@ -171,6 +175,8 @@ def _fetch(connection: Any, query: str, kind: str) -> pl.DataFrame:
 
 def _from_rows(cursor: Any) -> pl.DataFrame:
     """Read rows of Python values; a column of mixed values becomes texts, one of bytes goes."""
+    import polars as pl
+
     names = [column[0] for column in cursor.description]
     parts = [pl.DataFrame(schema=names)]
     while rows := cursor.fetchmany(FETCHED_ROWS):
