@@ -366,6 +366,7 @@ class _Build:
                 "a global_time split needs event_time, which the events do not have; use "
                 "leave_one_out"
             )
+        reads_types = self.config.history_event_types
         names, previous = pl.Series(texts.types), self._previous_types()
         types = extended(names, previous)
         type_rows = find_rows(names, types)
@@ -375,7 +376,7 @@ class _Build:
             features=self.features,
             num_events=self.report.events,
             has_time=has_time,
-            type_rows=type_rows if len(types) > 1 else type_rows[:0],
+            type_rows=type_rows if reads_types and len(types) > 1 else type_rows[:0],
         )
         self.written = write_all_sequences(
             events.ordered.ranges,
@@ -388,8 +389,8 @@ class _Build:
         )
         codes = frozenset[int]().union(*(one.type_codes for one in self.written))
         several = previous is not None or len(codes) > 1
-        self.event_types = types if several and self.config.history_event_types else types.clear()
-        if not len(self.event_types):
+        self.event_types = types if several and reads_types else types.clear()
+        if reads_types and not several:
             for path in directory.glob(f"*/{EVENT_TYPES}.npy"):
                 path.unlink()
         if spans := [one.span for one in self.written if one.span]:

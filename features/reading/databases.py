@@ -36,6 +36,11 @@ _PLAIN = re.compile(r"u?int|float|double|bool|(large_)?string$|date|timestamp|li
 """Arrow types that are read as they are; others (uuid, numeric, enum, json) are read as texts."""
 
 
+def is_database(place: str) -> bool:
+    """Return True for the address of a database."""
+    return place.partition(":")[0] in {"postgres", *DRIVERS} and ":" in place
+
+
 def is_address(place: object) -> bool:
     """Return True for the address of a database or a store, False for a path."""
     begin = r"sqlite:|duckdb:|[a-z][a-z0-9+]*://"

@@ -20,7 +20,7 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from features.reading.databases import DatabaseTable
+from features.reading.databases import DatabaseTable, is_database
 from features.schema import EVENT_TIME, JSON_LINES, SEPARATED
 from pipelines.config.run import DataConfig
 from recsys.data.durable import digest_of_file
@@ -145,7 +145,7 @@ Source = PartitionSource | DatabaseDays
 def open_source(data: DataConfig) -> Source:
     """Return the source of a run's partitions."""
     place = data.partitions or ""
-    if re.match("postgres(ql)?:|sqlite:|duckdb:", place):
+    if is_database(place):
         return DatabaseDays(place, data.columns.get(EVENT_TIME) or EVENT_TIME)
     return PartitionSource(place)
 

@@ -306,7 +306,11 @@ def main() -> None:
     options = parsed_arguments()
     names = options.sets or [name for name, one in SETS.items() if one.held_out == options.held_out]
     for name in names:
-        log = SETS[name].make()
+        try:
+            log = SETS[name].make()
+        except FileNotFoundError as error:
+            print(f"{name} is left out: {error}")
+            continue
         for kind in options.after:
             words, part = PARTS[kind]
             if kind == "last" or "time" in log.events.columns:
@@ -319,8 +323,7 @@ def measure_set(
     """Fit the peers of a set, or run the package on it and ask its bundle."""
     one, events = SETS[name], {"events": log.given.height}
     if options.peers is not None:
-        wanted = options.peers or [*SETTINGS, *OUTSIDE]
-        wanted += [RECENT] if words and not options.peers else []
+        wanted = options.peers or [*SETTINGS, *OUTSIDE, *([RECENT] if words else [])]
         peers = fit_peers(one, log, wanted, options.outside)
         note_look(one, name, ", ".join(wanted))
         write_numbers(name + words, events | {"peers": peers})

@@ -95,7 +95,7 @@ def cut(
 
 def fiction() -> Log:
     """IFDB: plays and wishes of nineteen years; 42% of the items have texts."""
-    folder = Path(os.environ["RECSYS_DATA_MIRROR"]) / "ifdb"
+    folder = Path(os.environ.get("RECSYS_DATA_MIRROR", "")) / "ifdb"
     events = pl.read_parquet(folder / "events.parquet").sort("user", "time", maintain_order=True)
     items = pl.read_parquet(folder / "items.parquet")
     return Log(
