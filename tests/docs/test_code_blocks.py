@@ -9,6 +9,7 @@ import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from serving.client import Client
 from serving.configuration.file import check_configuration
 from serving.security.keys import ClientKey
 from tests.docs.pages import ROOT, Block, blocks, commands
+from tests.serving.server.running import wait_for
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 from tests.serving.web.try_it_page import serving
 
@@ -179,13 +181,15 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def address(bundles: Path) -> Iterator[str]:
     store = bundles.parent / "online"
     with serving(bundles, store=f"sqlite:{store}", allow_admin="true") as (where, _):
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"{where}/readyz", timeout=5).close()
-                break
-            except OSError:
-                continue
+        wait_for(lambda: is_ready(where), 60.0)
         yield where
+
+
+def is_ready(address: str) -> bool:
+    with suppress(OSError):
+        urllib.request.urlopen(f"{address}/readyz", timeout=30).close()
+        return True
+    return False
 
 
 def option(words: list[str], *names: str) -> str | None:

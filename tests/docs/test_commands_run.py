@@ -159,7 +159,7 @@ def posted(url: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"content-type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
 
 
@@ -178,14 +178,14 @@ def started(folder: Path, words: list[str]) -> Iterator[None]:
         yield
     finally:
         server.terminate()
-        assert server.wait(timeout=20) in (0, -signal.SIGTERM)
+        assert server.wait(timeout=60) in (0, -signal.SIGTERM)
 
 
 def wait_for(url: str) -> None:
     """Wait until a server replies; one with a key says that it needs it."""
-    for _ in range(3_000):
+    for _ in range(6_000):
         try:
-            with urllib.request.urlopen(url, timeout=1):
+            with urllib.request.urlopen(url, timeout=10):
                 return
         except urllib.error.HTTPError as error:
             if error.code == 401:
@@ -193,7 +193,7 @@ def wait_for(url: str) -> None:
         except OSError:
             pass
         time.sleep(0.02)
-    pytest.fail(f"{url} was not there within a minute")
+    pytest.fail(f"{url} was not there within two minutes")
 
 
 def is_server(words: list[str]) -> bool:

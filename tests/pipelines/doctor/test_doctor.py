@@ -29,7 +29,7 @@ def test_a_library_that_crashes_or_hangs_costs_one_line():
         assert reported in (run_probe(code, 60.0).error or "")
     begin = time.monotonic()
     assert "no answer in 1 s" in (run_probe("import time; time.sleep(60)", 1.0).error or "")
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 50
 
 
 @pytest.mark.parametrize(

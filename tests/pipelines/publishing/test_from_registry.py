@@ -9,13 +9,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pipelines.cli.main import app
+from pipelines.config.operation import TrackingConfig
 from pipelines.engine.decisions import history
 from pipelines.publishing import from_registry
 from pipelines.publishing.promotion import rollback, served_version
 from pipelines.tracking.outbox import POINTER, sync_outbox
 from serving.bundle.manifest import publish
 from serving.recommend import Recommender
-from tests.pipelines.tracking.mlflow_server import client, free_port
+from tests.pipelines.tracking.mlflow_server import NOWHERE, client
 from tests.pipelines.tracking.registries import bytes_of, shop_of
 
 KEY = "0123456789abcdef-operators"
@@ -122,14 +123,15 @@ def test_another_machine_follows_the_alias_knowing_the_server_alone(
 ):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    nowhere = f"http://127.0.0.1:{free_port()}"
+    # A busy machine may need longer than the command grants a registry.
+    monkeypatch.setitem(TrackingConfig.__init__.__kwdefaults__, "request_seconds", 60)
 
     def pull(address: str) -> Result:
         return recsys(
             *("registry", "pull", elsewhere, "--registry", address, "--model", "elsewhere")
         )
 
-    assert pull(nowhere).exit_code == 2, "nothing is served and no server answers"
+    assert pull(NOWHERE).exit_code == 2, "nothing is served and no server answers"
     shop = shop_of(tmp_path, made, mlflow_address, "elsewhere-shop")
     shop = replace(shop, config=replace(shop.config, model="elsewhere"))
     assert shop.register("v1").problem is None
@@ -143,9 +145,9 @@ def test_another_machine_follows_the_alias_knowing_the_server_alone(
     assert "champion is v2+1: as the registry says" in pull(mlflow_address).output
 
     # The registry is gone; what is served goes on.
-    gone = pull(nowhere)
+    gone = pull(NOWHERE)
     assert gone.exit_code == 0
-    assert f"champion is v2+1: the registry cannot be reached: no answer from {nowhere}" in (
+    assert f"champion is v2+1: the registry cannot be reached: no answer from {NOWHERE}" in (
         " ".join(gone.output.split())
     )
     assert Recommender.load(elsewhere / "current").bundle.manifest.version == "v2+1"

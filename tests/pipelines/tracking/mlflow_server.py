@@ -8,15 +8,26 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+START_SECONDS = 240.0
+NOWHERE = "http://127.0.0.1:9"
+"""Address at which nothing listens: no process is given that port."""
 
 
 def free_port() -> int:
     with closing(socket.socket()) as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+def healthy(port: int) -> bool:
+    with suppress(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30).close()
+        return True
+    return False
 
 
 def client(uri: str) -> Any:
@@ -45,13 +56,12 @@ def mlflow_server(folder: Path, port: int) -> Iterator[int]:
         start_new_session=True,
     )
     try:
-        for _ in range(240):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
-                break
-            except OSError:
-                assert process.poll() is None, (folder / "server.log").read_text()[-2000:]
-                time.sleep(0.5)
+        until = time.monotonic() + START_SECONDS
+        while not healthy(port):
+            told = (folder / "server.log").read_text()[-2000:]
+            assert process.poll() is None, told
+            assert time.monotonic() < until, f"no MLflow within {START_SECONDS} s: {told}"
+            time.sleep(0.2)
         yield process.pid
     finally:
         if process.poll() is None:

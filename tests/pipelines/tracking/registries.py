@@ -1,7 +1,7 @@
 """Bundles to register, a registry in SQLite, and a folder that bundles are copied to."""
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +108,8 @@ def shop_of(folder: Path, bundles: Path, uri: str, name: str) -> Shop:
     workspace = folder / name
     shutil.copytree(bundles, workspace / "bundles", symlinks=True)
     place = str(folder / f"{name}-copies")
-    config = TrackingConfig(uri=uri, model=name, experiment=name, bundles=place, sync_seconds=120.0)
+    config = TrackingConfig(uri=uri, model=name, experiment=name, bundles=place)
+    config = replace(config, sync_seconds=120.0, request_seconds=60)
     return Shop(workspace=workspace, config=config)
 
 

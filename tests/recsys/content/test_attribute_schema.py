@@ -121,7 +121,7 @@ def test_numbers_and_yes_and_no_stand_in_the_text_with_their_names() -> None:
 
 
 def endpoint(base_url: str) -> Endpoint:
-    config = EndpointConfig(base_url=base_url, model="tiny", timeout_seconds=2.0, max_retries=0)
+    config = EndpointConfig(base_url=base_url, model="tiny", timeout_seconds=30.0, max_retries=0)
     return Endpoint(config, sleep=lambda _: None)
 
 

@@ -40,7 +40,7 @@ def run(
 ) -> tuple[Enrichment, list[Request]]:
     with openai_server(chat=chat) as server:
         config = EndpointConfig(
-            base_url=server.base_url, model="tiny", timeout_seconds=5.0, max_retries=1,
+            base_url=server.base_url, model="tiny", timeout_seconds=30.0, max_retries=1,
             concurrency=concurrency,
         )  # fmt: skip
         named = Named(config, sleep=lambda _: None)

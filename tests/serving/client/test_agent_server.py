@@ -162,7 +162,7 @@ def test_an_explanation_counts_as_the_lists_that_it_makes(server):
     )
     assert explained["num_left_out"] == 8
     _, refused = used(
-        at(server, key=LIMITED, timeout=0.5),
+        at(server, key=LIMITED, timeout=5.0),
         ("explain", {"request_id": made["request_id"]}),
         ("search", {"query": "title"}),
     )
