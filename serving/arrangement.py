@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from recsys.data.top_k import ItemMask
-from recsys.reranking.diversity import Caps, Group, calibrated, capped, dpp, mmr
+from recsys.reranking.diversity import Caps, Group, calibrated, capped, mmr
 from recsys.reranking.exploration import (
     Policy,
     Slate,
@@ -28,7 +28,6 @@ from recsys.reranking.exploration import (
     draw_slate,
     epsilon_policy,
     plackett_luce_policy,
-    thompson_policy,
 )
 from serving.bundle.load import Bundle
 from serving.bundle.properties import ListColumn, TextColumn
@@ -137,7 +136,7 @@ class Arranger:
         if surface.exploration is None:
             order = capped(order, caps, number) if caps is not None else order[:number]
         else:
-            slate = self._explored(ranked, order, scores, surface.exploration, number, seed, caps)
+            slate = self._explored(order, scores, surface.exploration, number, seed, caps)
             order, propensities = slate.places, slate.propensities.tolist()
         return _shown(ranked, order, propensities, pins, moved)
 
@@ -170,9 +169,7 @@ class Arranger:
             policy = epsilon_policy(0.0)
         else:
             order = order[: max(EXPLORED, query.request.k - len(pins.slots))]
-            scores = scores[: len(order)]
-            slots = len(order) if caps is not None else len(free)
-            policy = self._policy(ranked, order, scores, surface.exploration, slots)
+            policy = self._policy(scores[: len(order)], surface.exploration)
         rows = ranked.item_rows[order]
         place_of = {row: place for place, row in enumerate(rows.tolist())}
         listed = np.array([place_of.get(row, -1) for row in free], np.int64)
@@ -203,22 +200,12 @@ class Arranger:
         order, scores = self._chosen(ranked, order, scores, resolved.surface, query, number)
         return pins, moved, order, scores
 
-    def _policy(
-        self,
-        ranked: RankedItems,
-        order: Rows,
-        scores: NDArray[np.float32],
-        exploration: Exploration,
-        num_slots: int,
-    ) -> Policy:
+    @staticmethod
+    def _policy(scores: NDArray[np.float32], exploration: Exploration) -> Policy:
         """Return the chances of each candidate that is left."""
         if exploration.method == "epsilon":
             return epsilon_policy(exploration.epsilon or 0.0)
-        if exploration.method == "plackett_luce":
-            return plackett_luce_policy(scores, exploration.temperature or 1.0)
-        counts = self._bundle.item_counts.numpy()[ranked.item_rows[order]]
-        deviations = (exploration.scale or 1.0) / np.sqrt(1.0 + counts)
-        return thompson_policy(scores, deviations, num_slots)
+        return plackett_luce_policy(scores, exploration.temperature or 1.0)
 
     def _pins(
         self, ranked: RankedItems, rules: Sequence[Rule], eligible: ItemMask, k: int
@@ -284,14 +271,12 @@ class Arranger:
             order, scores = _first(order, places)
         if strength > 0:
             vectors = self._vectors(ranked.item_rows[order[:pool]])
-            choose = dpp if method == "dpp" else mmr
-            places = choose(scores[:pool], vectors, number, strength)
+            places = mmr(scores[:pool], vectors, number, strength)
             order, scores = _first(order, places)
         return order, scores
 
     def _explored(
         self,
-        ranked: RankedItems,
         order: Rows,
         scores: NDArray[np.float32],
         exploration: Exploration,
@@ -302,8 +287,7 @@ class Arranger:
         length = max(EXPLORED, number)
         order, scores = order[:length], scores[:length]
         local = None if caps is None else caps.among(order.tolist())
-        slots = number if caps is None else len(order)
-        policy = self._policy(ranked, order, scores, exploration, slots)
+        policy = self._policy(scores, exploration)
         slate = draw_slate(len(order), number, policy, np.random.default_rng(seed), local)
         return Slate(order[slate.places], slate.propensities)
 

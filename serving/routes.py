@@ -12,7 +12,6 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel
 
-from recsys.models.names import TWO_TOWER
 from serving.online.events import EventsRequest
 from serving.replies import (
     Alive,
@@ -40,7 +39,6 @@ from serving.schemas import (
     Degraded,
     ExplainParameters,
     Explanation,
-    HistoryItem,
     HistoryParameters,
     ItemCard,
     ItemsParameters,
@@ -68,84 +66,21 @@ REPLIES = (
 """All replies and their parts, as the OpenAPI document describes them."""
 TAKES_BODY = (400, 408, 413, 415, 422)
 ALWAYS = (401, 403, 429, 431, 503)
-ERRORS: Mapping[int, tuple[str, Fault]] = {
-    400: ("The body is not JSON.", Fault("bad_json", "the body is not JSON: unexpected end")),
-    401: (
-        "The server has keys and none of them was sent.",
-        Fault("key_missing", "send your key once, as authorization: Bearer <key>"),
-    ),
-    403: (
-        "The key does not open this route.",
-        Fault("scope_missing", "key shop has no scope users, which this route needs"),
-    ),
-    404: (
-        "There is no such item or user, or users are not shown.",
-        Fault("unknown_item", "item 'zz' is not in the catalogue of bundle 7a038c5f0bbf"),
-    ),
-    408: ("The body took too long.", Fault("too_slow", "the body did not arrive within 10 s")),
-    413: ("The body is too large.", Fault("too_large", "the body may have at most 8388608 bytes")),
-    415: (
-        "The body is not declared as JSON, or compressed.",
-        Fault("not_json", "send the body with content-type application/json (curl: --json)"),
-    ),
-    422: (
-        "A field is not as it is allowed.",
-        Fault(
-            "invalid_request",
-            "k: Input should be less than or equal to 1000",
-            [FieldFault("k", "Input should be less than or equal to 1000")],
-        ),
-    ),
-    429: (
-        "The key's limit is reached; the header retry-after says how long to wait.",
-        Fault("rate_limited", "key shop may send 100 requests a second; wait 1 s"),
-    ),
-    431: (
-        "The headers are too large.",
-        Fault("headers_too_large", "the headers may have at most 32768 bytes"),
-    ),
-    503: (
-        "The server is busy, starting or ending; the header retry-after says how long to wait.",
-        Fault("overloaded", "the server is busy; try again in 1 s"),
-    ),
+ERRORS: Mapping[int, str] = {
+    400: "The body is not JSON.",
+    401: "The server has keys and none of them was sent.",
+    403: "The key does not open this route.",
+    404: "There is no such item or user, or users are not shown.",
+    408: "The body took too long.",
+    413: "The body is too large.",
+    415: "The body is not declared as JSON, or compressed.",
+    422: "A field is not as it is allowed.",
+    429: "The key's limit is reached; the header retry-after says how long to wait.",
+    431: "The headers are too large.",
+    503: "The server is busy, starting or ending; the header retry-after says how long to wait.",
 }
-CARD = ItemCard("235", "Mars Attacks! (1996)", ("Action", "Comedy"), "124-48-93")
-ITEM = RecommendedItem("235", 0.0722, TWO_TOWER.name, CARD.title, CARD.categories, CARD.semantic_id)
-LIST = Reply(
-    request_id="019aab51ecf44d7f8f6f8c0f7a1f3c55",
-    items=[ITEM],
-    served_by=ServedBy("7a038c5f0bbf", "flat-1682x64", "3f9c2ab41d07", "fast"),
-    degraded=[Degraded("unknown_item", "zz"), Degraded("short_list", "1 of 5")],
-    fallback=None,
-    timings_ms={"hydrate": 0.1, "filter": 0.1, "retrieve": 2.1, "rank": 0.9, "total": 3.4},
-)
-SLOT = SlotExplained(
-    slot=1,
-    item_id="235",
-    score=0.0722,
-    source=TWO_TOWER.name,
-    title=CARD.title,
-    reason="goes with Twister (1996)",
-    contributions={TWO_TOWER.name: 1.0},
-    sentence="It fits the history as a whole (two_tower, 100% of the score). "
-    "Without Twister (1996) it would be in place 31 instead of 1.",
-    place=1,
-    because=[HistoryItem("118", 31, "Twister (1996)")],
-    place_without=31,
-)
-EXPLANATION = Explanation(
-    request_id=LIST.request_id,
-    unix_ms=1763843304692,
-    bundle="7a038c5f0bbf",
-    still_served=True,
-    surface="home",
-    num_live_events=2,
-    items=[SLOT],
-    degraded=[],
-    why_not=WhyNot("50", "in_history", "the visitor has had it", "Star Wars (1977)"),
-)
-
-
+REQUEST_ID = "019aab51ecf44d7f8f6f8c0f7a1f3c55"
+"""Example of the id of a list."""
 Kind = Literal["list", "batch", "worker", "write", "file", "health", "metrics"]
 """What answers: a worker makes a list or a batch of lists, or runs the application; the front
 writes to the store, sends a file, or reports health or metrics."""
@@ -160,8 +95,6 @@ class Route(NamedTuple):
     summary: str = ""
     reply: type | None = None
     """None for a route that the OpenAPI document leaves out."""
-    example: object = None
-    """Example of the reply."""
     finds: bool = False
     """Whether it answers 404 if what it names is unknown."""
     parameters: type[BaseModel] | None = None
@@ -196,7 +129,6 @@ ROUTES: tuple[Route, ...] = (
         "/v1/recommend",
         "Make one list.",
         Reply,
-        LIST,
         finds=True,
         body=Request,
         body_example={
@@ -213,7 +145,6 @@ ROUTES: tuple[Route, ...] = (
         "/v1/recommend:batch",
         "Make several lists, all from one bundle.",
         BatchReply,
-        BatchReply([LIST, ErrorReply(ERRORS[404][1])]),
         body=BatchRequest,
         body_example={"requests": [{"user_id": "42"}, {"surface": "similar", "item_id": "zz"}]},
         kind="batch",
@@ -224,7 +155,6 @@ ROUTES: tuple[Route, ...] = (
         "/v1/rank",
         "Order items that the client has chosen.",
         Reply,
-        LIST,
         finds=True,
         body=RankRequest,
         body_example={"user_id": "42", "items": ["50", "235", "181"]},
@@ -236,7 +166,6 @@ ROUTES: tuple[Route, ...] = (
         "/v1/search",
         "List what a text finds, in the order that suits the visitor.",
         Reply,
-        LIST,
         finds=True,
         body=SearchRequest,
         body_example={"query": "star trek", "user_id": "42", "k": 5},
@@ -248,10 +177,9 @@ ROUTES: tuple[Route, ...] = (
         "/v1/explain/{request_id}",
         "Say why a served list is as it is, and why an item is not in it.",
         Explanation,
-        EXPLANATION,
         finds=True,
         parameters=ExplainParameters,
-        path_parameter=("request_id", LIST.request_id),
+        path_parameter=("request_id", REQUEST_ID),
     ),
     Route(
         "events",
@@ -259,7 +187,6 @@ ROUTES: tuple[Route, ...] = (
         "/v1/events",
         "Store events; they count for the next list as soon as this is answered.",
         EventsReply,
-        EventsReply(1, 0),
         body=EventsRequest,
         body_example={
             "events": [
@@ -268,7 +195,7 @@ ROUTES: tuple[Route, ...] = (
                     "user_id": "42",
                     "item_id": "235",
                     "event_type": "click",
-                    "request_id": LIST.request_id,
+                    "request_id": REQUEST_ID,
                     "slot": 1,
                 }
             ]
@@ -280,9 +207,8 @@ ROUTES: tuple[Route, ...] = (
         "change_items",
         "POST",
         "/v1/items",
-        "Hide, show and describe items, at once and on every surface.",
+        "Hide and show items, at once and on every surface.",
         ItemsChanged,
-        ItemsChanged(7),
         body=ItemsRequest,
         body_example={"items": [{"item_id": "235", "hidden": True}]},
         scope="admin",
@@ -294,7 +220,6 @@ ROUTES: tuple[Route, ...] = (
         "/v1/users/{user_id}",
         "Remove a user's events and served lists, and use no history of theirs any more.",
         ForgottenReply,
-        ForgottenReply(Removed(12, 3)),
         path_parameter=("user_id", "42"),
         scope="admin",
         kind="write",
@@ -305,7 +230,6 @@ ROUTES: tuple[Route, ...] = (
         "/v1/similar/{item_id}",
         "List items like one item.",
         Reply,
-        LIST,
         finds=True,
         parameters=SimilarParameters,
         path_parameter=("item_id", "50"),
@@ -316,7 +240,6 @@ ROUTES: tuple[Route, ...] = (
         "/v1/search",
         "Find items by title.",
         ItemsReply,
-        ItemsReply("7a038c5f0bbf", [CARD]),
         parameters=SearchParameters,
     ),
     Route(
@@ -325,7 +248,6 @@ ROUTES: tuple[Route, ...] = (
         "/v1/items",
         "Describe items; those that are not in the catalogue are left out.",
         ItemsReply,
-        ItemsReply("7a038c5f0bbf", [CARD]),
         parameters=ItemsParameters,
     ),
     Route(
@@ -334,13 +256,6 @@ ROUTES: tuple[Route, ...] = (
         "/v1/catalogue",
         "Count items and users, list categories, name the bundle and the profile.",
         CatalogueReply,
-        CatalogueReply(
-            *("7a038c5f0bbf", "fast", 1682, True, [Category("Action", 251)]),
-            properties={"category": "list", "item_id": "text", "release_year": "number"},
-            surfaces=[SurfaceCard("home", "home", [RuleCard("advent", "pins 242 to slot 1")])],
-            keeps_events=True,
-            num_users=943,
-        ),
     ),
     Route(
         "users",
@@ -348,7 +263,6 @@ ROUTES: tuple[Route, ...] = (
         "/v1/users",
         "List users by the beginning of their id, or some at random.",
         UsersReply,
-        UsersReply("7a038c5f0bbf", [UserCard("42", 183)]),
         finds=True,
         parameters=UsersParameters,
         scope="users",
@@ -359,12 +273,6 @@ ROUTES: tuple[Route, ...] = (
         "/v1/users/{user_id}/history",
         "List a user's history, newest first.",
         HistoryReply,
-        HistoryReply(
-            "7a038c5f0bbf",
-            "42",
-            183,
-            [PastItem("235", CARD.title, CARD.categories, CARD.semantic_id, 881107258)],
-        ),
         finds=True,
         parameters=HistoryParameters,
         path_parameter=("user_id", "42"),
@@ -376,7 +284,6 @@ ROUTES: tuple[Route, ...] = (
         "/healthz",
         "Report that the process is alive.",
         Alive,
-        Alive("alive"),
         scope=None,
         kind="health",
     ),
@@ -386,7 +293,6 @@ ROUTES: tuple[Route, ...] = (
         "/readyz",
         "Report what is served, and whether a newer bundle was refused.",
         Readiness,
-        Readiness("ready", "7a038c5f0bbf", "9b1c", "fast", 1682),
         scope=None,
         kind="health",
     ),

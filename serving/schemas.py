@@ -28,7 +28,6 @@ MAX_BATCH_ITEMS = 20_000
 """Items that all lists of a batch together may have places for: what a reply costs."""
 MAX_ITEMS = 1_000
 """Items that one request may change."""
-MAX_PROPERTIES = 100
 MAX_EXPLAINED = 100
 """Longest list that is explained."""
 
@@ -53,7 +52,6 @@ DegradedCode = Literal[
 ]
 Scope = Literal["read", "events", "users", "metrics", "admin"]
 """Permission of a key."""
-Scalar = str | int | float | bool | None | list[str]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 SurfaceName = Annotated[str, Field(min_length=1, max_length=512)]
 
@@ -208,8 +206,6 @@ class ItemChange(Strict):
     item_id: Id
     hidden: bool = False
     """Whether no list may show it."""
-    properties: dict[Id, Scalar] = Field(default_factory=dict, max_length=MAX_PROPERTIES)
-    """Title, categories, price and so on of a new item, for `recsys release append`."""
     reset: bool = False
     """Whether it is as it was released again; no other field may then be given."""
 

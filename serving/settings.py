@@ -122,9 +122,6 @@ class Settings(ServingOptions):
     """How long the store keeps events."""
     log_days: float = 7.0
     """How long the store keeps served lists."""
-    otlp_endpoint: str | None = None
-    """OpenTelemetry collector that traces are sent to over HTTP, such as
-    ``http://collector:4318``; None sends none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -114,7 +114,7 @@ Duration = Annotated[
 class Diversity:
     """How unlike each other the items of a list are made."""
 
-    method: Literal["mmr", "dpp", "none"] = "mmr"
+    method: Literal["mmr", "none"] = "mmr"
     strength: Share = 0.3
     """0 keeps the order by score, 1 looks at nothing but differences."""
 
@@ -132,13 +132,11 @@ class Calibration:
 class Exploration:
     """How lists try what the models are not sure of."""
 
-    method: Literal["epsilon", "plackett_luce", "thompson"]
+    method: Literal["epsilon", "plackett_luce"]
     epsilon: Annotated[float, Field(gt=0, le=1)] | None = None
     """Parameter of ``epsilon``: chance that a place is given to any of the candidates (0.05)."""
     temperature: Annotated[float, Field(gt=0, le=1_000)] | None = None
     """Parameter of ``plackett_luce``: divides the scores, so more is closer to chance (0.5)."""
-    scale: Annotated[float, Field(gt=0, le=1_000)] | None = None
-    """Parameter of ``thompson``: factor of a draw's standard deviation (1)."""
 
     def __post_init__(self) -> None:
         own, default = _EXPLORING[self.method]
@@ -152,7 +150,6 @@ class Exploration:
 _EXPLORING = {
     "epsilon": ("epsilon", 0.05),
     "plackett_luce": ("temperature", 0.5),
-    "thompson": ("scale", 1.0),
 }
 
 

@@ -73,7 +73,6 @@ def operation(verb: str, path: str, spec: dict[str, Any]) -> Iterator[str]:
             schema = reply["content"].get("application/json", {}).get("schema")
             named = f": {name_of(schema)}" if schema else ""
             yield f"Reply {status}{named}.\n"
-            yield example("For example:", reply["content"])
     refused = [f"[{status}](#refusals)" for status in spec["responses"] if status >= "300"]
     if refused:
         yield f"Refusals: {', '.join(refused)}.\n"

@@ -11,7 +11,6 @@ from pipelines.dashboard.replay import ENTRY as REPLAY
 from pipelines.dashboard.runs.run import ENTRY as RUN
 from pipelines.dashboard.runs.runs import ENTRY as RUNS
 from pipelines.dashboard.semantic_ids import ENTRY as SEMANTIC_IDS
-from pipelines.dashboard.service.serving import ENTRY as SERVING
 from pipelines.dashboard.summary import ENTRY as SUMMARY
 from pipelines.dashboard.why import ENTRY as WHY
 
@@ -27,5 +26,4 @@ PAGES: tuple[PageEntry, ...] = (
     RELEASES,
     SEMANTIC_IDS,
     EXPERTS,
-    SERVING,
 )

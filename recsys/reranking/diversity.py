@@ -1,6 +1,6 @@
 """Lists with unlike items, with few items of a group, or with the mix of the user's history.
 
-Maximal marginal relevance, a determinantal point process, caps, calibration (Steck, RecSys 2018).
+Maximal marginal relevance, caps, calibration (Steck, RecSys 2018).
 
 Axes: n candidates, D width of item vectors, C classes, G most classes of one candidate, k list
 length.
@@ -16,11 +16,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
-SMALLEST = 1e-6
-"""A candidate whose part that is new has a smaller square is a copy of those taken.
-
-Float32 vectors of length 1 leave up to 3e-7 of an exact copy.
-"""
 
 
 def scale_relevance(scores: NDArray[np.floating]) -> Floats:
@@ -53,42 +48,6 @@ def mmr(
         own[best] = -np.inf
         similarity = vectors @ vectors[best]
         nearest = np.maximum(nearest, similarity) if slot else similarity
-    return chosen
-
-
-def dpp(
-    scores: NDArray[np.floating], vectors: NDArray[np.floating], k: int, strength: float
-) -> Places:
-    """Choose the likeliest list of a determinantal point process, greedily.
-
-    Chen, Zhang & Zhou, NeurIPS 2018 (arXiv:1709.05135): each step adds the item with the largest
-    gain in log det of the kernel, whose Cholesky factor grows by one row. Where the rest are copies
-    of chosen items they follow by score.
-
-    Args:
-        scores: Of the candidates, best first, [n].
-        vectors: Of length 1, or 0 where an item has none, [n, D].
-    """
-    _check(scores, vectors, strength)
-    number = min(k, len(scores))
-    if strength == 0:
-        return np.arange(number)
-    # Strength times the gain in log det, so that nothing is divided by a strength near 0.
-    quality = 2 * (1 - strength) * scale_relevance(scores)
-    rows = np.empty((number, len(quality)))
-    new = np.ones(len(quality))
-    chosen = np.empty(number, np.int64)
-    for slot in range(number):
-        best = int((quality + strength * np.log(new)).argmax())
-        if quality[best] == -np.inf:
-            rest = np.setdiff1d(np.arange(len(quality)), chosen[:slot])[: number - slot]
-            return np.concatenate([chosen[:slot], rest])
-        chosen[slot] = best
-        row = (vectors @ vectors[best] - rows[:slot, best] @ rows[:slot]) / np.sqrt(new[best])
-        rows[slot] = row
-        new = np.maximum(new - row * row, SMALLEST)
-        quality[new <= SMALLEST] = -np.inf
-        quality[best] = -np.inf
     return chosen
 
 

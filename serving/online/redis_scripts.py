@@ -206,12 +206,6 @@ for _, id in ipairs(ids) do
 end
 return found
 """,
-    "items": """
-return {
-  redis.call('GET', prefix .. 'items_version'),
-  redis.call('HGETALL', prefix .. 'items')
-}
-""",
     "hidden_items": """
 local hidden = redis.call('SMEMBERS', hidden_items())
 return {redis.call('GET', prefix .. 'items_version'), hidden}

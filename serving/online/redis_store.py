@@ -23,7 +23,6 @@ from serving.online.events import Event
 from serving.online.records import items_of
 from serving.online.store import (
     Forgotten,
-    ItemState,
     OnlineStore,
     RecentEvent,
     RequestRecord,
@@ -245,22 +244,11 @@ class RedisStore(OnlineStore):
         (value,) = self._redis.run([(b"GET", f"{self._prefix}request:{request_id}")])
         return None if value is None else _request(request_id.encode(), value)
 
-    def change_items(self, changes: Mapping[str, ItemState | None]) -> int:
-        parts: list[bytes | str] = []
-        for item_id, state in changes.items():
-            parts.append(item_id)
-            parts.append(
-                b"" if state is None else orjson.dumps([state.hidden, dict(state.properties)])
-            )
+    def change_items(self, changes: Mapping[str, bool]) -> int:
+        # The state of a hidden item is a list, of which readers look at the first value.
+        pairs = ((item_id, b"[true,{}]" if hides else b"") for item_id, hides in changes.items())
+        parts = [part for pair in pairs for part in pair]
         return int(self._redis.script("change_items", *parts, slow=True))
-
-    def items(self) -> tuple[int, Mapping[str, ItemState]]:
-        version, found = self._redis.script("items", slow=True)
-        states = {
-            found[i].decode(): ItemState(*orjson.loads(found[i + 1]))
-            for i in range(0, len(found), 2)
-        }
-        return int(version or 0), states
 
     def hidden_items(self) -> tuple[int, list[str]]:
         version, found = self._redis.script("hidden_items", slow=True)

@@ -25,7 +25,6 @@ from serving.online.sqlite_files import SqliteFile, describe_failure
 from serving.online.sqlite_requests import DailyRequests
 from serving.online.store import (
     Forgotten,
-    ItemState,
     OnlineStore,
     RecentEvent,
     RequestRecord,
@@ -200,28 +199,15 @@ class SqliteStore(OnlineStore):
     def request(self, request_id: str) -> RequestRecord | None:
         return self._requests.find(request_id)
 
-    def change_items(self, changes: Mapping[str, ItemState | None]) -> int:
-        changed = [
-            (item_id, state.hidden, json.dumps(dict(state.properties)))
-            for item_id, state in changes.items()
-            if state is not None
-        ]
-        reset = [(item_id,) for item_id, state in changes.items() if state is None]
+    def change_items(self, changes: Mapping[str, bool]) -> int:
+        hidden = [(item_id,) for item_id, hides in changes.items() if hides]
+        shown = [(item_id,) for item_id, hides in changes.items() if not hides]
         with self._events.transaction() as database:
-            database.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", changed)
-            database.executemany("DELETE FROM items WHERE item_id = ?", reset)
+            database.executemany("INSERT OR REPLACE INTO items VALUES (?, 1, '{}')", hidden)
+            database.executemany("DELETE FROM items WHERE item_id = ?", shown)
             database.execute("UPDATE state SET items_version = items_version + 1")
             ((version,),) = database.execute("SELECT items_version FROM state")
         return int(version)
-
-    def items(self) -> tuple[int, Mapping[str, ItemState]]:
-        with self._events.transaction("BEGIN") as database:
-            ((version,),) = database.execute("SELECT items_version FROM state")
-            rows = database.execute("SELECT item_id, hidden, properties FROM items").fetchall()
-        return version, {
-            item_id: ItemState(bool(hidden), json.loads(properties))
-            for item_id, hidden, properties in rows
-        }
 
     def hidden_items(self) -> tuple[int, list[str]]:
         rows = self._events.rows(

@@ -8,7 +8,7 @@ nothing of a bundle's rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from features.forget_list import ForgetList
@@ -56,15 +56,6 @@ class RequestRecord(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ItemState:
-    """Changes of one item since the release."""
-
-    hidden: bool = False
-    properties: Mapping[str, object] = field(default_factory=dict)
-    """Properties of a new or changed item: title, categories, price and so on."""
-
-
-@dataclass(frozen=True, slots=True)
 class Forgotten:
     """Number of removed events and lists of a user."""
 
@@ -108,15 +99,12 @@ class OnlineStore(Protocol):
     def request(self, request_id: str) -> RequestRecord | None:
         """Find a served list."""
 
-    def change_items(self, changes: Mapping[str, ItemState | None]) -> int:
-        """Set or (None) reset what differs from the release for items by id; durable on return.
+    def change_items(self, changes: Mapping[str, bool]) -> int:
+        """Hide (True) or show items by id; durable on return.
 
         Returns:
             The version of items after it.
         """
-
-    def items(self) -> tuple[int, Mapping[str, ItemState]]:
-        """Read the version and everything that was changed."""
 
     def hidden_items(self) -> tuple[int, list[str]]:
         """Read the version and the ids of hidden items, at a cost that grows with these alone."""

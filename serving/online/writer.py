@@ -20,7 +20,7 @@ from typing import Any
 
 from serving.online.events import Event
 from serving.online.request_log import WriterCounts
-from serving.online.store import Forgotten, ItemState, OnlineStore, StoreError
+from serving.online.store import Forgotten, OnlineStore, StoreError
 
 MAX_WAITING_EVENTS = 20_000
 MAX_COMMIT = 5_000
@@ -110,8 +110,8 @@ class EventWriter:
         new: list[bool] = await self._submitted(events=events)
         return new
 
-    async def change_items(self, changes: Mapping[str, ItemState | None]) -> int:
-        """Hide, show and describe items; returns the version of items.
+    async def change_items(self, changes: Mapping[str, bool]) -> int:
+        """Hide and show items; returns the version of items.
 
         Raises:
             StoreError: It could not be stored.

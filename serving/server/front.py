@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from logging import ERROR
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -20,7 +20,7 @@ from serving.log import log
 from serving.metrics import ServerMetrics, counted_route
 from serving.online.records import ID_LENGTH, ID_START, new_request_id, time_of
 from serving.online.writer import EventWriter
-from serving.routes import ROUTES, find
+from serving.routes import find
 from serving.security.access import Access, Caller
 from serving.server.connections import Connections, leave, send_at_once
 from serving.server.dispatch import JobKind, OverloadedError, WorkerDiedError, WorkerJob
@@ -42,11 +42,7 @@ from serving.web.http import (
 )
 from serving.web.writes import write
 
-if TYPE_CHECKING:
-    from serving.server.traces import Traces
-
 CLOSE = (b"connection", b"close")
-PROBES = tuple(route.path for route in ROUTES if route.kind in ("health", "metrics"))
 JOBS: Mapping[str, JobKind] = {"list": "recommend", "batch": "batch", "worker": "other"}
 """How the dispatcher queues the kinds of routes that workers answer."""
 RETRY_SECONDS = 1
@@ -66,13 +62,12 @@ class Front:
         fleet: Fleet,
         connections: Connections,
         metrics: ServerMetrics,
-        traces: Traces | None = None,
         writer: EventWriter | None = None,
     ) -> None:
         self._writer, self._num_writes, self._files = writer, 0, Files()
         self._settings, self._access = settings, access
         self._fleet, self._connections = fleet, connections
-        self._dispatcher, self._metrics, self._traces = fleet.dispatcher, metrics, traces
+        self._dispatcher, self._metrics = fleet.dispatcher, metrics
         self.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,23 +100,13 @@ class Front:
         self._observe(scope, status, time.perf_counter() - started, fields)
 
     def _observe(self, scope: Scope, status: int, seconds: float, fields: dict[str, Any]) -> None:
-        """Count, trace and log a request that has its reply."""
+        """Count and log a request that has its reply."""
         route = counted_route(scope["path"])
         self._metrics.observe_request(route, status, seconds)
-        parts, timings = fields.pop("parts_ms", {}), fields.pop("timings_ms", {})
+        timings = fields.pop("timings_ms", {})
         if timings:
             sources = fields.pop("sources")
             self._metrics.observe_reply(timings, sources, fields["degraded"], fields["fallback"])
-        if self._traces is not None and route not in PROBES:
-            self._traces.record(
-                fields.get("request_id", ""),
-                time.time() - seconds,
-                {**parts, **timings},
-                status,
-                seconds=seconds,
-                route=route,
-                traceparent=dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1"),
-            )
         if self._settings.log_requests:
             line = {"method": scope["method"], "path": route, "status": status}
             log("request", {**line, "ms": round(1_000 * seconds, 3), **fields})
@@ -215,10 +200,6 @@ class Front:
         try:
             job = self._dispatcher.submit(kind, head, body, key=key)
             frame = await self._awaited(job, scope)
-            fields["parts_ms"] = {
-                "queue": 1_000 * max(0.0, job.sent - job.created),
-                "worker": 1_000 * (time.monotonic() - job.sent),
-            }
         except OverloadedError:
             code = "overloaded" if self._dispatcher.workers else "no_worker"
             message = f"the server is busy; try again in {RETRY_SECONDS} s"

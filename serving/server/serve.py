@@ -8,7 +8,6 @@ import signal
 import socket
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -22,9 +21,6 @@ from serving.server.dispatch import Dispatcher
 from serving.server.fleet import Fleet
 from serving.server.front import Front
 from serving.settings import Settings
-
-if TYPE_CHECKING:
-    from serving.server.traces import Traces
 
 BACKLOG = 4096
 GRACE_SECONDS = 2.0
@@ -84,24 +80,17 @@ def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, after running requests; SIGHUP polls for a bundle."""
     log_to_stderr()
     access = Access(settings)
-    traces: Traces | None = None
-    if settings.otlp_endpoint is not None:
-        # Takes a tenth of a second to import.
-        from serving.server.traces import open_traces
-
-        traces = open_traces(settings.otlp_endpoint)
     settings, writer = open_writer(settings)
     with _listening(settings) as listener, suppress(KeyboardInterrupt):
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, access, traces, writer, listener))
+            runner.run(_serve(settings, access, writer, listener))
 
 
 async def _serve(
     settings: Settings,
     access: Access,
-    traces: Traces | None,
     writer: EventWriter | None,
     listener: socket.socket,
 ) -> None:
@@ -109,7 +98,7 @@ async def _serve(
     metrics = ServerMetrics()
     fleet = Fleet(settings=settings, dispatcher=dispatcher, metrics=metrics)
     Connection.table = Connections(settings, metrics.refused)
-    front = Front(settings, access, fleet, Connection.table, metrics, traces, writer)
+    front = Front(settings, access, fleet, Connection.table, metrics, writer)
     config = uvicorn.Config(
         front,
         http=Connection,
@@ -142,8 +131,6 @@ async def _serve(
         await fleet.stop()
         if writer is not None:
             await asyncio.to_thread(writer.close)
-        if traces is not None:
-            traces.close()
 
 
 def _listening(settings: Settings) -> socket.socket:

@@ -1,4 +1,4 @@
-"""The OpenAPI document: every route of `serving.routes` with its reply, refusals and examples.
+"""The OpenAPI document: every route of `serving.routes`, with examples of requests.
 
 Schemas are those that validate (`serving.schemas`) and that are sent (`serving.replies`),
 so that they cannot tell of anything else.
@@ -14,9 +14,8 @@ from typing import Any
 import orjson
 from pydantic import ConfigDict, TypeAdapter
 
-from serving.replies import ErrorReply, Readiness
+from serving.replies import Readiness
 from serving.routes import ERRORS, REPLIES, ROUTES, Route
-from serving.schemas import to_json
 
 Document = dict[str, Any]
 SCHEMAS = "#/components/schemas/"
@@ -30,10 +29,7 @@ def document() -> Document:
         if route.reply is not None:
             paths.setdefault(route.path, {})[route.method.lower()] = _described(route, route.reply)
     error = {"$ref": f"{SCHEMAS}ErrorReply"}
-    responses = {
-        str(status): _response(what, error, ErrorReply(fault))
-        for status, (what, fault) in ERRORS.items()
-    }
+    responses = {str(status): _response(what, error) for status, what in ERRORS.items()}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -58,7 +54,7 @@ def _described(route: Route, reply: type) -> Document:
         "summary": route.summary,
         "parameters": _parameters(route),
         "responses": {
-            "200": _response("Served.", _ref(reply), route.example),
+            "200": _response("Served.", _ref(reply)),
             **{
                 str(status): {"$ref": f"#/components/responses/{status}"}
                 for status in sorted(route.errors)
@@ -69,16 +65,14 @@ def _described(route: Route, reply: type) -> Document:
         content = {"schema": _ref(route.body), "example": route.body_example}
         described["requestBody"] = {"required": True, "content": {"application/json": content}}
     if route.reply is Readiness:
-        waiting = Readiness("no_worker")
-        described["responses"]["503"] = _response("Not ready.", _ref(Readiness), waiting)
+        described["responses"]["503"] = _response("Not ready.", _ref(Readiness))
     if not route.errors:
         described["security"] = []
     return described
 
 
-def _response(what: str, schema: Document, example: object) -> Document:
-    content = {"schema": schema, "example": orjson.loads(to_json(example))}
-    return {"description": what, "content": {"application/json": content}}
+def _response(what: str, schema: Document) -> Document:
+    return {"description": what, "content": {"application/json": {"schema": schema}}}
 
 
 def _parameters(route: Route) -> list[Document]:

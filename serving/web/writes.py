@@ -11,7 +11,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from serving.online.events import Event, EventsRequest
-from serving.online.store import ItemState, StoreError
+from serving.online.store import StoreError
 from serving.online.writer import EventWriter, WriterBusyError
 from serving.replies import EventsReply, ForgottenReply, ItemsChanged, Removed
 from serving.routes import BY_NAME
@@ -58,13 +58,13 @@ async def _forget(writer: EventWriter | None, user_id: str) -> HttpAnswer:
 
 
 async def _change_items(writer: EventWriter | None, sent: ItemsRequest) -> HttpAnswer:
-    """Hide, show and describe items."""
-    changes: dict[str, ItemState | None] = {}
+    """Hide and show items."""
+    changes: dict[str, bool] = {}
     for item in sent.items:
-        if item.reset and (item.hidden or item.properties):
-            message = f"item {item.item_id!r} has reset beside other changes; send one of them"
+        if item.reset and item.hidden:
+            message = f"item {item.item_id!r} has hidden and reset; send one of them"
             raise RefusedError(422, "invalid_request", message)
-        changes[item.item_id] = None if item.reset else ItemState(item.hidden, item.properties)
+        changes[item.item_id] = item.hidden
     version = await _written(_required(writer).change_items(changes))
     return HttpAnswer(200, to_json(ItemsChanged(version)), {"num_items": len(changes)})
 

@@ -61,7 +61,6 @@ READ_FROM_INDEX = {
     "fbgemm-gpu": "BSD-3-Clause",
     "gcsfs": "BSD-3-Clause",
     "nvidia-nvtx": "Apache-2.0",
-    "opentelemetry-exporter-otlp-proto-http": "Apache-2.0",
     "triton": "MIT",
     "vector-quantize-pytorch": "MIT",
 }

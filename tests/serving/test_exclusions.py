@@ -8,7 +8,6 @@ from serving.configuration.file import check_configuration
 from serving.explanation.served_list import explain_list
 from serving.list_record import write_record
 from serving.online.records import record_of
-from serving.online.store import ItemState
 from serving.recommend import Recommender
 from serving.schemas import Request
 from tests.serving.test_live import MemoryStore
@@ -92,7 +91,7 @@ def test_an_item_is_left_out_exactly_if_a_reason_is_recorded(
 ):
     recommender, store = shop
     store.shown, store.version = lately, store.version + 1
-    store.changed = {item_id: ItemState(hidden=True) for item_id in hidden}
+    store.changed = dict.fromkeys(hidden, True)
     fields = {"surface": surface, "user_id": user_id, "session": session, "exclude": exclude}
     fields |= {"filter": {"categories": categories}, "k": 40}
     if candidates is not None and surface != "search":

@@ -5,7 +5,7 @@ import pytest
 from features.point_in_time import FEATURES
 from serving.bundle.load import load_bundle
 from serving.list_record import write_record
-from serving.online.store import ItemState, RecentEvent, StoreError, Visitor
+from serving.online.store import RecentEvent, StoreError, Visitor
 from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Context, Degraded, Request
@@ -30,7 +30,7 @@ class MemoryStore:
         return Visitor(before[-limit:], None, self.version)
 
     def hidden_items(self):
-        return self.version, [item for item, state in self.changed.items() if state.hidden]
+        return self.version, list(self.changed)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_an_event_between_two_pages_changes_the_next_list_but_not_the_next_page(
 @pytest.mark.parametrize("surface", ["home", "session", "similar"])
 def test_hidden_and_excluded_items_are_no_candidates(recommender, store, surface):
     chosen = ["item-9", "item-2", "item-14", "item-7", "item-5"]
-    store.changed, store.version = {"item-2": ItemState(hidden=True)}, 1
+    store.changed, store.version = {"item-2": True}, 1
     asked = {"home": {"user_id": "user-2"}, "session": {"session": ["item-3"]}}
     asked["similar"] = {"item_id": "item-3"}
     of = {"surface": surface, "candidates": chosen, "exclude": ["item-14"], "k": 5}
@@ -188,7 +188,7 @@ def test_a_record_names_hidden_items_and_of_many_only_their_version(
     recommender, store, monkeypatch
 ):
     store.version = 3
-    store.changed = {f"item-{number}": ItemState(hidden=True) for number in (2, 9, 999)}
+    store.changed = {f"item-{number}": True for number in (2, 9, 999)}
     assert record_of(recommender)["hidden"] == ["item-2", "item-9"]
     monkeypatch.setattr("serving.live.MAX_HIDDEN", 1)
     store.version = 4

@@ -23,7 +23,6 @@ NEXT_STEPS = {
     "releases": "recsys run shop.toml",
     "semantic-ids": "recsys run --until build_semantic_ids",
     "experts": "[ranker_training]",
-    "serving": "recsys run makes one",
 }
 
 

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from recsys.reranking.diversity import Caps, scale_relevance
 from recsys.reranking.exploration import (
-    best_chances,
     draw_slate,
     epsilon_policy,
     plackett_luce_policy,
-    thompson_policy,
 )
 from tests.recsys.testing.refusals import assert_refused
 
@@ -27,17 +25,10 @@ def plackett_luce(k, random, caps=None, temperature=0.5):
     return draw_slate(4, k, plackett_luce_policy(SCORES, temperature), random, caps)
 
 
-def thompson(random, caps=None):
-    policy = thompson_policy(SCORES, DEVIATIONS, 2 if caps is None else 4)
-    return draw_slate(4, 2, policy, random, caps)
-
-
 SCORES = np.array([2.0, 1.6, 0.9, 0.2])
-DEVIATIONS = np.array([0.1, 0.5, 0.3, 0.9])
 POLICIES = {
     "epsilon": lambda random, caps=None: epsilon_greedy(SCORES, 2, 0.4, random, caps),
     "plackett_luce": lambda random, caps=None: plackett_luce(2, random, caps),
-    "thompson": thompson,
 }
 
 
@@ -54,16 +45,7 @@ def drawn_by_gumbel(random, number):
     return np.argsort(-keys, axis=1)[:, :2]
 
 
-def drawn_by_normals(random, number):
-    first = (scale_relevance(SCORES) + DEVIATIONS * random.normal(size=(number, 4))).argmax(1)
-    again = scale_relevance(SCORES) + DEVIATIONS * random.normal(size=(number, 4))
-    again[np.arange(number), first] = -np.inf
-    return np.stack([first, again.argmax(1)], 1)
-
-
-DRAWN = {
-    "epsilon": drawn_by_epsilon, "plackett_luce": drawn_by_gumbel, "thompson": drawn_by_normals
-}  # fmt: skip
+DRAWN = {"epsilon": drawn_by_epsilon, "plackett_luce": drawn_by_gumbel}
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -118,11 +100,6 @@ def test_known_probabilities():
     slate = epsilon_greedy(SCORES, 4, 0.0, np.random.default_rng(0))
     assert slate.places.tolist() == [0, 1, 2, 3]
     assert slate.propensities.tolist() == [1, 1, 1, 1]
-    chances = best_chances(np.array([0.0, 0.0]), np.array([1.0, 1.0]))
-    np.testing.assert_allclose(chances, [0.5, 0.5], rtol=1e-12)
-    # Of two normals the difference is normal: P(a > b) = Phi(1 / sqrt(.25 + 1)).
-    chances = best_chances(np.array([1.0, 0.0]), np.array([0.5, 1.0]))
-    np.testing.assert_allclose(chances[0], 0.8144533152386513, atol=1e-9)
     weights = np.exp((np.array([1, 7 / 9, 7 / 18, 0]) - 1) / 0.5)
     for seed in range(60):
         slate = plackett_luce(1, np.random.default_rng(seed))
@@ -148,6 +125,5 @@ def test_what_is_out_of_range_is_refused():
         {
             r"epsilon must be in \[0, 1\], got 2": lambda: epsilon_greedy(SCORES, 2, 2, random),
             "temperature must be > 0, got 0": lambda: plackett_luce(2, random, temperature=0),
-            "standard deviation above 0": lambda: thompson_policy(SCORES, np.zeros(4), 2),
         }
     )

@@ -12,7 +12,6 @@ from recsys.reranking.diversity import (
     Caps,
     calibrated,
     capped,
-    dpp,
     mmr,
     scale_relevance,
 )
@@ -35,54 +34,29 @@ def greedily(number, k, value):
 
 
 @pytest.mark.parametrize("strength", [0.1, 0.5, 0.9, 1.0])
-def test_mmr_is_its_definition_and_dpp_greedy_by_determinants(strength):
+def test_mmr_is_its_definition(strength):
     def marginal(place, chosen):
         nearest = max((vectors[place] @ vectors[other] for other in chosen), default=0)
         return (1 - strength) * relevance[place] - strength * nearest
-
-    def determinant(place, chosen):
-        own = [*chosen, place]
-        return np.linalg.slogdet(kernel[np.ix_(own, own)])[1]
 
     for seed in range(20):
         scores, vectors = world(seed)
         relevance = scale_relevance(scores)
         assert mmr(scores, vectors, 5, strength).tolist() == greedily(8, 5, marginal)
-        # At most as many items as the vectors have directions: beyond that determinants are 0.
-        if strength < 1:
-            quality = np.exp((1 - strength) / strength * relevance)
-            kernel = quality[:, None] * (vectors @ vectors.T) * quality
-            assert dpp(scores, vectors, 4, strength).tolist() == greedily(8, 4, determinant)
 
 
-@pytest.mark.parametrize("choose", [mmr, dpp])
-def test_strength_0_keeps_the_order_and_copies_come_last(choose):
+def test_strength_0_keeps_the_order_and_copies_come_last():
     vectors = np.array([[1.0, 0], [1, 0], [0, 1]])
     scores = np.array([3.0, 2.9, 1])
-    assert choose(scores, vectors, 3, 0.0).tolist() == [0, 1, 2]
-    assert choose(scores, vectors, 3, 0.7).tolist() == [0, 2, 1]
+    assert mmr(scores, vectors, 3, 0.0).tolist() == [0, 1, 2]
+    assert mmr(scores, vectors, 3, 0.7).tolist() == [0, 2, 1]
 
 
-@pytest.mark.parametrize("choose", [mmr, dpp])
-def test_what_is_out_of_range_is_refused(choose):
+def test_what_is_out_of_range_is_refused():
     with pytest.raises(ValueError, match=r"strength must be in \[0, 1\], got 1.5"):
-        choose(np.ones(2), np.ones((2, 2)), 1, 1.5)
+        mmr(np.ones(2), np.ones((2, 2)), 1, 1.5)
     with pytest.raises(ValueError, match="2 candidates need as many vectors"):
-        choose(np.ones(2), np.ones((3, 2)), 1, 0.5)
-
-
-@pytest.mark.parametrize("strength", [0.05, 0.1, 0.5, 1.0])
-def test_dpp_knows_copies_among_float32_vectors(strength):
-    # Rounded to float32 a vector's length is 1 to 1e-7 only, and so is its likeness to its copy.
-    _, vectors = world(0, 5, 384)
-    vectors = vectors.astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    scores = np.array([6.0, 5.9, 5.8, 0.4, 0.3, 0.2, 0.1])
-    found = dpp(scores, vectors[[0, 0, 1, 1, 2, 3, 4]], 7, strength).tolist()
-    assert {place // 2 for place in found[:2] if place < 4} <= {0, 1}
-    assert sorted(found[-2:]) == found[-2:]
-    assert found[-2] in (0, 1)
-    assert found[-1] in (2, 3)
+        mmr(np.ones(2), np.ones((3, 2)), 1, 0.5)
 
 
 groups = st.lists(

@@ -109,7 +109,7 @@ def test_a_list_follows_the_users_own_mix(of):
     assert even == 9
 
 
-@pytest.mark.parametrize("method", ["epsilon", "plackett_luce", "thompson"])
+@pytest.mark.parametrize("method", ["epsilon", "plackett_luce"])
 def test_what_is_explored_is_logged_and_can_be_made_again(of, bundle, method):
     recommender = of({"surfaces": {"home": {"exploration": {"method": method}}}})
     store = MemoryStore()
@@ -181,7 +181,6 @@ def test_a_request_brings_what_its_surface_needs(of, body, message):
 EXPLORING = {
     "epsilon": {"exploration": {"method": "epsilon", "epsilon": 0.4}},
     "plackett_luce": {"exploration": {"method": "plackett_luce"}},
-    "thompson": {"exploration": {"method": "thompson"}},
     "capped": {"exploration": {"method": "epsilon", "epsilon": 0.4}, "caps": {"category": 4}},
     "diverse": {"exploration": {"method": "epsilon"}, "diversity": {"method": "mmr"}},
 }

@@ -93,7 +93,7 @@ HOME_FAULTS = [
     ("max_histroy = 3", "unknown 'max_histroy'; did you mean 'max_history'?"),
     ("name = 'x'", "the table's own name is the surface's"),
     ("diversity = {methd = 'mmr'}", "unknown 'diversity.methd'; did you mean 'method'?"),
-    ("diversity = {method = 'mm'}", "diversity.method = 'mm': input should be 'mmr', 'dpp' or"),
+    ("diversity = {method = 'mm'}", "diversity.method = 'mm': input should be 'mmr' or 'none'"),
     ("diversity = {strength = 1.5}", "diversity.strength = 1.5: input should be less than"),
     ("diversity = {strength = nan}", "diversity.strength = nan"),
     ("k = true", "k = True: input should be a valid integer"),
@@ -107,7 +107,10 @@ HOME_FAULTS = [
     ("sources = {popularity = -1}", "sources.popularity = -1"),
     ("sources = {popularity = 0}", "needs sources with weights >= 0 and one above"),
     ("sources = {search = 1}", "no others may have it"),
-    ("exploration = {method = 'epsilon', scale = 2}", "scale is not for method 'epsilon', which"),
+    (
+        "exploration = {method = 'epsilon', temperature = 2}",
+        "temperature is not for method",
+    ),
 ]
 RULE_FAULTS = [
     ("kind = 'hide'", "a rule that hides needs items, where, or both"),

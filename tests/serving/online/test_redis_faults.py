@@ -12,7 +12,7 @@ import pytest
 
 from serving.online.redis_connection import StoreUnreachableError
 from serving.online.redis_store import RedisStore
-from serving.online.store import ItemState, StoreError
+from serving.online.store import StoreError
 from tests.serving.online.redis_server import SlowWire
 from tests.serving.online.test_redis_store import event, items_of, record
 from tests.serving.server.running import wait_for
@@ -93,7 +93,7 @@ def test_a_full_redis_stores_a_batch_whole_or_not_at_all(start_redis):
     # Less than that batch may still fit.
     for write in (
         lambda number: store.add_requests([record(number, 5)]),
-        lambda number: store.change_items({f"i{number}": ItemState(hidden=True)}),
+        lambda number: store.change_items({f"i{number}": True}),
     ):
         with pytest.raises(StoreError, match="is full"):
             deque(map(write, range(10_000)), maxlen=0)

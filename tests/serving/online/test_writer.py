@@ -12,7 +12,7 @@ from serving.online import request_log
 from serving.online import writer as writer_module
 from serving.online.request_log import RecordQueue, WriterCounts
 from serving.online.sqlite_store import SqliteStore
-from serving.online.store import Forgotten, ItemState, StoreError
+from serving.online.store import Forgotten, StoreError
 from serving.online.writer import EventWriter, WriterBusyError
 from tests.serving.online.test_contract import DAY, T0, event, items_of, lists_of, record
 
@@ -147,7 +147,7 @@ async def test_what_is_asked_after_events_is_done_after_them(store, writer):
             writer.add([event(1)]),
             writer.forget("ann", T0 + 10),
             writer.add([event(20)]),
-            writer.change_items({"i": ItemState(hidden=True)}),
+            writer.change_items({"i": True}),
         )
     ]
     await asyncio.sleep(0.01)

@@ -93,7 +93,7 @@ def list_of(name):
 class FrontBench(Bench):
     """A front before such workers, asked directly or over sockets."""
 
-    def __init__(self, workers=1, writer=None, traces=None, **settings):
+    def __init__(self, workers=1, writer=None, **settings):
         self.settings = Settings(log_requests=False, **settings)
         super().__init__(workers, self.settings.queue_ms / 1_000, self.settings.max_queue)
         metrics = ServerMetrics()
@@ -101,7 +101,7 @@ class FrontBench(Bench):
         self.connections = Connections(self.settings, metrics.refused)
         access = Access(self.settings)
         parts = (self.settings, access, self.fleet, self.connections, metrics)
-        self.front = Front(*parts, traces=traces, writer=writer)
+        self.front = Front(*parts, writer=writer)
 
     async def ask(
         self, method="POST", path="/v1/recommend", document=None, *, key=None, parts=(), headers=()

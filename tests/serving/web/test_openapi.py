@@ -70,7 +70,7 @@ def test_every_reference_resolves():
         assert resolved(reference)
 
 
-def test_every_operation_documents_its_refusals_with_examples():
+def test_every_operation_documents_its_refusals():
     for path, methods in document()["paths"].items():
         for method, operation in methods.items():
             statuses = set(operation["responses"])
@@ -79,8 +79,6 @@ def test_every_operation_documents_its_refusals_with_examples():
                 assert statuses >= {"401", "403", "429", "431", "503"}, path
             if method == "post":
                 assert statuses >= {"400", "408", "413", "415", "422"}, path
-    for response in document()["components"]["responses"].values():
-        assert response["content"]["application/json"]["example"]["error"]["message"]
 
 
 def test_every_example_is_as_its_schema_says():
@@ -97,7 +95,7 @@ def test_every_example_is_as_its_schema_says():
         )
         validator.validate(content["example"])
         checked += 1
-    assert checked >= 2 * len(OPERATIONS)
+    assert checked == sum(one.body is not None for one in ROUTES)
     for schema in document()["components"]["schemas"].values():
         jsonschema.Draft202012Validator.check_schema(schema)
 
