@@ -64,9 +64,6 @@ def may_be_long(path: str, function: str) -> bool:
         (
             "triton_kernel.py",
             "triton_backward.py",
-            "triton_bias.py",
-            "triton_bias_backward.py",
-            "triton_rows.py",
             "triton_router.py",
         )
     )

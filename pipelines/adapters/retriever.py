@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+import recsys.models.names as names
 from pipelines.adapters.task import DomainQueries, Judged, Task
 from recsys.data.batch import JaggedBatch
 from recsys.data.windows import (
@@ -26,7 +27,6 @@ from recsys.data.windows import (
 )
 from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
 from recsys.layers.lora.linear import LoraAdapter
-from recsys.models import names
 from recsys.models.adapted import (
     CONTENT_LAYER,
     ITEM_TABLE,

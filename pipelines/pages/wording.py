@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from recsys.models import names
+import recsys.models.names as names
 
 MODELS = {
     **{one.name: one.label for one in names.MODELS},

@@ -15,6 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+GROUP = 32
+"""Item rows of a group in a fused search: the bits of one mask word."""
+
 
 class ItemMask:
     """An immutable set of item rows in [1, num_item_rows); row 0 (padding) is never in it."""

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+import recsys.models.names as names
 from recsys.data.dataset import FitSplit, Rows
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, measure
 from recsys.fitting.spec import Data, Fitted, ModelSpec, Start, counted, vector_source
-from recsys.models import names
 from recsys.models.configs import (
     NO_DECAY,
     ContentSimilarityConfig,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import recsys.models.names as names
 from recsys.data.dataset import FitSplit, Sequences
 from recsys.data.windows import BatchOrder, Windows, num_windows, training_windows
 from recsys.fitting.fixed_shapes import FixedWindows
@@ -24,7 +25,6 @@ from recsys.fitting.spec import (
     fit_retriever,
     vector_source,
 )
-from recsys.models import names
 from recsys.models.item_to_item import ItemNeighbours
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import alone, first_members, side_by_side

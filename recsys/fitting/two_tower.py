@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+import recsys.models.names as names
 from recsys.data.batch import moved
 from recsys.data.dataset import FitSplit, Rows
 from recsys.data.windows import BatchOrder
@@ -25,7 +26,6 @@ from recsys.fitting.spec import (
     fit_retriever,
     vector_source,
 )
-from recsys.models import names
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.sources import ScoredSource

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import serving.bundle.item_index as item_index
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.content_similarity import OneContentHistory as OneContent
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.sequence.one import OneHistory
 from recsys.retrieval.index_recall import tuned_index
-from serving.bundle import item_index
 from serving.bundle.history_models import CONTENT_SIMILARITY, ENSEMBLE, SEQUENCE
 from serving.bundle.users import Users
 

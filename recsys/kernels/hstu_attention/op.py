@@ -147,8 +147,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        from recsys.kernels.hstu_attention.triton_bias import lay_out_bias
-        from recsys.kernels.hstu_attention.triton_kernel import forward
+        from recsys.kernels.hstu_attention.triton_kernel import forward, lay_out_bias
 
         q, k, v, offsets, max_length, *weights = arguments
         position = None if weights[0] is None else (weights[0], weights[1])
@@ -160,9 +159,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        from recsys.kernels.hstu_attention.triton_backward import backward
-        from recsys.kernels.hstu_attention.triton_bias import Bias
-        from recsys.kernels.hstu_attention.triton_bias_backward import backward_biases
+        from recsys.kernels.hstu_attention.triton_backward import backward, backward_biases
+        from recsys.kernels.hstu_attention.triton_kernel import Bias
 
         q, k, v, offsets, *saved = ctx.saved_tensors
         bias, do = Bias(*saved, *ctx.counts), gradients[0].contiguous()

@@ -1,12 +1,17 @@
-"""Triton kernels of HSTU attention: what both directions share, and the forward.
+"""Triton kernels of HSTU attention: its biases, what both directions share, and the forward.
 
-Helpers take a program's `place`, (head, first event, length, sequence), and
-its `bias`, the tables of `triton_bias`, as tuples.
+Position weights become a table by distance, time weights one by power of two, and times 64-bit
+floats: the exponent of 1 + elapsed seconds is the bucket. The times of 64 neighbouring events are
+summed up as spans, so that a tile whose elapsed times have one bucket is known without a look.
+Helpers take a program's `place`, (head, first event, length, sequence), and its `bias`, the
+tables, as tuples.
 
 Axes: M events, H heads, D width of queries and keys, V width of values, B sequences.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,7 +19,242 @@ import triton.language as tl
 from torch import Tensor
 
 from recsys.kernels.choice import config_for, shape_class
-from recsys.kernels.hstu_attention.triton_bias import Bias, _add_bias, _time_span
+
+PAD = 256
+"""Entries before and after a head's position table, and after the times: tiles reach beyond the
+ends of a sequence."""
+TIME_ENTRIES = 72
+"""Entries of a head's time table: an exponent of a difference of 64-bit times each."""
+SPAN = 64
+"""Events of a span."""
+
+
+@triton.jit
+def _read(address):
+    """Read float32 at addresses; tl.load would move the tile to another layout and back."""
+    return tl.inline_asm_elementwise(
+        "ld.global.nc.f32 $0, [$1];", "=f,l", [address], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _read_entry(table, at):
+    """Read table[at]; `at` is not negative."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b64 a; mad.wide.u32 a, $2, 4, $1; ld.global.nc.f32 $0, [a]; }",
+        "=f,l,r",
+        [table.to(tl.int64), at],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def _exponent_word(x):
+    """Upper half of a 64-bit float: ordered as the floats are, from 1 on."""
+    return (x.to(tl.int64, bitcast=True) >> 32).to(tl.int32)
+
+
+@triton.jit
+def _position_bias(table, shift, row, column, sign: tl.constexpr, on_gpu: tl.constexpr):
+    """Read table[shift + sign * (row - column)], [m, n]."""
+    if on_gpu:
+        # In a tile of a matrix product neighbouring numbers of one thread differ in bit 3 of the
+        # row and in all bits of the column but 1 and 2. These parts are constants, which the load
+        # itself can add, if they are kept apart and added last.
+        thread = (row & -9).to(tl.int64)[:, None] - (column & 6).to(tl.int64)[None, :]
+        constant = (row & 8).to(tl.int64)[:, None] - (column & -7).to(tl.int64)[None, :]
+        return _read(table.to(tl.int64) + 4 * (shift + sign * thread) + 4 * sign * constant)
+    return tl.load(table + shift + sign * (row[:, None] - column[None, :]))
+
+
+@triton.jit
+def _time_bucket(elapsed):
+    """Floor of log2 of 1 + seconds, 0 for what is less; 0x3FF00000 begins 1.0."""
+    return (tl.maximum(_exponent_word(elapsed), 0x3FF00000) >> 20) - 1023
+
+
+@triton.jit
+def _least_word(bucket):
+    """Upper half of the least 64-bit float of a bucket, which is not the first."""
+    return (bucket + 1023) << 20
+
+
+@triton.jit
+def _span_ends(spans, begin, block: tl.constexpr, kind: tl.constexpr):
+    """Least and greatest time of a block: of queries, kind 0, or of keys, kind 2."""
+    at = spans + begin // 64 * 4 + kind
+    least, most = tl.load(at), tl.load(at + 1)
+    if block > 64:
+        least, most = tl.minimum(least, tl.load(at + 4)), tl.maximum(most, tl.load(at + 5))
+    return least, most
+
+
+@triton.jit
+def _time_span(begin_m, block_m: tl.constexpr, begin_n, block_n: tl.constexpr, place, bias):
+    """Least and greatest time bucket between two blocks of queries and keys."""
+    low, high = 0, 0
+    if bias[2] is not None:
+        spans = bias[5] + place[3] * bias[6]
+        least_query, most_query = _span_ends(spans, begin_m, block_m, 0)
+        least_known, most_known = _span_ends(spans, begin_n, block_n, 2)
+        low, high = _time_bucket(least_query - most_known), _time_bucket(most_query - least_known)
+    return low, high
+
+
+@triton.jit
+def _elapsed(row_at, column_at, rows, columns, place, bias, by_keys: tl.constexpr):
+    """1 + seconds between queries and keys of a tile, float64."""
+    query_at, known_at = bias[3] + place[1], bias[4] + place[1]
+    row, column = row_at + tl.arange(0, rows), column_at + tl.arange(0, columns)
+    if by_keys:
+        return tl.load(query_at + column)[None, :] - tl.load(known_at + row)[:, None]
+    return tl.load(query_at + row)[:, None] - tl.load(known_at + column)[None, :]
+
+
+@triton.jit
+def _add_bias(s, row_at, column_at, span, place, bias, on_gpu: tl.constexpr, by_keys: tl.constexpr):
+    """Add the biases to a tile of scores, queries down and keys across, or keys down."""
+    positions, stride, time_table = bias[0], bias[1], bias[2]
+    row, column = tl.arange(0, s.shape[0]), tl.arange(0, s.shape[1])
+    if positions is not None:
+        table = positions + place[0] * stride
+        sign: tl.constexpr = -1 if by_keys else 1
+        shift = 256 + sign * (row_at - column_at)
+        s += _position_bias(table, shift, row, column, sign, on_gpu)
+    if time_table is not None:
+        table = time_table + place[0] * 72
+        low, high = span
+        if low == high:
+            s += tl.load(table + low)
+        else:
+            elapsed = _elapsed(row_at, column_at, s.shape[0], s.shape[1], place, bias, by_keys)
+            if high == low + 1:
+                above = _exponent_word(elapsed) >= _least_word(high)
+                s += tl.where(above, tl.load(table + high), tl.load(table + low))
+            else:
+                bucket = _time_bucket(elapsed)
+                s += _read_entry(table, bucket) if on_gpu else tl.load(table + bucket)
+    return s
+
+
+class Bias(NamedTuple):
+    """The biases as the kernels take them; absent ones are None."""
+
+    positions: Tensor | None
+    """[H, PAD + max_length + PAD] float32: the bias of each distance, from -PAD on."""
+    position_buckets: Tensor | None
+    times: Tensor | None
+    """[H, TIME_ENTRIES] float32: the bias of each power of two of seconds."""
+    query_times: Tensor | None
+    """[M + PAD] float64, which holds seconds up to 2^53 exactly; one second later."""
+    key_times: Tensor | None
+    spans: Tensor | None
+    """[B, spans, 4] float64: least and greatest query time, least and greatest key time."""
+    num_positions: int
+    num_times: int
+
+    @property
+    def present(self) -> bool:
+        return self.positions is not None or self.times is not None
+
+    def tensors(self) -> tuple[Any, ...]:
+        stride = 0 if self.positions is None else self.positions.stride(0)
+        span_stride = 0 if self.spans is None else self.spans.stride(0)
+        times = (self.times, self.query_times, self.key_times, self.spans, span_stride)
+        return self.positions, stride, *times
+
+    def sizes(self, q: Tensor) -> dict[str, Any]:
+        return {
+            "on_gpu": q.is_cuda,
+            "exact": q.dtype == torch.float32,
+        }
+
+
+@triton.jit
+def _lay_out(
+    weights, buckets, time_weights, query_times, key_times, positions, times, query_seconds, known,
+    max_length, events, heads: tl.constexpr, num_positions: tl.constexpr, num_times: tl.constexpr,
+    block: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    if num_positions > 0:
+        stride = max_length + 512
+        distance = at % stride - 256
+        there = (distance >= 0) & (distance < max_length) & (at < heads * stride)
+        bucket = tl.load(buckets + distance, mask=there, other=0)
+        bias = tl.load(weights + at // stride * num_positions + bucket, mask=there, other=0.0)
+        tl.store(positions + at, bias, mask=at < heads * stride)
+    if num_times > 0:
+        bucket = tl.minimum(at % 72, num_times - 1)
+        there = at < heads * 72
+        bias = tl.load(time_weights + at // 72 * num_times + bucket, mask=there, other=0.0)
+        tl.store(times + at, bias, mask=there)
+        there = at < events
+        seconds = tl.load(query_times + at, mask=there, other=0).to(tl.float64) + 1.0
+        tl.store(query_seconds + at, seconds, mask=at < events + 256)
+        seconds = tl.load(key_times + at, mask=there, other=0).to(tl.float64)
+        tl.store(known + at, seconds, mask=at < events + 256)
+
+
+@triton.jit
+def _lay_out_spans(query_times, key_times, offsets, spans):
+    """Write the four ends of one span; empty spans have none."""
+    first = tl.load(offsets + tl.program_id(1)).to(tl.int64)
+    i = first + tl.program_id(0) * 64 + tl.arange(0, 64)
+    there = i < tl.load(offsets + tl.program_id(1) + 1)
+    query_seconds = tl.load(query_times + i, mask=there, other=0).to(tl.float64) + 1.0
+    known = tl.load(key_times + i, mask=there, other=0).to(tl.float64)
+    at = spans + (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)) * 4
+    tl.store(at, tl.min(tl.where(there, query_seconds, float("inf"))))
+    tl.store(at + 1, tl.max(tl.where(there, query_seconds, float("-inf"))))
+    tl.store(at + 2, tl.min(tl.where(there, known, float("inf"))))
+    tl.store(at + 3, tl.max(tl.where(there, known, float("-inf"))))
+
+
+def lay_out_bias(
+    q: Tensor,
+    offsets: Tensor,
+    max_length: int,
+    position: tuple[Tensor, Tensor] | None,
+    time: tuple[Tensor, Tensor, Tensor] | None,
+) -> Bias:
+    """Expand the weights to tables that need no bucket of a distance and no end of a range."""
+    weights, buckets = position or (None, None)
+    time_weights, query_times, key_times = time or (None, None, None)
+    heads, events = q.shape[1], q.shape[0]
+    num_positions = 0 if weights is None else weights.shape[1]
+    num_times = 0 if time_weights is None else time_weights.shape[1]
+    single, double = torch.float32, torch.float64
+    positions = times = query_seconds = known = spans = None
+    if position is not None:
+        positions = q.new_empty(heads, max_length + 2 * PAD, dtype=single)
+    if time is not None:
+        times = q.new_empty(heads, TIME_ENTRIES, dtype=single)
+        query_seconds, known = q.new_empty(2, events + PAD, dtype=double)
+        # One more than there are: a block of 128 may begin in the last.
+        shape = (triton.cdiv(max_length, SPAN) + 1, len(offsets) - 1)
+        spans = q.new_empty(shape[1], shape[0], 4, dtype=double)
+        _lay_out_spans[shape](query_times, key_times, offsets, spans)
+    entries = max(heads * (max_length + 2 * PAD), events + PAD)
+    if position is not None or time is not None:
+        _lay_out[(triton.cdiv(entries, 1024),)](
+            weights, buckets, time_weights, query_times, key_times, positions, times,
+            query_seconds, known, max_length, events, heads=heads, num_positions=num_positions,
+            num_times=num_times, block=1024,
+        )  # fmt: skip
+    return Bias(
+        positions,
+        buckets,
+        times,
+        query_seconds,
+        known,
+        spans,
+        num_positions,
+        num_times,
+    )
+
 
 Blocks = tuple[int, int, int, int, int | None]
 

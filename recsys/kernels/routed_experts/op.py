@@ -51,32 +51,30 @@ class _RoutedExperts(torch.autograd.Function):
         ctx: Any, rows: Tensor, up: Tensor, down: Tensor, experts: Tensor, weights: Tensor
     ) -> Tensor:
         import recsys.kernels.routed_experts.triton_kernel as triton_kernel
-        import recsys.kernels.routed_experts.triton_rows as triton_rows
 
         up, down, weights = up.contiguous(), down.contiguous(), weights.contiguous()
-        plan = triton_rows.plan_visits(experts, len(up), TILE_ROWS)
-        own = triton_rows.collect(rows, plan.row_of_slot, None, 1)
+        plan = triton_kernel.plan_visits(experts, len(up), TILE_ROWS)
+        own = triton_kernel.collect(rows, plan.row_of_slot, None, 1)
         hidden = triton_kernel.product(own, up, plan, rectifies=True)
         outputs = triton_kernel.product(hidden, down, plan)
         ctx.save_for_backward(up, down, weights, own, hidden, outputs, *plan[:4])
-        return triton_rows.collect(outputs, plan.slot_of, weights, weights.shape[1])
+        return triton_kernel.collect(outputs, plan.slot_of, weights, weights.shape[1])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         import recsys.kernels.routed_experts.triton_kernel as triton_kernel
-        import recsys.kernels.routed_experts.triton_rows as triton_rows
 
         up, down, weights, own, hidden, outputs, row_of_slot, slot_of, ends, tiles = (
             ctx.saved_tensors
         )
-        plan = triton_rows.VisitPlan(row_of_slot, slot_of, ends, tiles, TILE_ROWS)
+        plan = triton_kernel.VisitPlan(row_of_slot, slot_of, ends, tiles, TILE_ROWS)
         grad = grads[0].contiguous()
-        of_slots, of_weights = triton_rows.spread(grad, outputs, plan.slot_of, weights)
+        of_slots, of_weights = triton_kernel.spread(grad, outputs, plan.slot_of, weights)
         of_hidden = triton_kernel.product(of_slots, down, plan, transposed=True, like=hidden)
         of_down = triton_kernel.weight_gradient(of_slots, hidden, plan)
         of_up = triton_kernel.weight_gradient(of_hidden, own, plan)
         back = triton_kernel.product(of_hidden, up, plan, transposed=True)
-        of_rows = triton_rows.collect(back, plan.slot_of, None, weights.shape[1])
+        of_rows = triton_kernel.collect(back, plan.slot_of, None, weights.shape[1])
         return of_rows, of_up, of_down, None, of_weights
 
 
@@ -87,9 +85,9 @@ def count_visits(experts: Tensor, num_experts: int) -> Tensor:
         experts: Chosen experts, int64 in [0, E); not checked.
     """
     if runs("routed_experts", experts) and 1 <= num_experts <= MAX_EXPERTS:
-        import recsys.kernels.routed_experts.triton_rows as triton_rows
+        import recsys.kernels.routed_experts.triton_kernel as triton_kernel
 
-        return triton_rows.count_visits(experts, num_experts)
+        return triton_kernel.count_visits(experts, num_experts)
     # One comparison for each expert; unlike a scatter it adds in a fixed order.
     numbers = torch.arange(num_experts, device=experts.device)
     return (experts.reshape(-1, 1) == numbers).sum(0)

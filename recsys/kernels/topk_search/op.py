@@ -13,8 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recsys.data.top_k import NO_ROW, ItemMask, TopK
-from recsys.kernels.topk_search import GROUP
+from recsys.data.top_k import GROUP, NO_ROW, ItemMask, TopK
 
 MAX_ITEM_ROWS = 1 << 32
 MAX_DIM = 512

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from recsys.data.top_k import GROUP
 from recsys.kernels.choice import config_for, shape_class
-from recsys.kernels.topk_search import GROUP
 
 
 @triton.jit

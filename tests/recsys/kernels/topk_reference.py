@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recsys.data.top_k import NO_ROW, TopK
-from recsys.kernels.topk_search import GROUP
+from recsys.data.top_k import GROUP, NO_ROW, TopK
 
 
 def reference_top_k(queries: Tensor, items: Tensor, k: int, words: Tensor) -> TopK:
