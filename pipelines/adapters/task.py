@@ -31,7 +31,8 @@ from recsys.fitting.queries import ModelInputs
 from recsys.fitting.spec import device_named
 from recsys.layers.lora.linear import LoraAdapter
 from recsys.training.loop import TrainingDiverged, TrainResult, train
-from recsys.training.optim import LoopConfig, adamw
+from recsys.training.optim import adamw
+from recsys.training.passes import LoopConfig
 from recsys.training.progress import SilentTracker
 
 NO_DOMAIN = -1

@@ -28,7 +28,7 @@ from pipelines.engine.artifacts import plain
 from pipelines.engine.memory import GIB
 from recsys.models import names
 from recsys.models.configs import TwoTowerConfig
-from recsys.training.optim import ScheduleConfig
+from recsys.training.passes import ScheduleConfig
 
 SAFETY = 0.7
 """Share of the time that is left which plans fill."""

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from pipelines.config.trainings import SequenceTrainingConfig
 from recsys.models.sequence.config import SequenceConfig
-from recsys.training.optim import ScheduleConfig
+from recsys.training.passes import ScheduleConfig
 
 LONG_HISTORY = 30.0
 """Events a user from which histories count as long; sets of 7 to 9 and of 95 to 174 were tried."""

@@ -9,9 +9,7 @@ from pipelines.config.operation import check_bounds
 from recsys.evaluation.ranking import check_metric_name
 from recsys.layers.lora.linear import LoraConfig
 from recsys.models.generative.config import TeachingConfig
-from recsys.training.distributed.sharded import ShardingConfig
-from recsys.training.optim import ScheduleConfig
-from recsys.training.passes import RankerFitConfig, TrainingConfig
+from recsys.training.passes import RankerFitConfig, ScheduleConfig, ShardingConfig, TrainingConfig
 
 MIN_WAIT_SECONDS = 5.0
 MAX_PORT = 65_536

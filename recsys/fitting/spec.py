@@ -27,8 +27,8 @@ from recsys.retrieval.sources import IndexedSource, ScoredSource, Source
 from recsys.retrieval.vector_index import VectorIndex
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.training.loop import Evaluate, TrainResult, train
-from recsys.training.optim import LoopConfig, adamw
-from recsys.training.passes import TrainingConfig
+from recsys.training.optim import adamw
+from recsys.training.passes import LoopConfig, TrainingConfig
 from recsys.training.progress import MemberCurve, Progress, SilentProgress, SilentTracker, Tracker
 from recsys.training.ranks import ALONE, Ranks
 

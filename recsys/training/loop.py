@@ -31,12 +31,8 @@ from recsys.training.checkpoint import (
     prepare_directory,
     save_checkpoint,
 )
-from recsys.training.optim import (
-    LoopConfig,
-    RowTables,
-    clip_gradients,
-    lr_at,
-)
+from recsys.training.optim import RowTables, clip_gradients
+from recsys.training.passes import LoopConfig, lr_at
 from recsys.training.progress import (
     Progress,
     SilentProgress,

@@ -1,6 +1,7 @@
 """Settings of a training in passes over its examples, which turn into steps once these are counted.
 
-Settings do not depend on the size of a data set, so one setting serves any size of data.
+Settings do not depend on the size of a data set, so one setting serves any size of data. Schedules
+are plain functions of the step, so a resumed run needs no scheduler state.
 """
 
 from __future__ import annotations
@@ -10,10 +11,131 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from recsys.models.configs import check_positive
-from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig
 
+ROWS_PAY_FROM = 1 << 25
+"""Elements of a layer's tables from which moving rows beats a dense step: on an H200 the dense step
+of the two-tower took 0.9 times as long as by rows at 1.5M elements, 1.07 times at 64M and 1.8 times
+at 640M (``tests/benchmarks/results/kernels/training_step_cuda.md``)."""
+Sharding = Literal["auto", "table_wise", "row_wise", "column_wise"]
 REFIT_WARMUP_SHARE = 0.1
 """Least share of a continued refit's steps in which the rate rises: the optimizer starts fresh."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How the learning rate rises and falls over the steps."""
+
+    learning_rate: float = 1e-3
+    """The peak, reached at the end of the warm-up."""
+    warmup_steps: int = 0
+    """Steps of linear rise from learning_rate / warmup_steps."""
+    decay: Literal["constant", "linear", "cosine"] = "cosine"
+    """How the learning rate falls after the warm-up."""
+    decay_steps: int | None = None
+    """Step at which the decay ends, warm-up included; None is the run's number of steps. A refit
+    that stops early keeps the original's schedule by giving the original's number of steps."""
+    final_share: float = 0.0
+    """Share of the peak that remains at the end of the decay."""
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0 or not math.isfinite(self.learning_rate):
+            raise ValueError(f"learning_rate must be > 0 and finite, got {self.learning_rate}")
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps must be >= 0, got {self.warmup_steps}")
+        if self.decay not in ("constant", "linear", "cosine"):
+            raise ValueError(f"decay is 'constant', 'linear' or 'cosine', got {self.decay!r}")
+        if self.decay_steps is not None and self.decay_steps < 1:
+            raise ValueError(f"decay_steps must be >= 1 or None, got {self.decay_steps}")
+        if not 0 <= self.final_share <= 1:
+            raise ValueError(f"final_share must be in [0, 1], got {self.final_share}")
+
+
+def lr_at(step: float, schedule: ScheduleConfig, num_steps: int) -> float:
+    """Return the learning rate of a step, counted from 0, of a run of ``num_steps``."""
+    if step < schedule.warmup_steps:
+        return schedule.learning_rate * (step + 1) / schedule.warmup_steps
+    end = schedule.decay_steps or num_steps
+    done = (step - schedule.warmup_steps) / max(1, end - schedule.warmup_steps)
+    done = min(done, 1.0)
+    if schedule.decay == "constant":
+        remaining = 1.0
+    elif schedule.decay == "linear":
+        remaining = 1 - done
+    else:
+        remaining = (1 + math.cos(math.pi * done)) / 2
+    share = schedule.final_share + (1 - schedule.final_share) * remaining
+    return schedule.learning_rate * share
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWConfig:
+    """AdamW's own numbers; the learning rate comes from the schedule."""
+
+    weight_decay: float = 0.01
+    """Share of a weight that a step takes off, times the learning rate."""
+    tables: Literal["auto", "dense", "adam", "rowwise_adam", "rowwise_adagrad"] = "auto"
+    """How embedding tables move. ``dense``: as any other weight, every row at every step. ``adam``:
+    only rows of the batch, inside the backward; a row's moments then rest while it does not occur.
+    ``rowwise_adam``: so too, with one word of squares a row. ``rowwise_adagrad``: by that word
+    alone, without a mean of gradients, as DLRM's tables. ``auto``: ``adam`` for large tables on
+    CUDA with Triton, where it was measured faster, else dense."""
+    matrices: Literal["adam", "orthogonal"] = "adam"
+    """How the matrices inside blocks move: by Adam, or by Muon's orthogonal steps."""
+    max_row_norm: float | None = 1.0
+    """Norm to which each row's gradient is clipped if tables move by rows: a global norm is known
+    only after they have moved. Sharded tables cannot clip and need inf, which never clips."""
+
+    def __post_init__(self) -> None:
+        kinds = ("auto", "dense", "adam", "rowwise_adam", "rowwise_adagrad")
+        if self.tables not in kinds:
+            raise ValueError(f"tables is one of {kinds}, got {self.tables!r}")
+        if self.matrices not in ("adam", "orthogonal"):
+            raise ValueError(f"matrices is 'adam' or 'orthogonal', got {self.matrices!r}")
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay must be >= 0, got {self.weight_decay}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """Numbers of one training run."""
+
+    num_steps: int
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    max_grad_norm: float | None = 1.0
+    """Global norm that gradients are clipped to; None does not clip."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """``auto`` is bfloat16 autocast on a CUDA device that has it and float32 elsewhere. Weights
+    and optimizer state are float32 either way."""
+    deterministic: bool | None = None
+    """Whether only operations with reproducible sums run; None means on CPU. With more than one
+    thread, torch's gradient of ``x[index]`` is otherwise different in every run. On CUDA torch
+    refuses what it has no reproducible form of, and wants CUBLAS_WORKSPACE_CONFIG set."""
+    eval_every: int = 500
+    """Steps between validations, where ``evaluate`` is given; the last step is always validated."""
+    metric: str = "ndcg@10"
+    """The validated number that picks the best weights; higher is better."""
+    patience: int | None = 5
+    """Stop after this number of validations in a row without a new best; None never stops early."""
+    max_seconds: float | None = None
+    """Ends the run after this time, validated once more, its learning rate decayed by then; None is
+    no limit."""
+    max_bad_steps: int = 5
+    """Stop after this number of steps in a row whose loss or gradient is not finite."""
+    log_every: int = 50
+    checkpoint_every: int | None = None
+    """Steps between checkpoints, and/or:"""
+    checkpoint_seconds: float | None = 300.0
+
+    def __post_init__(self) -> None:
+        limits = ("max_grad_norm", "patience", "checkpoint_every", "max_seconds")
+        for name in ("num_steps", "eval_every", "max_bad_steps", "log_every", *limits):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be > 0, got {value}")
+        if self.precision not in ("auto", "float32", "bfloat16"):
+            raise ValueError(
+                f"precision is 'auto', 'float32' or 'bfloat16', got {self.precision!r}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,3 +283,17 @@ class RankerFitConfig(TrainingConfig):
             )
         if not math.isfinite(self.like_from):
             raise ValueError(f"like_from must be finite, got {self.like_from}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingConfig:
+    """Which tables are spread over ranks, and how."""
+
+    shard_from: int = ROWS_PAY_FROM
+    """Elements of a layer's tables from which they are sharded; smaller ones are on every rank."""
+    sharding: Sharding = "auto"
+    """How; ``auto`` lets the planner choose for each table."""
+
+    def __post_init__(self) -> None:
+        if self.shard_from < 0:
+            raise ValueError(f"shard_from must be >= 0, got {self.shard_from}")

@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 
 from recsys.data.batch import WHOLE, StepShare
 from recsys.training.checkpoint import random_states, set_random_states
-from recsys.training.optim import AdamWConfig, load_optimizer_tensors, optimizer_tensors
+from recsys.training.optim import load_optimizer_tensors, optimizer_tensors
+from recsys.training.passes import AdamWConfig
 
 Rows = NDArray[np.int64]
 T = TypeVar("T")

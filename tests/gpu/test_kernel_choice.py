@@ -22,8 +22,7 @@ from recsys.models.configs import EaseWeightsConfig, TwoTowerConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.training.captured import CapturedStep, FixedShapeLoss, StepGuard
-from recsys.training.optim import AdamWConfig
-from recsys.training.passes import TrainingConfig
+from recsys.training.passes import AdamWConfig, TrainingConfig
 from tests.gpu.test_training_path import CATALOGUE, INPUTS, world
 
 pytestmark = pytest.mark.gpu

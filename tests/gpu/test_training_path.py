@@ -19,7 +19,8 @@ from recsys.models.item_tower import FeatureSizes
 from recsys.models.two_tower import TwoTower
 from recsys.training.checkpoint import checkpoint_paths
 from recsys.training.loop import TrainResult, train
-from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
+from recsys.training.optim import adamw
+from recsys.training.passes import AdamWConfig, LoopConfig, ScheduleConfig
 from tests.recsys.testing.catalogues import drawn_catalogue
 from tests.recsys.testing.synthetic import markov_world, sequences
 

@@ -29,9 +29,13 @@ from recsys.models.ranker.config import RankerConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.replay.steps import ReplayConfig
 from recsys.retrieval.faiss_index import FaissIndexConfig
-from recsys.training.distributed.sharded import ShardingConfig
-from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig
-from recsys.training.passes import TrainingConfig
+from recsys.training.passes import (
+    AdamWConfig,
+    LoopConfig,
+    ScheduleConfig,
+    ShardingConfig,
+    TrainingConfig,
+)
 
 KIND = AttributeConfig(name="kind", type="choice", description="Kind", values=("a", "b"))
 ENDPOINT = {"base_url": "http://127.0.0.1:1/v1", "model": "m"}

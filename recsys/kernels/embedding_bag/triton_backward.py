@@ -6,7 +6,8 @@ tile of ids at a time; a whole run is applied at once, a piece's sum is kept. `_
 long run's sums in ascending order and applies. A chunk meets at most two long runs, the one of its
 first id and the one that starts in it: two slots a chunk hold sums. `_update_rows` updates a tile
 of singles or short runs at a time, and reads the numbers of the next tile while the rows of this
-one are on their way. All take the same arguments, needed or not, so that the host lays them out once.
+one are on their way. All take the same arguments, needed or not, so that the host lays them out
+once.
 
 Axes: F features, B batch, M ids, D width. R rows of a tile. A place is
 b * F + f.

@@ -21,36 +21,30 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.kernels.choice import has_triton, is_on, runs
-from recsys.layers.embedding.fbgemm_updates import FbgemmRowUpdates, fbgemm_can
-from recsys.layers.embedding.row_updates import (
-    KernelRowUpdates,
-    RowUpdateConfig,
-    RowUpdates,
-    TorchRowUpdates,
-    load_named_state,
-    named_state,
-)
+from recsys.kernels.choice import has_triton, is_on
 from recsys.layers.embedding.tables import (
     FILLED_LATER,
     Backend,
     PlainCollection,
+    RowUpdates,
     TableConfig,
     check_on_cpu,
     check_rows,
     check_tables,
+    load_named_state,
+    named_state,
     pooling_weights,
     torchrec_collection,
 )
 
-__all__ = ["EmbeddingBags", "RowUpdateConfig", "TableConfig", "check_rows"]
+__all__ = ["EmbeddingBags", "TableConfig", "check_rows"]
 
 
 class EmbeddingBags(nn.Module):
@@ -73,7 +67,8 @@ class EmbeddingBags(nn.Module):
             )
         self.tables = {table.name: table for table in tables}
         self._features = [(feature, table) for table in tables for feature in table.features]
-        self._wanted: Backend = backend
+        self.wanted: Backend = backend
+        """The backend that was asked for."""
         self.updates: RowUpdates | None = None
         self._looked_up = False
         self.is_sharded = False
@@ -94,8 +89,8 @@ class EmbeddingBags(nn.Module):
     @property
     def backend(self) -> str:
         """The backend in use where the tables are; ``auto`` depends on their device."""
-        if self._wanted != "auto":
-            return self._wanted
+        if self.wanted != "auto":
+            return self.wanted
         on_kernels = next(self.parameters()).is_cuda and has_triton() and is_on("embedding_bag")
         return "triton" if on_kernels else "torch"
 
@@ -251,26 +246,14 @@ class EmbeddingBags(nn.Module):
                 pooled[name] = pooled[name] / lengths[:, None]
         return pooled
 
-    def update_rows(self, config: RowUpdateConfig | None) -> None:
+    def update_rows(self, updates: RowUpdates | None) -> None:
         """Move rows inside the backward from here on, or with None give dense gradients again.
 
         Call ``begin_step`` before each forward and ``may_move`` before each backward, as the
-        training loop does. State starts at zero. Move the layer to its device first.
+        training loop does. ``fbgemm_updates.row_updates_for`` makes them, for the device that the
+        layer is on; their state starts at zero.
         """
-        if self.is_sharded:
-            return
-        self.updates, self._looked_up = None, False
-        if config is None:
-            return
-        weights = {name: self.weight(name) for name in self.tables}
-        tables, first = list(self.tables.values()), next(self.parameters())
-        on_cpu = self._wanted == "auto" and first.device.type == "cpu"
-        kind: Any = TorchRowUpdates
-        if self.backend == "triton" and runs("embedding_bag", first):
-            kind = KernelRowUpdates
-        elif self.backend == "torchrec" or (on_cpu and fbgemm_can(tables, config)):
-            kind = FbgemmRowUpdates
-        self.updates = kind(tables, weights, config)
+        self.updates, self._looked_up = updates, False
 
     def put(self, collection: nn.Module) -> None:
         """Put another collection of the same tables in place; rows move no more by themselves."""

@@ -1,6 +1,7 @@
 """Embedding rows that FBGEMM's fused tables move inside the backward, on CUDA and on CPU.
 
-The one place that knows FBGEMM. The kinds of our own are in ``layers/row_updates.py``.
+The one place that knows FBGEMM. The kinds of our own are in ``layers/row_updates.py``;
+`row_updates_for` chooses between them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,31 @@ import torch
 from torch import Tensor, nn
 
 from recsys.data.batch import Jagged
+from recsys.kernels.choice import runs
+from recsys.layers.embedding.collection import EmbeddingBags
 from recsys.layers.embedding.row_updates import (
     SLOTS,
     JoinedPools,
+    KernelRowUpdates,
     RowUpdateConfig,
-    State,
+    TorchRowUpdates,
     same_places,
 )
-from recsys.layers.embedding.tables import TableConfig, joined
+from recsys.layers.embedding.tables import RowUpdates, State, TableConfig, joined
+
+
+def row_updates_for(layer: EmbeddingBags, config: RowUpdateConfig) -> RowUpdates:
+    """Choose what moves the rows of a layer: our kernels, FBGEMM or plain torch."""
+    weights = {name: layer.weight(name) for name in layer.tables}
+    tables, first = list(layer.tables.values()), next(layer.parameters())
+    on_cpu = layer.wanted == "auto" and first.device.type == "cpu"
+    kind: Any = TorchRowUpdates
+    if layer.backend == "triton" and runs("embedding_bag", first):
+        kind = KernelRowUpdates
+    elif layer.backend == "torchrec" or (on_cpu and fbgemm_can(tables, config)):
+        kind = FbgemmRowUpdates
+    updates: RowUpdates = kind(tables, weights, config)
+    return updates
 
 
 def fbgemm_can(tables: Sequence[TableConfig], config: RowUpdateConfig) -> bool:

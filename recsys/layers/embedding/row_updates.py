@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,19 +29,15 @@ from recsys.kernels.embedding_bag.layout import (
     bias_corrections,
 )
 from recsys.kernels.embedding_bag.op import FusedEmbeddingBags as KernelBags
-from recsys.layers.embedding.tables import TableConfig, joined
+from recsys.layers.embedding.tables import State, TableConfig, joined
 
 Rule = Literal["sgd", "rowwise_adagrad", "adam", "rowwise_adam"]
-State = dict[str, dict[str, Tensor]]
-"""Slot name to table name to tensor, [num_rows, embedding_dim] or row-wise [num_rows]."""
 SLOTS: dict[str, tuple[str, ...]] = {
     "sgd": (),
     "rowwise_adagrad": ("sum",),
     "adam": ("exp_avg", "exp_avg_sq"),
     "rowwise_adam": ("exp_avg", "exp_avg_sq"),
 }
-PATH = "collection.embedding_bags.{}.weight"
-"""State name of a table's weights in its layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,65 +67,6 @@ class RowUpdateConfig:
             beta2=self.beta2,
             max_row_norm=self.max_row_norm,
         )
-
-
-class RowUpdates(Protocol):
-    """Looks rows up such that the backward moves them."""
-
-    weights: Mapping[str, nn.Parameter]
-    refuses_ids: bool
-    """True if ``pool`` on a CPU raises a RuntimeError if an id is outside its table."""
-
-    def pool(self, values: Mapping[str, Jagged], weights: Tensor | None) -> dict[str, Tensor]:
-        """Sum every feature's rows, feature name -> [B, D].
-
-        Args:
-            weights: Factor of each value, all features one after the other, [M], or None.
-        """
-
-    def pool_joined(self, values: Mapping[str, Jagged], weights: Tensor | None) -> Tensor:
-        """Do the same, all features side by side in the order of their tables, [B, sum of D]."""
-
-    def begin(self, learning_rate: float) -> None:
-        """Prepare for a step."""
-
-    def may_move(self, loss: Tensor) -> bool:
-        """See to it that a loss that is not finite moves nothing."""
-
-    def state(self) -> State:
-        """Return the tensors of the state, not copies."""
-
-    def num_steps(self) -> int:
-        """Count the updates done; waits for the device."""
-
-    def set_num_steps(self, num_steps: int) -> None:
-        """Set the count, after the state's tensors were written."""
-
-
-def named_state(updates: RowUpdates) -> dict[str, Tensor]:
-    """Return the state by a checkpoint's names: ``<slot>/<parameter>``, and the step."""
-    tensors = {
-        f"{slot}/{PATH.format(name)}": tensor
-        for slot, by_table in updates.state().items()
-        for name, tensor in by_table.items()
-    }
-    step = torch.tensor(float(updates.num_steps()))
-    return tensors | {f"step/{PATH.format(name)}": step.clone() for name in updates.weights}
-
-
-def load_named_state(updates: RowUpdates, tensors: Mapping[str, Tensor]) -> None:
-    """Load what ``named_state`` gave."""
-    own = named_state(updates)
-    for name, tensor in own.items():
-        given = tensors.get(name)
-        if given is None or given.shape != tensor.shape:
-            raise ValueError(
-                f"the state of row updates needs {name!r} of shape {tuple(tensor.shape)}, got "
-                f"{'nothing' if given is None else tuple(given.shape)}; was it saved by another "
-                "rule?"
-            )
-        tensor.copy_(given)
-    updates.set_num_steps(max(int(own[name]) for name in own if name.startswith("step/")))
 
 
 def same_places(weights: Mapping[str, nn.Parameter], views: Mapping[str, Tensor]) -> None:

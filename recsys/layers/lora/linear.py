@@ -101,7 +101,7 @@ def freeze(base: nn.Module) -> None:
     """Disable gradients of a model's weights, and row updates of its tables."""
     base.requires_grad_(False)
     for module in base.modules():
-        if isinstance(module, EmbeddingBags):
+        if isinstance(module, EmbeddingBags) and not module.is_sharded:
             module.update_rows(None)
 
 

@@ -28,8 +28,9 @@ from torch.optim import Optimizer
 from recsys.data.batch import StepShare
 from recsys.data.versions import describe_difference, own_versions
 from recsys.training.checkpoint import random_states, set_random_states
-from recsys.training.distributed.sharded import ShardedTables, ShardingConfig, shard_tables
-from recsys.training.optim import AdamWConfig, load_optimizer_tensors, optimizer_tensors
+from recsys.training.distributed.sharded import ShardedTables, shard_tables
+from recsys.training.optim import load_optimizer_tensors, optimizer_tensors
+from recsys.training.passes import AdamWConfig, ShardingConfig
 from recsys.training.ranks import ALONE, Ranks, Rows
 
 COMPARED = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy")

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import isfinite
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,9 +25,10 @@ from torch import Tensor, nn
 
 from recsys.data.batch import Jagged
 from recsys.layers.embedding.collection import EmbeddingBags
-from recsys.layers.embedding.row_updates import SLOTS, RowUpdateConfig, Rule, State
-from recsys.layers.embedding.tables import PlainCollection, torchrec_collection
-from recsys.training.optim import ROWS_PAY_FROM, AdamWConfig, joined_name
+from recsys.layers.embedding.row_updates import SLOTS, RowUpdateConfig, Rule
+from recsys.layers.embedding.tables import PlainCollection, State, torchrec_collection
+from recsys.training.optim import joined_name
+from recsys.training.passes import AdamWConfig, ShardingConfig
 
 CHUNK_BYTES = 1 << 26
 """Sent at a time, so that a table needs no second copy on its way."""
@@ -112,7 +113,6 @@ def broadcast_whole(value: Tensor) -> None:
             dist.broadcast(part, src=0)
 
 
-Sharding = Literal["auto", "table_wise", "row_wise", "column_wise"]
 RULES = {"cpu": ("rowwise_adagrad",), "cuda": ("rowwise_adagrad", "adam", "rowwise_adam")}
 """Rules by which FBGEMM moves sharded rows, by device."""
 FUSED = {
@@ -123,20 +123,6 @@ FUSED = {
 PLANNED_BATCH = 4096
 """Examples of a rank's lookup, by which the planner estimates."""
 WEIGHTS = "collection.embedding_bags.{}.weight"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardingConfig:
-    """Which tables are spread over ranks, and how."""
-
-    shard_from: int = ROWS_PAY_FROM
-    """Elements of a layer's tables from which they are sharded; smaller ones are on every rank."""
-    sharding: Sharding = "auto"
-    """How; ``auto`` lets the planner choose for each table."""
-
-    def __post_init__(self) -> None:
-        if self.shard_from < 0:
-            raise ValueError(f"shard_from must be >= 0, got {self.shard_from}")
 
 
 def choose_rule(layer: EmbeddingBags, config: AdamWConfig, sharding: ShardingConfig) -> Rule | None:

@@ -25,7 +25,8 @@ from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower
 from recsys.training.loop import train
-from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
+from recsys.training.optim import adamw
+from recsys.training.passes import AdamWConfig, LoopConfig, ScheduleConfig
 from recsys.training.progress import SilentProgress, SilentTracker
 from tests.benchmarks.harness import command_line
 

@@ -14,8 +14,7 @@ from recsys.models.generative.config import GenerativeConfig, TeachingConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.semantic_ids.codes import ItemCodes
-from recsys.training.optim import ScheduleConfig
-from recsys.training.passes import TrainingConfig
+from recsys.training.passes import ScheduleConfig, TrainingConfig
 from tests.benchmarks.recipes.prepared import VERSION, Prepared
 from tests.benchmarks.recipes.recipe import Recipe
 

@@ -39,8 +39,7 @@ from recsys.models.popularity import Popularity
 from recsys.retrieval.faiss_index import FaissIndex
 from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.retrieval.sources import IndexedSource, PopularSource, ScoredSource
-from recsys.training.optim import ScheduleConfig
-from recsys.training.passes import TrainingConfig
+from recsys.training.passes import ScheduleConfig, TrainingConfig
 from tests.recsys.retrieval.recall import measure_recall
 from tests.recsys.testing.synthetic import markov_world, sequences
 

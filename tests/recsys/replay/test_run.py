@@ -22,8 +22,7 @@ from recsys.replay.measures import measure_replay
 from recsys.replay.replay import describe_replay, run
 from recsys.replay.steps import SECONDS_PER_DAY, ReplayConfig
 from recsys.retrieval.blend.config import BlendConfig
-from recsys.training.optim import ScheduleConfig
-from recsys.training.passes import TrainingConfig
+from recsys.training.passes import ScheduleConfig, TrainingConfig
 
 NUM_CLUSTERS, CLUSTER_SIZE, NUM_USERS, NUM_DAYS = 5, 8, 90, 40
 

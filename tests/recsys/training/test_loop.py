@@ -8,7 +8,8 @@ from torch import nn
 from recsys.training import progress
 from recsys.training.checkpoint import CheckpointError, load_latest
 from recsys.training.loop import TrainingDiverged, train
-from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
+from recsys.training.optim import adamw
+from recsys.training.passes import AdamWConfig, LoopConfig, ScheduleConfig
 
 pytestmark = pytest.mark.numerics
 

@@ -9,17 +9,8 @@ from torch.optim import AdamW
 
 from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
 from recsys.training.captured import BadSteps, StepGuard
-from recsys.training.optim import (
-    ADAM_LENGTH,
-    AdamWConfig,
-    ScheduleConfig,
-    adamw,
-    clip_gradients,
-    decay_groups,
-    lr_at,
-    orthogonalised,
-)
-from recsys.training.passes import TrainingConfig
+from recsys.training.optim import ADAM_LENGTH, adamw, clip_gradients, decay_groups, orthogonalised
+from recsys.training.passes import AdamWConfig, ScheduleConfig, TrainingConfig, lr_at
 from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics

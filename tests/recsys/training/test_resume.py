@@ -20,7 +20,8 @@ from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
 from recsys.training import checkpoint as checkpoint_module
 from recsys.training.checkpoint import checkpoint_paths, load_latest, save_checkpoint
 from recsys.training.loop import train
-from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
+from recsys.training.optim import adamw
+from recsys.training.passes import AdamWConfig, LoopConfig, ScheduleConfig
 from recsys.training.progress import SilentProgress
 from tests.recsys.training.test_checkpoint import checkpoint_of
 

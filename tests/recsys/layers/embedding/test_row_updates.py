@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.layers.embedding.collection import EmbeddingBags, RowUpdateConfig, TableConfig
+from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
+from recsys.layers.embedding.fbgemm_updates import row_updates_for
+from recsys.layers.embedding.row_updates import RowUpdateConfig
 from tests.recsys.testing.refusals import assert_refused
 
 pytestmark = pytest.mark.numerics
@@ -44,7 +46,8 @@ def layer_of(
 ) -> EmbeddingBags:
     torch.manual_seed(2)
     bags = EmbeddingBags(TABLES, backend).to(device)
-    bags.update_rows(RowUpdateConfig(rule=rule, max_row_norm=max_row_norm))
+    config = RowUpdateConfig(rule=rule, max_row_norm=max_row_norm)
+    bags.update_rows(row_updates_for(bags, config))
     return bags
 
 
@@ -193,8 +196,8 @@ def test_what_a_backend_cannot_do_and_state_of_another_rule_are_refused() -> Non
         {
             "does not clip rows": lambda: layer_of("torchrec", "sgd", 1.0),
             "'adam' on CUDA only": lambda: layer_of("torchrec", "adam"),
-            r"multiples of 4, tables \['item'\]": lambda: wide.update_rows(
-                RowUpdateConfig(rule="sgd")
+            r"multiples of 4, tables \['item'\]": lambda: row_updates_for(
+                wide, RowUpdateConfig(rule="sgd")
             ),
             r"exp_avg_sq/.* of shape \(48, 8\), got \(48,\)": lambda: adam.load_update_state(other),
             "got nothing": lambda: adam.load_update_state({}),
@@ -217,7 +220,7 @@ def test_joined_results_are_the_same_and_move_the_same_rows(
         torch.manual_seed(2)
         bags = EmbeddingBags(tables, backend)
         dense = bags.joined(batch)
-        bags.update_rows(RowUpdateConfig(rule="rowwise_adagrad"))
+        bags.update_rows(row_updates_for(bags, RowUpdateConfig(rule="rowwise_adagrad")))
         bags.begin_step(0.1)
         apart = bags(batch) if by_hand else {}
         joined = [apart[name] for name in ("history", "item", "categories") if by_hand]

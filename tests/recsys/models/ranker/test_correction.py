@@ -8,8 +8,8 @@ from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
-from recsys.training.optim import AdamWConfig, adamw
-from recsys.training.passes import RankerFitConfig
+from recsys.training.optim import adamw
+from recsys.training.passes import AdamWConfig, RankerFitConfig
 from recsys.training.ranker_fit import fit_line, ranker_loss, score_candidates
 from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
 from tests.recsys.testing.refusals import assert_refused

@@ -21,9 +21,9 @@ from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower
 from recsys.training.distributed.several import present_ranks, process_group
-from recsys.training.distributed.sharded import ShardingConfig
 from recsys.training.loop import train
-from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
+from recsys.training.optim import adamw
+from recsys.training.passes import AdamWConfig, LoopConfig, ScheduleConfig, ShardingConfig
 from recsys.training.progress import SilentProgress
 
 NUM_ITEMS, NUM_USERS, DIM, BATCH = 97, 60, 16, 24

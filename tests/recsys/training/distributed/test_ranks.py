@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from recsys.data.versions import own_versions
 from recsys.training.checkpoint import load_latest
 from recsys.training.distributed.several import COMPARED, RanksError, check_versions, local_device
-from recsys.training.distributed.sharded import Shard, ShardingConfig, choose_rule, shard_tables
-from recsys.training.optim import AdamWConfig
+from recsys.training.distributed.sharded import Shard, choose_rule, shard_tables
+from recsys.training.passes import AdamWConfig, ShardingConfig
 from tests.recsys.training.distributed import ranks_at_work
 from tests.recsys.training.distributed.ranks_at_work import CASES
 
