@@ -28,8 +28,7 @@ from pipelines.config.toml import validate
 from pipelines.engine.console import EXIT_CODES
 from pipelines.engine.launch import ERROR, JOB, LOGGED, RAISED, ROWS
 from pipelines.engine.ray_ranks import LOG
-from pipelines.engine.run_log import RunLog
-from pipelines.engine.stage import StageContext
+from pipelines.engine.stage import RunLog, StageContext
 from pipelines.engine.workspace import Workspace
 from pipelines.stages.list import STAGES
 from recsys.training.distributed.several import RanksError, local_device, process_group

@@ -20,8 +20,7 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import plain
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
 from pipelines.engine.ray_ranks import LOG, start_on_ray
-from pipelines.engine.run_log import RunLog
-from pipelines.engine.stage import Stage, StageContext, StageRows
+from pipelines.engine.stage import RunLog, Stage, StageContext, StageRows
 from pipelines.engine.torchrun import Failure, num_ranks, start
 
 JOB, ROWS, LOGGED = "job.json", "rows.json", "logged.jsonl"

@@ -21,8 +21,7 @@ from pipelines.config.toml import to_toml, without_keys
 from pipelines.engine import launch
 from pipelines.engine.artifacts import Manifest, begin, commit, plain
 from pipelines.engine.memory import returning_memory
-from pipelines.engine.run_log import RunLog
-from pipelines.engine.stage import Stage, StageContext
+from pipelines.engine.stage import RunLog, Stage, StageContext
 from pipelines.engine.workspace import Workspace
 from recsys.data.durable import digest_once, write_durably
 

@@ -20,8 +20,14 @@ from pipelines.searching.texts import scale_counts, title_index
 from recsys.fitting.blend import ProfileBlend
 from recsys.fitting.queries import EvaluationQueries
 from recsys.models.configs import TextTowerConfig
-from recsys.models.text_search.scorers import WordIndex, train_tower
-from recsys.models.text_search.search import START, SearchCandidates, TextSearch, fit_weights
+from recsys.models.text_search.search import (
+    START,
+    SearchCandidates,
+    TextSearch,
+    WordIndex,
+    fit_weights,
+    train_tower,
+)
 from recsys.models.text_search.tokens import ItemText, MadeQuery, QueryMaker, split
 from recsys.retrieval.sources import Source, lists_of, rank_by_all
 from serving.items import ItemSearch, TitleIndex

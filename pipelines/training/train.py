@@ -15,8 +15,7 @@ from pipelines.config.run import RunConfig, TrainingConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.console import log
 from pipelines.engine.errors import UnstableTrainingError
-from pipelines.engine.run_log import RunLog
-from pipelines.engine.stage import StageContext, StageRows
+from pipelines.engine.stage import RunLog, StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
 from pipelines.training.fitters import ModelFitter
 from recsys.data.dataset import FitSplit

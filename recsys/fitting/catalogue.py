@@ -26,7 +26,7 @@ from recsys.models.outside import spec_at
 from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.retrieval.index import index_of
 from recsys.retrieval.index_recall import tuned_index
-from recsys.retrieval.vector_index import VectorIndex
+from recsys.retrieval.sources import VectorIndex
 
 NUM_TUNING_QUERIES = 300
 MAX_HISTORY = 200

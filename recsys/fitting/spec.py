@@ -23,8 +23,7 @@ from recsys.fitting.queries import (
 from recsys.models.item_tower import OF_EVENTS, TYPES_TABLE
 from recsys.models.names import ModelName
 from recsys.models.outside import Over
-from recsys.retrieval.sources import IndexedSource, ScoredSource, Source
-from recsys.retrieval.vector_index import VectorIndex
+from recsys.retrieval.sources import IndexedSource, ScoredSource, Source, VectorIndex
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.training.loop import Evaluate, TrainResult, train
 from recsys.training.optim import adamw

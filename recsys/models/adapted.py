@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import JaggedBatch
-from recsys.layers.lora.linear import LoraAdapter
-from recsys.layers.lora.table import targeted_tables
+from recsys.layers.lora.linear import LoraAdapter, targeted_tables
 from recsys.models.item_tower import CatalogueModel
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower

@@ -23,7 +23,7 @@ from recsys.kernels.topk_search.op import fused_top_k, mask_words
 from recsys.retrieval.exact import check_queries, exact_top_k, is_selective, kernel_takes
 from recsys.retrieval.faiss_index import build_index
 from recsys.retrieval.faiss_library import FaissIndexConfig
-from recsys.retrieval.vector_index import VectorIndex
+from recsys.retrieval.sources import VectorIndex
 
 GPU_SHARE = 0.5
 """Share of a GPU's free memory for item vectors; models and group maxima need the rest."""

@@ -23,7 +23,32 @@ from recsys.data.top_k import NO_ROW, ItemMask, OneList, TopK, best_of_one, no_i
 from recsys.kernels.one_query.op import best_allowed
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.names import SEQUENCE
-from recsys.retrieval.vector_index import VectorIndex
+
+
+class VectorIndex(Protocol):
+    """Item vectors that are searched by inner product; many threads may search."""
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def num_item_rows(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def search(self, queries: Tensor, k: int, mask: ItemMask | None = None) -> TopK:
+        """Find the k best items of each query [B, D] among those the mask allows, [B, k]."""
+        ...
+
+    def search_one(self, query: Tensor, k: int, mask: ItemMask) -> OneList:
+        """Find the k best items of one query [D], which is on the host.
+
+        Its product rounds otherwise than a batch's, so items whose scores differ by no more than
+        rounding may be in another order.
+        """
+        ...
+
 
 Rows = NDArray[np.int64]
 Score = Callable[[JaggedBatch], Tensor]

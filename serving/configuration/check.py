@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving.configuration.contradictions import list_variants
-from serving.configuration.file import ServingConfiguration
+from serving.configuration.file import ServingConfiguration, list_variants
 from serving.configuration.rules import Rule
 from serving.filtering.expression import FilterError, parse
 from serving.surfaces import BUILT_IN, Surface, suggest

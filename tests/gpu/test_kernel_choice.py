@@ -17,7 +17,7 @@ from recsys.fitting.sequence import fit_sequence
 from recsys.fitting.spec import TrainingRun
 from recsys.fitting.two_tower import fit_two_tower
 from recsys.kernels.choice import without
-from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
+from recsys.layers.moe.experts import SparseMoe, SparseMoeConfig
 from recsys.models.configs import EaseWeightsConfig, TwoTowerConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel

@@ -13,8 +13,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.evaluation.config import PairedConfig
 from recsys.evaluation.sequential import SequentialConfig, sample_ratio
 from recsys.evaluation.significance import ComparisonConfig
-from recsys.layers.moe.experts import Experts
-from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
+from recsys.layers.moe.experts import Experts, SparseMoe, SparseMoeConfig
 from recsys.layers.moe.routing import BiasedRouter
 from recsys.models.configs import (
     ContentSimilarityConfig,

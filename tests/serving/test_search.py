@@ -8,8 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from recsys.models.configs import TextTowerConfig
-from recsys.models.text_search.scorers import TextTower, WordIndex
-from recsys.models.text_search.search import TextSearch
+from recsys.models.text_search.search import TextSearch, TextTower, WordIndex
 from recsys.models.text_search.tokens import split
 from serving import recommend
 from serving.bundle.catalogue import Catalogue

@@ -17,8 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
-from recsys.layers.lora.table import targeted_tables
+from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights, targeted_tables
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

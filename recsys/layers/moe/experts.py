@@ -1,4 +1,6 @@
-"""Many small feed-forward networks of which each row visits a few; no row is ever dropped.
+"""Sparse mixture of experts: many small feed-forward networks; no row is ever dropped.
+
+A router sends each row to a few (Shazeer et al., arXiv:1701.06538).
 
 Rows are sorted by expert. On CUDA in 16-bit types, grouped matrix products then do all experts at
 once (`kernels/routed_experts`: a product of its own size for each). Elsewhere, and where an expert
@@ -12,7 +14,8 @@ them, padding included), R slots of a block, N blocks, D width, F inner width, O
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -22,7 +25,7 @@ from torch.nn import functional
 
 from recsys.kernels.choice import runs
 from recsys.kernels.routed_experts.op import routed_experts
-from recsys.layers.moe.routing import without_autocast
+from recsys.layers.moe.routing import BiasedRouter, Routing, without_autocast
 
 GROUPED_FROM = 64
 """Rows of an expert, on average, from which grouped products beat a batched one on CUDA."""
@@ -266,3 +269,56 @@ def _in_turn(blocks: Tensor, up: Tensor, down: Tensor, expert_of_block: Tensor) 
     ):
         torch.mm(torch.mm(own, into).relu_(), out_of, out=part)
     return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseMoeConfig:
+    """Sizes of a sparse layer."""
+
+    dim: int
+    hidden_dim: int
+    """F of each expert."""
+    num_experts: int
+    top_k: int = 2
+    router_dim: int | None = None
+    """Width of the router's input; None is ``dim``."""
+    router: Literal["sigmoid", "softmax"] = "sigmoid"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_k <= self.num_experts:
+            raise ValueError(
+                f"top_k must be in [1, num_experts = {self.num_experts}], got {self.top_k}"
+            )
+
+
+class Mixed(NamedTuple):
+    """Output of a sparse layer."""
+
+    output: Tensor
+    """[B, D]."""
+    routing: Routing
+
+
+class SparseMoe(nn.Module):
+    """A router, and experts of which each row visits K."""
+
+    def __init__(self, config: SparseMoeConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim, hidden_dim, num_experts = config.dim, config.hidden_dim, config.num_experts
+        router_dim = config.router_dim or dim
+        self.router = BiasedRouter(router_dim, num_experts, config.top_k, scores=config.router)
+        self.experts = Experts(num_experts, dim, hidden_dim, dim)
+
+    def forward(
+        self, rows: Tensor, routed_by: Tensor | None = None, routing: Routing | None = None
+    ) -> Mixed:
+        """Combine the outputs of each row's experts.
+
+        Args:
+            rows: [B, D].
+            routed_by: Input of the router, [B, router_dim]; the rows by default.
+        """
+        if routing is None:
+            routing = cast("Routing", self.router(rows if routed_by is None else routed_by))
+        return Mixed(self.experts(rows, routing.experts, routing.weights), routing)

@@ -20,8 +20,7 @@ from torch.nn import functional
 from recsys.kernels.choice import without
 from recsys.layers.moe import experts as moe_experts
 from recsys.layers.moe import routing as moe_routing
-from recsys.layers.moe.experts import Experts
-from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
+from recsys.layers.moe.experts import Experts, SparseMoe, SparseMoeConfig
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.kernels.comparison import error_row, largest_error
 from tests.benchmarks.kernels.measure import median_ms

@@ -26,8 +26,8 @@ from pipelines.config.trainings import TorchrunConfig, TwoTowerTrainingConfig
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
 from pipelines.engine.launch import ERROR, explain, pass_on
 from pipelines.engine.ray_ranks import size_bundle
-from pipelines.engine.run_log import RunLog
 from pipelines.engine.runner import pick_stages, run_stages
+from pipelines.engine.stage import RunLog
 from pipelines.engine.torchrun import Failure, num_ranks
 from pipelines.stages.list import STAGES
 from recsys.models.configs import TwoTowerConfig

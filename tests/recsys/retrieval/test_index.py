@@ -14,7 +14,7 @@ from recsys.retrieval.faiss_index import FaissIndex, build_index
 from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.retrieval.index import ExactIndex, copy_halves, gpu_layout, index_of
 from recsys.retrieval.index_recall import tune_effort
-from recsys.retrieval.vector_index import VectorIndex
+from recsys.retrieval.sources import VectorIndex
 from tests.recsys.retrieval.recall import measure_recall
 from tests.recsys.testing.refusals import assert_refused
 from tests.recsys.testing.tensors import (

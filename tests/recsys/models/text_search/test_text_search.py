@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from recsys.models.configs import TextTowerConfig
-from recsys.models.text_search.scorers import WordIndex, train_tower
 from recsys.models.text_search.search import (
     FEATURES,
     PERSONAL_SCALE,
     START,
     SearchCandidates,
     TextSearch,
+    WordIndex,
     fit_weights,
+    train_tower,
 )
 from recsys.models.text_search.tokens import ItemText, QueryMaker, split
 from tests.recsys.testing.refusals import assert_refused
