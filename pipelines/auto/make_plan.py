@@ -30,6 +30,7 @@ from recsys.models import names
 from recsys.models.configs import TwoTowerConfig
 from recsys.training.passes import ScheduleConfig
 
+FULLER = "fuller bundle"
 SAFETY = 0.7
 """Share of the time that is left which plans fill."""
 MIN_SHARE = 0.15
@@ -83,7 +84,6 @@ def make_plan(
     if planner.left > MIN_TRAINED_SECONDS and can_train(planner):
         plan_sequence(planner)
         plan_two_tower(planner)
-        plan_late(planner)
     plan_postponed(planner)
     defer(planner)
     return planner.plan()
@@ -100,10 +100,15 @@ def check_memory(planner: Planner) -> None:
         )
 
 
+def enough(shape: DataShape) -> bool:
+    """Return True if there is enough for a trained model to learn from and to be judged by."""
+    return shape.num_events >= MIN_TRAINED_EVENTS and shape.num_held_out >= MIN_HELD_OUT
+
+
 def can_train(planner: Planner) -> bool:
-    """Return True if there is enough for a trained model to learn from; note why not."""
+    """Return ``enough``, and note why not."""
     shape = planner.shape
-    if shape.num_events >= MIN_TRAINED_EVENTS and shape.num_held_out >= MIN_HELD_OUT:
+    if enough(shape):
         return True
     planner.notes.append(
         f"Nothing is trained: {shape.num_events:,} events of which {shape.num_held_out} users have "
@@ -159,7 +164,7 @@ def plan_postponed(planner: Planner) -> None:
     if not planner.postponed:
         return
     if ends + sum(part.seconds for part in parts) <= SAFETY * planner.left:
-        planner.add_round("fuller bundle", choices, parts, ends)
+        planner.add_round(FULLER, choices, parts, ends)
         return
     for part in parts:
         planner.leave_out(part)
@@ -278,14 +283,6 @@ def plan_two_tower(planner: Planner) -> None:
     merged = merge(before.choices, choices)
     planner.rounds[-1] = replace(before, choices=merged, parts=(*parts, part, ends))
     planner.left -= seconds + merging
-
-
-def plan_late(planner: Planner) -> None:
-    """Leave out models that do not pay for their time, with the key that trains them."""
-    for name, key in (("generation", "generative_training"), ("ranker", "ranker_training")):
-        if set_value(planner.user, f"{key}.enabled") is None:
-            why = f"improves lists little for its time; {key}.enabled = true trains it"
-            planner.left_out.append(PlanPart(name, "", why, 0.0))
 
 
 def defer(planner: Planner) -> None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipelines.auto.machine import Machine, this_machine, time_encoder
-from pipelines.auto.make_plan import LIMIT, make_plan
+from pipelines.auto.machine import Machine, TimedEncoder, this_machine, time_encoder
+from pipelines.auto.make_plan import FULLER, LIMIT, make_plan
 from pipelines.auto.plan import ENDS, PLANNED_ENCODER, SEARCH, SEQUENCE, Plan, Round
 from pipelines.auto.shape import DataShape, measure_shape
 from pipelines.config.operation import budget_seconds
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import merge, set_value, without_keys
+from pipelines.config.toml import Table, merge, set_value, without_keys
 from pipelines.engine.artifacts import digest_of_json, read_json, to_json
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.runner import StageOutcome
@@ -26,12 +26,15 @@ from pipelines.presets.resolve import PLAN, ConfigSources
 from recsys.data.durable import write_durably
 
 FEATURES = "build_features"
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 """Plans of other versions are made again."""
 MIN_SHARE = 0.25
 """Share of the sequence model's estimated seconds below which its round is left out."""
 TWO_TOWER = "train_two_tower"
 """Stage before the sequence model's training whose model is trained on all events at the end."""
+REPLANNED_FROM, REPLANNED_BELOW, LEAST_PACE = 20.0, 0.6, 0.1
+"""Estimated seconds of a first round, and the share of them below which it took so little that the
+machine was busy when it was measured; a smaller share is not believed."""
 REFIT_GROWTH = 1.25
 """Times the seconds on train that a fit to all events takes."""
 
@@ -51,14 +54,21 @@ class Planned:
     plan: Plan
     finished: int = 0
     """Rounds that ended with a bundle."""
+    trials: list[dict[str, Any]] = field(default_factory=list)
+    """Further rounds that were tried or had no time (``pipelines.auto.trials.Trial``)."""
+    stopped: str = ""
+    """Why no further round is tried; empty before the end."""
     shape: DataShape
     machine: Machine
+    encoder: TimedEncoder | None = None
 
     def save(self, config: RunConfig, current: int) -> None:
         """Write it, with the choices of the round that runs."""
         document = {
             "key": self.key,
             "finished": self.finished,
+            "trials": self.trials,
+            "stopped": self.stopped,
             "choices": self.plan.rounds[current].choices,
             "deferred": self.plan.rounds[current].deferred,
             "shape": vars(self.shape),
@@ -88,15 +98,29 @@ def planned_for(
     key, path = digest_of_json(made_for), config.workspace / PLAN
     known: dict[str, Any] = read_json(path) if path.exists() else {}
     if known.get("key") == key:
-        plan, finished = Plan.of_table(known["plan"]), known["finished"]
-        return Planned(key=key, plan=plan, finished=finished, shape=shape, machine=machine)
+        progress = {name: known[name] for name in ("finished", "trials", "stopped")}
+        plan = Plan.of_table(known["plan"])
+        return Planned(key=key, plan=plan, shape=shape, machine=machine, **progress)
     encoder = None
     if shape.has_text and seconds_left() > TIMED_FROM:
         own = set_value(sources.own, "content.encoder")
         content = config.content if own else replace(config.content, encoder=PLANNED_ENCODER)
         encoder = time_encoder(features / "items.parquet", content)
     plan = make_plan(shape, machine, sources.own, seconds_left(), encoder)
-    return Planned(key=key, plan=plan, shape=shape, machine=machine)
+    return Planned(key=key, plan=plan, shape=shape, machine=machine, encoder=encoder)
+
+
+def replanned(planned: Planned, user: Table, left: float, pace: float) -> Plan:
+    """Plan what follows the first round again, which took ``pace`` times its estimate."""
+    machine = replace(planned.machine, flops=planned.machine.flops / pace)
+    plan = make_plan(planned.shape, machine, user, left, planned.encoder)
+    done, first, rest = planned.plan.rounds[0], plan.rounds[0], list(plan.rounds[1:])
+    more = tuple(one for one in first.parts if one.name not in {part.name for part in done.parts})
+    if rest:
+        rest[0] = replace(rest[0], parts=(*more, *rest[0].parts))
+    elif more:
+        rest = [replace(first, name=FULLER)]
+    return replace(plan, rounds=(done, *rest))
 
 
 class Automatic:
@@ -131,10 +155,13 @@ class Automatic:
         """
         outcomes: list[StageOutcome] = []
         refused: RefusedError | None = None
-        for number in range(max(0, planned.finished - 1), len(planned.plan.rounds)):
+        # A finished run goes through its last round, whose stages are skipped.
+        number = min(planned.finished, len(planned.plan.rounds) - 1) - 1
+        while (number := number + 1) < len(planned.plan.rounds):
             one, begin = planned.plan.rounds[number], time.perf_counter()
             is_new = number > 0 and number >= planned.finished
             if is_new and not self._has_time(one, needed_seconds(one, self.pace)):
+                planned.save(self.base, number - 1)
                 break
             self.say(f"round {number + 1} of {len(planned.plan.rounds)}: {one.name}")
             planned.save(self.base, number)
@@ -157,8 +184,13 @@ class Automatic:
                 continue
             planned.finished = max(planned.finished, number + 1)
             planned.save(self.base, number)
-            self.pace = max(1.0, (time.perf_counter() - begin) / max(one.seconds, 1.0))
+            pace = (time.perf_counter() - begin) / max(one.seconds, 1.0)
+            self.pace = max(1.0, pace)
             self.say(f"{one.name}: served after {time.perf_counter() - self.begin:,.0f} s")
+            if number == 0 and one.seconds > REPLANNED_FROM and pace < REPLANNED_BELOW:
+                self.say(f"it took {pace:.0%} of its estimate, so the rest is planned again")
+                left = self.seconds_left()
+                planned.plan = replanned(planned, self.sources.own, left, max(pace, LEAST_PACE))
         if refused is not None and planned.finished == 0:
             raise refused
         return outcomes

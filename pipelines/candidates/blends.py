@@ -4,6 +4,7 @@
                                reciprocal rank fusion or one source alone
 <order>/folds/<profile>_<i>/   fitted without half i of the validation users, to measure that half
 <order>/blends.json            trials on validation, the served blend and the reason
+<order>/values_<profile>.npy   what the served lists reach for each validation query
 <order>/text_search/           search of items by text
 
 Profile ``full`` queries every source, ``fast`` leaves out the generative model's beam and all
@@ -16,6 +17,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from pipelines.config.run import RunConfig
 from pipelines.inputs.tensors import retrieval_settings
@@ -64,6 +69,17 @@ def served_blends(directory: Path) -> dict[Profile, Path]:
         for profile, name in of_profile.items()
         if profiles[name]["served"] != FUSION
     }
+
+
+def save_values(directory: Path, name: str, values: Tensor) -> None:
+    """Write what a list reaches for each validation query, [U]; NaN without a target."""
+    np.save(directory / f"values_{name}.npy", values.numpy(), allow_pickle=False)
+
+
+def load_values(directory: Path, name: str) -> Tensor | None:
+    """Read what ``save_values`` wrote; None without a file."""
+    path = directory / f"values_{name}.npy"
+    return torch.from_numpy(np.load(path, allow_pickle=False)) if path.exists() else None
 
 
 def evaluation_queries(inputs: ModelInputs, split: Split, config: RunConfig) -> EvaluationQueries:

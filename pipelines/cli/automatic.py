@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from rich.table import Table
 
 from pipelines.auto.rounds import FEATURES, Automatic, Planned, describe_plan, planned_for
+from pipelines.auto.trials import adopt, further_rounds
+from pipelines.auto.worth import named_parts
 from pipelines.cli.output import make_table, print_lines
 from pipelines.config.run import RunConfig
 from pipelines.engine.console import log
@@ -50,6 +52,8 @@ def run_automatically(
     if len(features) == len(chosen):
         return outcomes
     planned = planned_for(sources, config, automatic.seconds_left)
+    if planned.finished < len(planned.plan.rounds):
+        adopt(config.workspace)
     print_lines(*describe_plan(planned, config.auto.budget), note=True)
     log.print(plan_table(planned))
     if len(chosen) < len(STAGES):
@@ -62,4 +66,8 @@ def run_automatically(
         lambda one: run_stages(STAGES[1:training], one),
         lambda one: run_stages(STAGES[training:], one),
     )
+    outcomes += further_rounds(automatic, planned, run_stages)
+    rows = named_parts(planned, automatic.round_config(planned.plan.rounds[-1]))
+    log.print(make_table(("part", "what it brought"), rows, title="Parts", fixed=("part",)))
+    print_lines(f"stopped: {planned.stopped}", note=True)
     return outcomes

@@ -29,7 +29,6 @@ COMMANDS = {
         "evaluate.studies.tune "
         "evaluate.experiments.experiments evaluate.experiments.ope evaluate.parity.parity"
     ),
-    "Advanced": "machine.plan",
 }
 """Functions below ``pipelines.cli`` that are commands, by panel of ``--help``."""
 GROUPS = {
@@ -54,6 +53,7 @@ MOVED = {
 """Names of earlier versions, which are still understood."""
 REMOVED = {
     "fetch-bundle": "registry pull",
+    "plan": "the table of docs/how-many-gpus.md",
     "join": "torchrun on the other machines (docs/several-machines.md)",
     "ledger": "the file ledger.jsonl of the workspace",
     "report": "the file report/report.html of the run, or recsys dashboard",

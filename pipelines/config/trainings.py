@@ -67,8 +67,10 @@ class RankerTrainingConfig(RankerFitConfig):
     """
 
     enabled: bool = False
-    """Train it, evaluate it as ``ranked``, and serve it if it is better than the blend's
-    order on validation by two standard errors."""
+    """Train it, evaluate it as ``ranked``, and serve it if it is better than the blend's order on
+    validation by ``standard_errors``."""
+    standard_errors: float = 2.0
+    """Standard errors of the paired difference by which it must be better."""
     max_held_back: int = 10
     """Latest train events of a user that are held back for it, at most."""
     share_held_back: float = 0.2
@@ -86,6 +88,7 @@ class RankerTrainingConfig(RankerFitConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bounds(self, max_held_back=">= 1", max_queries=">= 1", min_found=">= 1")
+        check_bounds(self, standard_errors=">= 0")
         check_bounds(self, share_held_back="(0, 1)", refit_share="(0, 1]")
 
 

@@ -3,6 +3,7 @@
 <order>/ranker/        what a bundle carries: serving/bundle/ranker.py
 <order>/measured/      history features fitted on train, to measure validation and test with
 <order>/ranker.json    whether the ranker is served, and why
+<order>/values_ranker.npy  what its order reaches for each validation query
 <order>/trunks.json    metrics of the ranker, and of compared trunks, on validation
 <order>/training.json, curve.jsonl
 

@@ -20,7 +20,7 @@ from recsys.evaluation.calibration import (
     expected_calibration_error,
     reliability_curve,
 )
-from recsys.fitting.blend import NUM_STANDARD_ERRORS, paired_difference
+from recsys.fitting.blend import paired_difference
 from recsys.fitting.queries import ModelInputs
 from recsys.layers.moe.routing import expert_use, load_by_group
 from recsys.models.ranker.config import count_flops
@@ -36,20 +36,23 @@ NUM_BINS = 10
 TIERS = ("long tail", "middle", "popular")
 
 
-def decision(values: Tensor, blend_values: Tensor, metric: str) -> dict[str, Any]:
+def decision(
+    values: Tensor, blend_values: Tensor, metric: str, standard_errors: float
+) -> dict[str, Any]:
     """Compare the ranker's order with the blend's on validation.
 
     Args:
         values: Metric of the ranker's order, [U]; NaN without a target.
+        standard_errors: Of the paired difference, by which the ranker must be better.
     """
     ahead, error, num_users = paired_difference(values, blend_values)
-    low, high = (ahead + sign * NUM_STANDARD_ERRORS * error for sign in (-1, 1))
+    low, high = (ahead + sign * standard_errors * error for sign in (-1, 1))
     return {
         "served": low > 0,
         "reason": (
-            f"on validation the ranker's order has {ahead:+.4f} {metric} against the blend's (95% "
-            f"interval {low:+.4f} to {high:+.4f}, {num_users} users); it is served only if "
-            "the whole interval is above 0"
+            f"on validation the ranker's order has {ahead:+.4f} {metric} against the blend's "
+            f"({standard_errors:g} standard errors: {low:+.4f} to {high:+.4f}, {num_users} users); "
+            "it is served only if the whole interval is above 0"
         ),
         "metric": metric,
         "ahead": ahead,

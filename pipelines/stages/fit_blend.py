@@ -20,6 +20,7 @@ from pipelines.candidates.blends import (
     TEXT_SEARCH,
     evaluation_queries,
     list_profiles,
+    save_values,
     validation_lists,
 )
 from pipelines.candidates.load import load_sources
@@ -27,10 +28,11 @@ from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs, tie_orders
 from recsys.data.threads import one_thread
-from recsys.fitting.blend import ProfileBlend, unjudged_blend
+from recsys.fitting.blend import ProfileBlend, source_gains, unjudged_blend
 from recsys.fitting.blend import fit_blend as fit_profile
 from recsys.fitting.queries import ModelInputs
 from recsys.models.configs import TextTowerConfig
+from recsys.models.names import MODELS
 from recsys.retrieval.sources import Source
 from serving.surfaces import HOME
 
@@ -39,8 +41,9 @@ def save_unjudged(folder: Path, models: Mapping[str, object]) -> None:
     """Write the surface's weights for each profile, since nothing can be learned or judged."""
     profiles = {}
     for profile, names in list_profiles(dict.fromkeys(models)).items():
-        blend, profiles[profile] = unjudged_blend(names, HOME.weights)
-        blend.save(folder, profile)
+        fitted = unjudged_blend(names, HOME.weights)
+        profiles[profile] = fitted.document
+        fitted.blend.save(folder, profile)
     (folder / FILE).write_text(to_json({"profiles": profiles}))
 
 
@@ -89,15 +92,16 @@ def fit_blend(context: StageContext) -> StageRows:
         everyone = torch.arange(len(examples))
         profiles = {}
         for profile, sources in list_profiles(examples.lists).items():
-            blend, profiles[profile] = fit_profile(
-                examples.of(everyone, sources),
-                config.blend,
-                HOME.weights,
-                config.evaluation.primary_metric,
-            )
-            blend.save(context.output / order, profile)
+            part = examples.of(everyone, sources)
+            fitted = fit_profile(part, config.blend, HOME.weights, config.evaluation.primary_metric)
+            trained = [one.name for one in MODELS if one.training and one.name in sources]
+            gains = source_gains(part, trained, fitted, config.blend)
+            profiles[profile] = fitted.document | {"gains": gains}
+            fitted.blend.save(context.output / order, profile)
+            if fitted.values is not None:
+                save_values(context.output / order, profile, fitted.values)
             if profile == FAST:
-                fit_search(context, order, inputs, sources_of_order, blend)
+                fit_search(context, order, inputs, sources_of_order, fitted.blend)
         (context.output / order / FILE).write_text(to_json({"profiles": profiles}))
         num_users, num_sources = len(everyone), len(examples.lists)
     return StageRows(rows_in=num_users, rows_out=num_sources)

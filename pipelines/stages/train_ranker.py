@@ -12,7 +12,13 @@ from typing import Any
 
 import torch
 
-from pipelines.candidates.blends import FAST, list_profiles, load_blends, served_blends
+from pipelines.candidates.blends import (
+    FAST,
+    list_profiles,
+    load_blends,
+    save_values,
+    served_blends,
+)
 from pipelines.candidates.load import load_sources
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.console import log
@@ -78,7 +84,8 @@ def train_order(context: StageContext, order: str) -> tuple[int, int]:
     values = metric_by_query(model, data.validation, everyone, metric)
     summary = measure_ranker(model, data.validation, inputs, context.inputs["build_features"])
     by_blend = blend.measured(data.validation_lists, metric, by_half=True)
-    judged = decision(values, by_blend, metric)
+    judged = decision(values, by_blend, metric, config.ranker_training.standard_errors)
+    save_values(output, RANKER, values)
     model.save(output / RANKER)
     data.served_builder(inputs, sources, config).save(output / RANKER)
     data.builder.history_features.save(output / MEASURED)

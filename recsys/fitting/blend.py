@@ -293,6 +293,8 @@ class FittedBlend(NamedTuple):
 
     blend: ProfileBlend
     document: dict[str, Any]
+    values: Tensor | None = None
+    """What the served lists reach by query, [U]; NaN without a target."""
 
 
 def fit_blend(
@@ -336,7 +338,32 @@ def fit_blend(
             "loss_by_kind": learned.served.fitted.loss_by_kind if learned.served.fitted else None,
         }
     document["validation"] = {name: float(value.nanmean()) for name, value in values.items()}
-    return FittedBlend(served, {**document, **weights_and_shares(served.served, examples, device)})
+    document |= weights_and_shares(served.served, examples, device)
+    return FittedBlend(served, document, values[document["served"]])
+
+
+def source_gains(
+    examples: SourceLists,
+    names: Sequence[str],
+    fitted: FittedBlend,
+    config: BlendConfig,
+    device: torch.device = CPU,
+) -> dict[str, dict[str, float]]:
+    """Measure what each of these sources adds to the others' blend, paired by query."""
+    gains = {}
+    if not fitted.document.get("demand", {}).get("read"):
+        examples = replace(examples, demand=None)
+    for name in names:
+        others = [one for one in examples.lists if one != name]
+        if not others or fitted.values is None:
+            continue
+        part = examples.of(torch.arange(len(examples)), others)
+        without = learned_profile(part, config, device)
+        without = without or ProfileBlend.unlearned(fusion_profile(others, {}))
+        values = without.measured(part, fitted.document["metric"], by_half=True, device=device)
+        difference, error, number = paired_difference(fitted.values, values)
+        gains[name] = {"difference": difference, "standard_error": error, "queries": number}
+    return gains
 
 
 def judged_demand(

@@ -176,7 +176,7 @@ def test_only_a_gain_beyond_its_interval_is_served(gain: float, served: bool) ->
     blend = torch.full((401,), 0.5, dtype=torch.float64)
     noise = torch.tensor([0.1, -0.1]).double().repeat(200)
     ranker = blend + torch.cat([noise + gain, torch.tensor([torch.nan]).double()])
-    told = decision(ranker, blend, "ndcg@10")
+    told = decision(ranker, blend, "ndcg@10", 2.0)
     assert told["served"] is served
     assert told["ahead"] == pytest.approx(gain)
     assert told["standard_error"] == pytest.approx(0.005, rel=0.01)

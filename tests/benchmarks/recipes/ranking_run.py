@@ -155,7 +155,7 @@ class RankingRun:
             weights,
             recipe.metric,
             experiment.device,
-        )
+        )[:2]
 
     def blend_row(self, name: str) -> dict[str, Any]:
         """Merge the lists of each split: validation's halves each by weights of the other."""

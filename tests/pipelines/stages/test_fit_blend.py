@@ -19,6 +19,7 @@ from recsys.fitting.blend import (
     fit_blend,
     fusion_profile,
     single_profile,
+    source_gains,
 )
 from recsys.fitting.queries import RetrievalSettings
 from recsys.retrieval.blend.config import BlendConfig
@@ -60,7 +61,13 @@ def examples(hit_rates: dict[str, float], num_users: int = NUM_USERS) -> SourceL
 
 
 def test_learned_weights_trust_the_source_that_finds_and_say_what_they_gain():
-    made, document = fitted(examples({"sequence": 0.5, "two_tower": 0.02}))
+    given = examples({"sequence": 0.5, "two_tower": 0.02})
+    made, document, values = found = fitted(given)
+    assert values is not None
+    assert float(values.mean()) == pytest.approx(document["validation"][LEARNED])
+    gains = source_gains(given, ["sequence", "two_tower"], found, CONFIG)
+    assert gains["sequence"]["difference"] > 0.3
+    assert abs(gains["two_tower"]["difference"]) < 0.03
     assert document["served"] == LEARNED
     assert document["shares"]["sequence"] > 0.75
     assert document["validation"][LEARNED] == pytest.approx(
@@ -76,7 +83,7 @@ def test_what_is_better_on_validation_is_served_and_said(monkeypatch, tmp_path):
     poor = single_profile(names, "two_tower")
     spoilt = ProfileBlend(served=poor, folds=(poor, poor))
     monkeypatch.setattr(fitting, "learned_profile", lambda *_: spoilt)
-    made, document = fitted(examples({"sequence": 0.5, "two_tower": 0.02}))
+    made, document, _ = fitted(examples({"sequence": 0.5, "two_tower": 0.02}))
     assert document["served"] == "sequence"
     assert "sequence" in document["reason"]
     assert document["best_alternative"]["ahead"] > 0.3
@@ -99,7 +106,7 @@ def test_what_is_better_on_validation_is_served_and_said(monkeypatch, tmp_path):
 )
 def test_without_learned_weights_the_surface_fuses(tmp_path, blend, num_users, reason):
     given = examples({"sequence": 0.5, "two_tower": 0.02}, num_users)
-    made, document = fitted(given, blend)
+    made, document, _ = fitted(given, blend)
     assert document["served"] == FUSION
     assert reason in document["reason"]
     made.save(tmp_path, "fast")

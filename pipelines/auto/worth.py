@@ -1,0 +1,61 @@
+"""What each named part of the platform brought on a log, or the reason that it was left out."""
+
+from __future__ import annotations
+
+from pipelines.auto.plan import SEQUENCE
+from pipelines.auto.rounds import Planned
+from pipelines.auto.trials import Trial, percent
+from pipelines.candidates.blends import FILE
+from pipelines.config.run import RunConfig
+from pipelines.engine.artifacts import read_json
+from pipelines.inputs.tensors import released_order
+from pipelines.ranking.artefact import FILE as DECISION
+from pipelines.semantic_ids.artefact import read_version
+
+PARTS = {
+    "semantic IDs": "",
+    "generation": "generative",
+    "ranker": "",
+    "adapters": "",
+    SEQUENCE: "sequence",
+    "two-tower": "two_tower",
+}
+"""Named parts, each with its source in the blend if it has one."""
+
+
+def named_parts(planned: Planned, config: RunConfig) -> list[tuple[str, str]]:
+    """Describe each named part, and the further rounds that add no part of their own."""
+    gains, others = measured_gains(config), [one["name"] for one in planned.trials]
+    names = dict.fromkeys([*PARTS, *others])
+    return [(name, gains.get(PARTS.get(name) or name) or left_out(name, planned)) for name in names]
+
+
+def measured_gains(config: RunConfig) -> dict[str, str]:
+    """Describe the gain of each part that is trained, by source or name."""
+    gains: dict[str, str] = {}
+    order = released_order(config.workspace / "build_features")
+    path = config.workspace / "fit_blend" / order / FILE
+    for document in read_json(path)["profiles"].values() if path.exists() else ():
+        for name, gain in document.get("gains", {}).items():
+            before = document["validation"][document["served"]] - gain["difference"]
+            gains[name] = "trained: " + percent(gain, before, document["metric"])
+    path = config.workspace / "train_ranker" / order / DECISION
+    decision = read_json(path) if path.exists() else {}
+    if decision.get("served"):
+        gain = {"difference": decision["ahead"], "standard_error": decision["standard_error"]}
+        before = decision["validation"]["blend"]
+        gains["ranker"] = "trained: " + percent(gain, before, decision["metric"])
+    if read_version(config.workspace / "build_semantic_ids") is not None:
+        gains["semantic IDs"] = "built; generation alone reads them, so its line is their gain"
+    return gains
+
+
+def left_out(name: str, planned: Planned) -> str:
+    """Return what a trial of a part came to, or else what the plan said."""
+    for one in reversed(planned.trials):
+        if one["name"] == name:
+            return Trial(**one).words()
+    for part in planned.plan.left_out:
+        if part.name == name:
+            return f"left out: {part.why}"
+    return f"left out: {planned.stopped}"

@@ -1,0 +1,163 @@
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.auto.further import Candidate
+from pipelines.auto.rounds import Planned
+from pipelines.auto.trials import FOLDER, OutOfTimeError, adopt, further_rounds, time_limit
+from pipelines.config.run import RunConfig
+from pipelines.engine.artifacts import Manifest, begin, commit, read_json
+from pipelines.engine.errors import RefusedError
+from pipelines.stages.list import STAGES
+from tests.pipelines.auto.test_rounds import automatic, planned, round_of, sources
+
+__all__ = ["sources"]
+QUERIES = 50
+NOISE = np.tile([0.1, -0.1], QUERIES // 2)
+
+
+class Stages:
+    """Stands in for the stages: writes what the configured width reaches on validation."""
+
+    def __init__(self, gain: float = 0.0) -> None:
+        self.gain, self.ran, self.refused, self.killed_in, self.slow = gain, [], False, "", 0.0
+
+    def __call__(self, stages, config: RunConfig):
+        for stage in stages:
+            final = config.workspace / stage.name
+            made_from = {"width": config.ranker.embedding_dim}
+            if final.exists() and Manifest.load(final).config == made_from:
+                continue
+            self.ran.append((config.workspace.name, stage.name))
+            if stage.name == self.killed_in:
+                raise KeyboardInterrupt
+            if stage.name == "release" and self.refused:
+                raise RefusedError("worse than what is served")
+            time.sleep(self.slow)
+            self.write(stage.name, final, made_from)
+        return []
+
+    def write(self, name: str, final: Path, made_from: dict) -> None:
+        partial = begin(final)
+        (partial / "given").mkdir()
+        (partial / "sequences" / "given").mkdir(parents=True)
+        added = self.gain if made_from["width"] == 16 else 0.0
+        np.save(partial / "given" / "values_fast.npy", 0.5 + NOISE * (added != 0) + added)
+        (partial / "width.txt").write_text(str(made_from["width"]))
+        manifest = Manifest(
+            stage=name, inputs={}, config=made_from, versions={}, rows={"in": 1}, files={}
+        )
+        commit(partial, final, manifest=manifest, run={"seconds": 0.1})
+
+
+def candidate(_done=None) -> Candidate:
+    choices = {"ranker": {"embedding_dim": 16}}
+    return Candidate(name="width", what="", choices=choices, seconds={"train_sequence": 1.0})
+
+
+@pytest.fixture
+def served(sources, monkeypatch) -> tuple:
+    """A run whose only round is served, and the stages that made it."""
+    monkeypatch.setattr("pipelines.auto.trials.CANDIDATES", {"width": candidate})
+    run, stages, plan = automatic(sources, []), Stages(), planned(round_of("a", 1.0), finished=1)
+    stages(STAGES, run.round_config(plan.plan.rounds[0]))
+    stages.ran.clear()
+    return run, stages, plan
+
+
+def widths(workspace: Path) -> set[str]:
+    return {(workspace / stage.name / "width.txt").read_text() for stage in STAGES[1:]}
+
+
+def tried(plan: Planned) -> dict:
+    [trial] = plan.trials
+    return trial
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(0.03, True), (0.01, False), (-0.1, False)])
+def test_a_part_is_kept_if_it_is_better_by_more_than_a_standard_error(served, gain, kept):
+    """Gains of 50 queries are +-0.1 around their mean: a standard error of 0.0143."""
+    run, stages, plan = served
+    stages.gain = gain
+    further_rounds(run, plan, stages)
+    assert tried(plan)["kept"] is kept
+    assert tried(plan)["difference"] == pytest.approx(gain)
+    assert tried(plan)["standard_error"] == pytest.approx(0.0143, abs=1e-4)
+    assert widths(run.base.workspace) == ({"16"} if kept else {"32"})
+    assert (len(plan.plan.rounds), plan.finished) == ((2, 2) if kept else (1, 1))
+    released = [name for name, stage in stages.ran if stage == "release"]
+    assert released == (["run"] if kept else [])
+    assert ((FOLDER, "refit") in stages.ran) is kept
+    assert not (run.base.workspace / FOLDER).exists()
+    assert plan.stopped == "nothing else can be added"
+    stages.ran.clear()
+    further_rounds(run, plan, stages)
+    assert stages.ran == []
+
+
+def test_a_part_without_time_is_not_begun(served, sources):
+    _, stages, plan = served
+    late = automatic(sources, [], ago=900.0 - 1.0)
+    further_rounds(late, plan, stages)
+    assert stages.ran == []
+    assert tried(plan)["begun"] is False
+    assert "no time left: needs about 2 s" in tried(plan)["reason"]
+
+
+def test_a_part_that_takes_too_long_is_given_up_and_what_is_served_stays(served, sources):
+    _, stages, plan = served
+    stages.gain, stages.slow = 0.1, 0.5
+    begin, late = time.perf_counter(), automatic(sources, [], ago=900.0 - 2.5)
+    further_rounds(late, plan, stages)
+    assert time.perf_counter() - begin < 3.0
+    assert "given up" in tried(plan)["reason"]
+    assert widths(late.base.workspace) == {"32"}
+
+
+@pytest.mark.parametrize("stage", ["train_sequence", "refit", "evaluate", "release"])
+def test_a_kill_in_a_round_leaves_a_whole_run_that_continues(served, stage):
+    run, stages, plan = served
+    stages.gain, stages.killed_in = 0.1, stage
+    with pytest.raises(KeyboardInterrupt):
+        further_rounds(run, plan, stages)
+    is_late = stage in ("evaluate", "release")
+    before = widths(run.base.workspace)
+    assert before == ({"16", "32"} if is_late else {"32"})
+    kept = read_json(run.base.workspace / "plan.json") if is_late else {"finished": 1}
+    assert kept["finished"] == 1
+    stages.killed_in = ""
+    stages.ran.clear()
+    if is_late:
+        adopt(run.base.workspace)
+        run.run(plan, lambda config: stages(STAGES[1:], config), lambda _config: [])
+    further_rounds(run, plan, stages)
+    assert widths(run.base.workspace) == {"16"}
+    # What was done before the kill is not done again.
+    assert ("run" if is_late else FOLDER, "enrich_items") not in stages.ran
+    assert plan.finished == 2
+
+
+def test_a_refused_release_puts_back_what_was_there(served):
+    run, stages, plan = served
+    stages.gain, stages.refused = 0.1, True
+    further_rounds(run, plan, stages)
+    assert "refused: worse" in tried(plan)["reason"]
+    assert (len(plan.plan.rounds), plan.finished) == (1, 1)
+    assert (run.base.workspace / "train_sequence" / "width.txt").read_text() == "32"
+    saved = json.loads((run.base.workspace / "plan.json").read_text())
+    assert saved["trials"] == plan.trials
+
+
+def test_time_is_up_once_and_the_handler_before_comes_back():
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(OutOfTimeError), time_limit(0.05):
+        time.sleep(5.0)
+    with time_limit(60.0):
+        assert os.getpid()
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
