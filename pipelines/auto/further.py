@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from pipelines.auto.beside import read_seconds
 from pipelines.candidates.blends import FAST
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import Table, set_value
@@ -53,8 +54,7 @@ class Measured:
 
     def took(self, stage: str) -> float:
         """Return the seconds that a stage took; 0 before it ran."""
-        path = self.config.workspace / stage / "run.json"
-        return float(read_json(path)["seconds"]) if path.exists() else 0.0
+        return read_seconds(self.config.workspace, stage)
 
     def rows(self, stage: str) -> int:
         """Return the number of rows that a stage read."""

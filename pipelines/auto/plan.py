@@ -15,7 +15,7 @@ from pipelines.auto.machine import Machine, TimedEncoder
 from pipelines.auto.shape import DataShape
 from pipelines.config.toml import Table, merge, set_value
 
-SEQUENCE, SEARCH, ENDS = "sequence model", "search", "blend, evaluation, bundle"
+SEQUENCE, SEARCH, LAST = "sequence model", "search", "blend, evaluation, bundle"
 """Names of parts whose seconds are looked up."""
 EVALUATED_USERS = 2_000
 """Users whose held-out events are measured, at most: 0.003 of N@10 is then one standard error."""
@@ -117,7 +117,7 @@ class Planner:
                 choices = choices | part_choices
             self.postponed.clear()
             choices = merge(self.rounds[-1].choices, choices)
-        last = [PlanPart(ENDS, "", "to be served", ends)] if ends else []
+        last = [PlanPart(LAST, "", "to be served", ends)] if ends else []
         one = Round(name=name, choices=choices, parts=(*parts, *last), deferred=deferred)
         self.rounds.append(one)
         self.left -= one.seconds

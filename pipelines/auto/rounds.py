@@ -9,12 +9,31 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from pipelines.auto.beside import (
+    ENDS,
+    REFITS,
+    OutOfTimeError,
+    RunStages,
+    adopt,
+    compared,
+    has_won,
+    link_artefacts,
+    mark_won,
+    placed,
+    put_back,
+    read_seconds,
+    remove,
+    stages_between,
+    time_limit,
+)
 from pipelines.auto.machine import Machine, TimedEncoder, this_machine, time_encoder
 from pipelines.auto.make_plan import FULLER, LIMIT, make_plan
-from pipelines.auto.plan import ENDS, PLANNED_ENCODER, SEARCH, SEQUENCE, Plan, Round
+from pipelines.auto.plan import LAST, PLANNED_ENCODER, SEARCH, SEQUENCE, Plan, Round
 from pipelines.auto.shape import DataShape, measure_shape
+from pipelines.candidates.blends import FAST
 from pipelines.config.operation import budget_seconds
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import Table, merge, set_value, without_keys
@@ -23,6 +42,7 @@ from pipelines.engine.errors import RefusedError
 from pipelines.engine.runner import StageOutcome
 from pipelines.engine.workspace import Workspace
 from pipelines.presets.resolve import PLAN, ConfigSources
+from pipelines.stages.list import STAGES
 from recsys.data.durable import write_durably
 
 FEATURES = "build_features"
@@ -35,14 +55,13 @@ TWO_TOWER = "train_two_tower"
 REPLANNED_FROM, REPLANNED_BELOW, LEAST_PACE = 20.0, 0.6, 0.1
 """Estimated seconds of a first round, and the share of them below which it took so little that the
 machine was busy when it was measured; a smaller share is not believed."""
+ENDS_GROWTH = 2.0
+"""Times the seconds that evaluation and release of the first round took, which later ones take."""
 REFIT_GROWTH = 1.25
 """Times the seconds on train that a fit to all events takes."""
 
 TIMED_FROM = 60.0
 """Seconds left from which the encoder of texts is timed; with fewer no text is encoded."""
-
-RunStages = Callable[[RunConfig], list[StageOutcome]]
-"""Brings all stages of a configuration up to date."""
 
 
 @dataclass(kw_only=True)
@@ -143,12 +162,8 @@ class Automatic:
         """Build a round's configuration."""
         return replace(self.sources.config(one.choices, one.deferred), data=self.base.data)
 
-    def run(self, planned: Planned, prepare: RunStages, finish: RunStages) -> list[StageOutcome]:
+    def run(self, planned: Planned, run_stages: RunStages) -> list[StageOutcome]:
         """Run the rounds that are left; stop where the time of the next is not there.
-
-        Args:
-            prepare: Runs the stages before the sequence model's training.
-            finish: Runs that and all others.
 
         Raises:
             RefusedError: Every round was refused, so nothing is served.
@@ -159,24 +174,16 @@ class Automatic:
         number = min(planned.finished, len(planned.plan.rounds) - 1) - 1
         while (number := number + 1) < len(planned.plan.rounds):
             one, begin = planned.plan.rounds[number], time.perf_counter()
-            is_new = number > 0 and number >= planned.finished
-            if is_new and not self._has_time(one, needed_seconds(one, self.pace)):
-                planned.save(self.base, number - 1)
-                break
-            self.say(f"round {number + 1} of {len(planned.plan.rounds)}: {one.name}")
-            planned.save(self.base, number)
             try:
-                prepared = prepare(self.round_config(one))
-                outcomes += prepared
-                shorter = self._shortened(one, prepared) if is_new else one
-                if shorter is None:
-                    planned.save(self.base, number - 1)
-                    break
-                one, rounds = shorter, list(planned.plan.rounds)
-                rounds[number] = one
-                planned.plan = replace(planned.plan, rounds=tuple(rounds))
-                planned.save(self.base, number)
-                outcomes += finish(self.round_config(one))
+                if number > 0 and number >= planned.finished:
+                    added = self._add(planned, number, run_stages)
+                    if added is None:
+                        break
+                    outcomes += added
+                else:
+                    self._begin(planned, number)
+                    planned.save(self.base, number)
+                    outcomes += run_stages(STAGES[1:], self.round_config(one))
             except RefusedError as error:
                 refused = error
                 self.say(f"{one.name}: {error}")
@@ -194,6 +201,67 @@ class Automatic:
         if refused is not None and planned.finished == 0:
             raise refused
         return outcomes
+
+    def _begin(self, planned: Planned, number: int) -> None:
+        rounds = planned.plan.rounds
+        self.say(f"round {number + 1} of {len(rounds)}: {rounds[number].name}")
+
+    def _add(
+        self, planned: Planned, number: int, run_stages: RunStages
+    ) -> list[StageOutcome] | None:
+        """Run a round beside the workspace, and serve it; None if there is no time for it."""
+        one, workspace = planned.plan.rounds[number], self.base.workspace
+        if not has_won(workspace, key := [planned.key, number]):
+            if not self._has_time(one, needed_seconds(one, self.pace)):
+                return None
+            self._begin(planned, number)
+            ends = ENDS_GROWTH * sum(read_seconds(workspace, stage) for stage in ENDS)
+            try:
+                with Workspace(workspace).lock(), time_limit(self.seconds_left() - ends):
+                    if not self._prepared(
+                        planned, number, link_artefacts(workspace, key), run_stages
+                    ):
+                        return None
+            except OutOfTimeError:
+                self.say(f"{one.name}: given up, the time is over; what is served stays")
+                return None
+            mark_won(workspace)
+        planned.save(self.base, number)
+        adopt(workspace)
+        try:
+            return run_stages(STAGES[1:], self.round_config(planned.plan.rounds[number]))
+        except RefusedError:
+            put_back(workspace)
+            raise
+        finally:
+            remove(workspace)
+
+    def _prepared(self, planned: Planned, number: int, side: Path, run_stages: RunStages) -> bool:
+        """Bring a round to where it can be served; False if its training has no time.
+
+        Raises:
+            RefusedError: It is worse than what is served by more than a standard error.
+        """
+        one = planned.plan.rounds[number]
+        before = stages_between("enrich_items", TWO_TOWER)
+        prepared = run_stages(before, placed(self.round_config(one), side))
+        shorter = self._shortened(one, prepared)
+        if shorter is None:
+            return False
+        rounds = list(planned.plan.rounds)
+        rounds[number] = shorter
+        planned.plan = replace(planned.plan, rounds=tuple(rounds))
+        planned.save(self.base, max(0, number - 1))
+        config = placed(self.round_config(shorter), side)
+        run_stages(stages_between("train_sequence", "train_ranker"), config)
+        gain = compared(side, FAST, config.evaluation.primary_metric)
+        if gain is not None:
+            self.say(f"{one.name}: {gain.words()}")
+            if gain.difference < -gain.standard_error:
+                remove(self.base.workspace)
+                raise RefusedError("it is worse than what is served, which stays")
+        run_stages(stages_between(*REFITS), config)
+        return True
 
     def _has_time(self, one: Round, needed: float) -> bool:
         """Return True if enough seconds are left; if not, print the part that is left out."""
@@ -215,7 +283,7 @@ class Automatic:
         if SEQUENCE not in parts:
             return one
         refits = sum(outcome.seconds for outcome in prepared if outcome.stage == TWO_TOWER)
-        last = self.pace * (parts[ENDS] + parts.get(SEARCH, 0.0)) + REFIT_GROWTH * refits
+        last = self.pace * (parts[LAST] + parts.get(SEARCH, 0.0)) + REFIT_GROWTH * refits
         if not self._has_time(one, last + MIN_SHARE * parts[SEQUENCE]):
             return None
         choices = one.choices["sequence_training"]

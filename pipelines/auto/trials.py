@@ -1,73 +1,42 @@
-"""Further rounds of an automatic run: each adds one part, and is kept if validation says so.
-
-A trial runs in ``.trial`` of the workspace, over hard links to its artefacts. Until it has won and
-its models are fitted on all events, artefacts and served bundle stay as they were; then its
-artefacts take the place of the others at once, and only evaluation and release are left.
-"""
+"""Further rounds of an automatic run: each adds one part, and is kept if validation says so."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from torch import Tensor
-
+from pipelines.auto.beside import (
+    ENDS,
+    REFITS,
+    Gain,
+    OutOfTimeError,
+    RunStages,
+    adopt,
+    compared,
+    link_artefacts,
+    mark_won,
+    placed,
+    put_back,
+    remove,
+    stages_between,
+    time_limit,
+)
 from pipelines.auto.further import CANDIDATES, ONE_ERROR, SLACK, Candidate, Measured
 from pipelines.auto.make_plan import enough
 from pipelines.auto.plan import PlanPart, Round
 from pipelines.auto.rounds import Automatic, Planned
-from pipelines.candidates.blends import FAST, load_values
-from pipelines.config.run import RunConfig
 from pipelines.config.toml import merge
-from pipelines.engine.artifacts import MANIFEST, move_into_place, read_json, to_json
 from pipelines.engine.errors import RefusedError, UnstableTrainingError
 from pipelines.engine.runner import StageOutcome
-from pipelines.engine.stage import Stage
-from pipelines.engine.workspace import Workspace, bundles_dir
+from pipelines.engine.workspace import Workspace
 from pipelines.inputs.tensors import released_order
-from pipelines.ranking.artefact import RANKER, read_decision, served_ranker
+from pipelines.ranking.artefact import FILE, RANKER, read_decision
 from pipelines.stages.list import STAGES
-from recsys.data.durable import write_durably
-from recsys.fitting.blend import paired_difference
-from serving.bundle.manifest import Profile
 
-FOLDER, KEY, WON, BEFORE = ".trial", "key.json", "won.json", "before"
-JUDGED_BY = "train_ranker"
-"""The last stage before validation can judge."""
-REFITS, ENDS = ("refit", "build_index"), ("evaluate", "report", "release")
-"""First and last stage of the refits, and stages that are left when the artefacts are in place."""
 TOO_FEW = "too few events to learn from"
-RunStages = Callable[[Sequence[Stage], RunConfig], list[StageOutcome]]
-
-
-class OutOfTimeError(Exception):
-    """A round took longer than the time that is left allows."""
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise OutOfTimeError after a number of seconds; outside the main thread nothing does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ring(*_: object) -> None:
-        raise OutOfTimeError
-
-    former = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(0.01, seconds))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, former)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,74 +49,25 @@ class Trial:
     """That it took, or needs if it was not begun."""
     kept: bool = False
     begun: bool = True
-    metric: str = ""
-    difference: float | None = None
-    """Of the served list on validation, paired by query."""
-    standard_error: float | None = None
-    before: float | None = None
+    gain: Gain | None = None
     reason: str = ""
     """Why it was not kept, if not by the difference."""
 
     def words(self) -> str:
         """Describe it for the plan."""
         status = "kept" if self.kept else "tried" if self.begun else "left out"
-        told = [self.reason] if self.reason else []
-        if self.difference is not None and self.standard_error is not None and self.before:
-            gain = {"difference": self.difference, "standard_error": self.standard_error}
-            told = [percent(gain, self.before, self.metric), *told]
-        return f"{status}: {'; '.join(told)}"
+        told = [self.gain.words()] if self.gain else []
+        return f"{status}: {'; '.join([*told, self.reason] if self.reason else told)}"
 
+    def table(self) -> dict[str, Any]:
+        """Write a line of ``plan.json``."""
+        return vars(self) | {"gain": self.gain and self.gain._asdict()}
 
-def percent(gain: Mapping[str, float], before: float, metric: str) -> str:
-    """Format a paired difference on validation relative to the list without it."""
-    if not before:
-        return f"{gain['difference']:+.4f} {metric}"
-    share, error = (gain[name] / before for name in ("difference", "standard_error"))
-    return f"{share:+.1%} +- {error:.1%} {metric} on validation"
-
-
-def served_values(folder: Path, order: str, profile: Profile) -> Tensor | None:
-    """Read what the list of a profile reaches for each validation query, before release."""
-    ranker = folder / JUDGED_BY / order
-    if profile == FAST and served_ranker(ranker) is not None:
-        return load_values(ranker, RANKER)
-    blends = folder / "fit_blend" / order
-    found = load_values(blends, profile)
-    return load_values(blends, FAST) if found is None else found
-
-
-def link_artefacts(workspace: Path, key: object) -> Path:
-    """Make the folder of a trial over hard links; one that was killed is continued."""
-    side = workspace / FOLDER
-    path = side / KEY
-    if not path.exists() or read_json(path) != key:
-        shutil.rmtree(side, ignore_errors=True)
-        side.mkdir()
-        for stage in STAGES:
-            if (workspace / stage.name / MANIFEST).exists():
-                shutil.copytree(workspace / stage.name, side / stage.name, copy_function=os.link)
-        write_durably(path, to_json(key))
-    return side
-
-
-def adopt(workspace: Path) -> None:
-    """Put the artefacts of a trial that won into the workspace; finish what a kill cut off."""
-    side = workspace / FOLDER
-    if not (side / WON).exists():
-        return
-    for name in read_json(side / WON):
-        if (side / name).exists():
-            (side / BEFORE).mkdir(exist_ok=True)
-            if (workspace / name).exists() and not (side / BEFORE / name).exists():
-                (workspace / name).rename(side / BEFORE / name)
-            move_into_place(side / name, workspace / name)
-
-
-def put_back(workspace: Path) -> None:
-    """Undo ``adopt``: the release of the trial was refused."""
-    before = workspace / FOLDER / BEFORE
-    for path in sorted(before.glob("*")):
-        move_into_place(path, workspace / path.name)
+    @classmethod
+    def of_table(cls, table: Mapping[str, Any]) -> Trial:
+        """Read what ``table`` gave."""
+        gain = table["gain"]
+        return cls(**{**table, "gain": None if gain is None else Gain(**gain)})
 
 
 def further_rounds(run: Automatic, planned: Planned, run_stages: RunStages) -> list[StageOutcome]:
@@ -168,7 +88,6 @@ def further_rounds(run: Automatic, planned: Planned, run_stages: RunStages) -> l
     if late:
         planned.stopped = f"no time is left for {', '.join(late)}"
     planned.save(run.base, planned.finished - 1)
-    shutil.rmtree(run.base.workspace / FOLDER, ignore_errors=True)
     return trials.outcomes
 
 
@@ -197,8 +116,8 @@ class Trials:
         else:
             self.run.say(f"trying {one.name}: {one.what}, about {total:,.0f} s")
             told = self.attempt(told, one, added, needed)
-            shutil.rmtree(self.run.base.workspace / FOLDER, ignore_errors=True)
-        self.planned.trials.append(asdict(told))
+            remove(self.run.base.workspace)
+        self.planned.trials.append(told.table())
         self.planned.save(self.run.base, len(self.planned.plan.rounds) - 1)
         self.run.say(f"{one.name} {told.words()}")
 
@@ -226,18 +145,32 @@ class Trials:
         config, workspace = self.run.round_config(added), self.run.base.workspace
         refits, ends = (sum(needed.get(name, 0.0) for name in part) for part in (REFITS, ENDS))
         with Workspace(workspace).lock():
-            side = link_artefacts(workspace, [self.planned.key, one.name, one.choices])
-            release = replace(config.release, bundles=bundles_dir(config))
-            beside = replace(config, workspace=side, release=release)
+            side = link_artefacts(workspace, self.key)
+            beside = placed(config, side)
             with time_limit(self.run.seconds_left() - refits - ends):
-                self.run_stages(stages_between("enrich_items", JUDGED_BY), beside)
-            told = judge(told, side, one.profile, config.evaluation.primary_metric)
-            if told.kept:
+                self.run_stages(stages_between("enrich_items", "train_ranker"), beside)
+            metric, is_ranker = config.evaluation.primary_metric, one.name == RANKER
+            gain = compared(side, one.profile, metric, ranker=is_ranker)
+            if gain is None:
+                return replace(told, reason=self.why_not(side, ranker=is_ranker))
+            kept = gain.difference > ONE_ERROR * gain.standard_error
+            if kept:
                 with time_limit(self.run.seconds_left() - ends):
                     self.run_stages(stages_between(*REFITS), beside)
-                changed = [one.name for one in STAGES if differs(workspace, side, one.name)]
-                write_durably(side / WON, to_json(changed))
-        return told
+                mark_won(workspace)
+        return replace(told, kept=kept, gain=gain)
+
+    @property
+    def key(self) -> list[object]:
+        """What the next round is known by."""
+        return [self.planned.key, len(self.planned.plan.rounds)]
+
+    def why_not(self, side: Path, *, ranker: bool) -> str:
+        """Return why a candidate could not be judged."""
+        decision = side / "train_ranker" / released_order(side.parent / "build_features")
+        if ranker and (decision / FILE).exists():
+            return str(read_decision(decision)["reason"])
+        return "validation has too few queries to judge it"
 
     def serve(self, added: Round, told: Trial) -> Trial:
         """Release a candidate that won; what was served stays if the release is refused."""
@@ -253,38 +186,3 @@ class Trials:
             return replace(told, kept=False, reason=f"refused: {error}")
         self.planned.finished = len(self.planned.plan.rounds)
         return told
-
-
-def stages_between(first: str, last: str) -> list[Stage]:
-    """List the stages from one to another."""
-    names = [stage.name for stage in STAGES]
-    return list(STAGES[names.index(first) : names.index(last) + 1])
-
-
-def differs(workspace: Path, side: Path, stage: str) -> bool:
-    """Return True if a trial made another artefact of a stage."""
-    manifests = (folder / stage / MANIFEST for folder in (workspace, side))
-    before, after = (path.read_bytes() if path.exists() else b"" for path in manifests)
-    return bool(after) and before != after
-
-
-def judge(told: Trial, side: Path, profile: Profile, metric: str) -> Trial:
-    """Compare the served lists with and without a candidate, query by query."""
-    order = released_order(side / "build_features")
-    before, after = (served_values(folder, order, profile) for folder in (side.parent, side))
-    if told.name == RANKER:
-        ranker = side / JUDGED_BY / order
-        after = load_values(ranker, RANKER)
-        if after is None:
-            return replace(told, reason=read_decision(ranker)["reason"])
-    if before is None or after is None or len(before) != len(after):
-        return replace(told, reason="validation has too few queries to judge it")
-    difference, error, number = paired_difference(after, before)
-    return replace(
-        told,
-        kept=number > 1 and difference > ONE_ERROR * error,
-        metric=metric,
-        difference=difference,
-        standard_error=error,
-        before=float(before.nanmean()),
-    )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pipelines.auto.beside import Gain
 from pipelines.auto.plan import SEQUENCE
 from pipelines.auto.rounds import Planned
-from pipelines.auto.trials import Trial, percent
+from pipelines.auto.trials import Trial
 from pipelines.candidates.blends import FILE
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
@@ -38,13 +39,14 @@ def measured_gains(config: RunConfig) -> dict[str, str]:
     for document in read_json(path)["profiles"].values() if path.exists() else ():
         for name, gain in document.get("gains", {}).items():
             before = document["validation"][document["served"]] - gain["difference"]
-            gains[name] = "trained: " + percent(gain, before, document["metric"])
+            found = Gain(document["metric"], gain["difference"], gain["standard_error"], before)
+            gains[name] = f"trained: {found.words()}"
     path = config.workspace / "train_ranker" / order / DECISION
     decision = read_json(path) if path.exists() else {}
     if decision.get("served"):
-        gain = {"difference": decision["ahead"], "standard_error": decision["standard_error"]}
         before = decision["validation"]["blend"]
-        gains["ranker"] = "trained: " + percent(gain, before, decision["metric"])
+        found = Gain(decision["metric"], decision["ahead"], decision["standard_error"], before)
+        gains["ranker"] = f"trained: {found.words()}"
     if read_version(config.workspace / "build_semantic_ids") is not None:
         gains["semantic IDs"] = "built; generation alone reads them, so its line is their gain"
     return gains
@@ -54,7 +56,7 @@ def left_out(name: str, planned: Planned) -> str:
     """Return what a trial of a part came to, or else what the plan said."""
     for one in reversed(planned.trials):
         if one["name"] == name:
-            return Trial(**one).words()
+            return Trial.of_table(one).words()
     for part in planned.plan.left_out:
         if part.name == name:
             return f"left out: {part.why}"

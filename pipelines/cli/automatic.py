@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.table import Table
 
+from pipelines.auto.beside import RunStages
 from pipelines.auto.rounds import FEATURES, Automatic, Planned, describe_plan, planned_for
-from pipelines.auto.trials import adopt, further_rounds
+from pipelines.auto.trials import further_rounds
 from pipelines.auto.worth import named_parts
 from pipelines.cli.output import make_table, print_lines
 from pipelines.config.run import RunConfig
@@ -16,9 +17,6 @@ from pipelines.engine.runner import StageOutcome
 from pipelines.engine.stage import Stage
 from pipelines.presets.resolve import ConfigSources
 from pipelines.stages.list import STAGES
-
-TRAIN_SEQUENCE = "train_sequence"
-RunStages = Callable[[Sequence[Stage], RunConfig], list[StageOutcome]]
 
 
 def plan_table(planned: Planned) -> Table:
@@ -52,20 +50,13 @@ def run_automatically(
     if len(features) == len(chosen):
         return outcomes
     planned = planned_for(sources, config, automatic.seconds_left)
-    if planned.finished < len(planned.plan.rounds):
-        adopt(config.workspace)
     print_lines(*describe_plan(planned, config.auto.budget), note=True)
     log.print(plan_table(planned))
     if len(chosen) < len(STAGES):
         planned.save(config, len(planned.plan.rounds) - 1)
         rest = [stage for stage in chosen if stage.name != FEATURES]
         return outcomes + run_stages(rest, automatic.round_config(planned.plan.rounds[-1]))
-    training = [stage.name for stage in STAGES].index(TRAIN_SEQUENCE)
-    outcomes += automatic.run(
-        planned,
-        lambda one: run_stages(STAGES[1:training], one),
-        lambda one: run_stages(STAGES[training:], one),
-    )
+    outcomes += automatic.run(planned, run_stages)
     outcomes += further_rounds(automatic, planned, run_stages)
     rows = named_parts(planned, automatic.round_config(planned.plan.rounds[-1]))
     log.print(make_table(("part", "what it brought"), rows, title="Parts", fixed=("part",)))

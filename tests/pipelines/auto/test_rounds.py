@@ -1,4 +1,5 @@
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
@@ -7,13 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from pipelines.auto.machine import Machine
-from pipelines.auto.plan import ENDS, SEQUENCE, Plan, PlanPart, Round
+from pipelines.auto.plan import LAST, SEQUENCE, Plan, PlanPart, Round
 from pipelines.auto.rounds import Automatic, Planned
 from pipelines.config.run import RunConfig
 from pipelines.doctor.machine import GIB
 from pipelines.engine.artifacts import Manifest
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.runner import StageOutcome
+from pipelines.engine.stage import Stage
 from pipelines.presets.resolve import ConfigSources, resolve
 from tests.pipelines.auto.test_planner import SHOP
 
@@ -31,7 +33,7 @@ def sources(tmp_path: Path) -> ConfigSources:
     (tmp_path / "shop.toml").write_text(
         'preset = "auto"\nseed = 3\n[data]\nevents = "events.csv"\n'
     )
-    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "build_features" / "sequences" / "given").mkdir(parents=True)
     return ConfigSources(path=tmp_path / "shop.toml", workspace=tmp_path / "run")
 
 
@@ -47,15 +49,14 @@ class Runs:
         self.epochs: list[float] = []
         self._refused = refused
 
-    def __call__(self, config: RunConfig) -> list[StageOutcome]:
+    def __call__(self, stages: Sequence[Stage], config: RunConfig) -> list[StageOutcome]:
+        if all(stage.name != "release" for stage in stages):
+            # A round is prepared beside the workspace.
+            return [two_tower_in(8.0)]
         self.epochs.append(config.two_tower_training.max_epochs)
         if config.two_tower_training.max_epochs == self._refused:
             raise RefusedError("worse than what is served")
         return []
-
-
-def prepared(_config: RunConfig) -> list[StageOutcome]:
-    return []
 
 
 def automatic(sources: ConfigSources, said: list[str], ago: float = 0.0) -> Automatic:
@@ -65,7 +66,7 @@ def automatic(sources: ConfigSources, said: list[str], ago: float = 0.0) -> Auto
 def test_rounds_run_in_order_and_the_plan_is_kept(sources):
     said: list[str] = []
     runs = Runs()
-    automatic(sources, said).run(planned(round_of("a", 1.0), round_of("b", 2.0)), prepared, runs)
+    automatic(sources, said).run(planned(round_of("a", 1.0), round_of("b", 2.0)), runs)
     assert runs.epochs == [1.0, 2.0]
     assert [line.split(":")[0] for line in said] == ["round 1 of 2", "a", "round 2 of 2", "b"]
     # Other commands on this run have the choices of its last round, below what the user sets.
@@ -77,7 +78,7 @@ def test_a_killed_run_goes_on_where_it_was_and_a_finished_one_through_its_last_r
     rounds = (round_of("a", 1.0), round_of("b", 2.0), round_of("c", 3.0))
     for finished, epochs in ((1, [2.0, 3.0]), (3, [3.0])):
         runs = Runs()
-        automatic(sources, []).run(planned(*rounds, finished=finished), prepared, runs)
+        automatic(sources, []).run(planned(*rounds, finished=finished), runs)
         assert runs.epochs == epochs
 
 
@@ -85,7 +86,7 @@ def test_a_round_without_time_is_left_out_and_the_first_never(sources):
     said: list[str] = []
     runs = Runs()
     late = automatic(sources, said, ago=10_000.0)
-    late.run(planned(round_of("a", 1.0), round_of("b", 2.0, seconds=60.0)), prepared, runs)
+    late.run(planned(round_of("a", 1.0), round_of("b", 2.0, seconds=60.0)), runs)
     assert runs.epochs == [1.0]
     assert "b: left out, 60 s are needed and 0 s are left; what is served stays" in said
 
@@ -94,17 +95,17 @@ def test_a_refused_later_round_leaves_what_is_served(sources):
     said: list[str] = []
     runs = Runs(refused=2.0)
     rounds = (round_of("a", 1.0), round_of("b", 2.0), round_of("c", 3.0))
-    automatic(sources, said).run(planned(*rounds), prepared, runs)
+    automatic(sources, said).run(planned(*rounds), runs)
     assert runs.epochs == [1.0, 2.0, 3.0]
     assert "b: worse than what is served" in said
 
 
 def test_a_refused_first_round_leaves_it_to_the_next_and_alone_is_an_error(sources):
     runs, plan = Runs(refused=1.0), planned(round_of("a", 1.0), round_of("b", 2.0))
-    automatic(sources, []).run(plan, prepared, runs)
+    automatic(sources, []).run(plan, runs)
     assert (runs.epochs, plan.finished) == ([1.0, 2.0], 2)
     with pytest.raises(RefusedError):
-        automatic(sources, []).run(planned(round_of("a", 1.0)), prepared, Runs(refused=1.0))
+        automatic(sources, []).run(planned(round_of("a", 1.0)), Runs(refused=1.0))
 
 
 def test_what_the_user_sets_wins_over_the_plan(sources):
@@ -114,7 +115,7 @@ def test_what_the_user_sets_wins_over_the_plan(sources):
         assignments=["two_tower_training.max_epochs=9.0"],
     )
     runs = Runs()
-    automatic(fixed, []).run(planned(round_of("a", 1.0)), prepared, runs)
+    automatic(fixed, []).run(planned(round_of("a", 1.0)), runs)
     assert runs.epochs == [9.0]
 
 
@@ -128,7 +129,7 @@ def test_every_round_reads_the_files_that_the_run_found(sources):
 def trained_round(limit: float, seconds: float, ends: float) -> Round:
     parts = (
         PlanPart(name=SEQUENCE, what="", why="", seconds=seconds),
-        PlanPart(name=ENDS, what="", why="", seconds=ends),
+        PlanPart(name=LAST, what="", why="", seconds=ends),
     )
     return Round(name="best", choices={"sequence_training": {"max_seconds": limit}}, parts=parts)
 
@@ -146,16 +147,16 @@ def test_a_training_is_shortened_to_what_is_left_before_the_end(sources, left, l
     said: list[str] = []
     trained: list[RunConfig] = []
 
-    def finish(config: RunConfig) -> list[StageOutcome]:
-        trained.append(config)
-        return []
+    def run_stages(stages: Sequence[Stage], config: RunConfig) -> list[StageOutcome]:
+        trained.extend([config] if stages[-1].name == "adapt_domains" else [])
+        return [two_tower_in(8.0)]
 
     rounds = (round_of("a", 1.0), trained_round(84.0, 100.0, 20.0))
     monkeypatch.setattr(
         "pipelines.auto.rounds.time", SimpleNamespace(perf_counter=lambda: 900.0 - left)
     )
     run = Automatic(sources, sources.config(), 0.0, said.append)
-    run.run(planned(*rounds), lambda _config: [two_tower_in(8.0)], finish)
+    run.run(planned(*rounds), run_stages)
     if limit is None:
         assert len(trained) == 1
         assert "what is served stays" in said[-1]
@@ -176,6 +177,6 @@ def test_a_first_round_that_is_slower_than_planned_leaves_no_time_for_the_next(
     monkeypatch.setattr(
         "pipelines.auto.rounds.time", SimpleNamespace(perf_counter=lambda: next(clock))
     )
-    run.run(planned(round_of("a", 1.0, 10.0), trained_round(84.0, 100.0, 20.0)), prepared, runs)
+    run.run(planned(round_of("a", 1.0, 10.0), trained_round(84.0, 100.0, 20.0)), runs)
     assert len(runs.epochs) == 1
     assert said[-1].startswith("best: left out, 135 s are needed and 70 s are left")

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipelines.auto.beside import FOLDER, OutOfTimeError, time_limit
 from pipelines.auto.further import Candidate
 from pipelines.auto.rounds import Planned
-from pipelines.auto.trials import FOLDER, OutOfTimeError, adopt, further_rounds, time_limit
+from pipelines.auto.trials import further_rounds
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import Manifest, begin, commit, read_json
 from pipelines.engine.errors import RefusedError
@@ -31,7 +32,8 @@ class Stages:
         for stage in stages:
             final = config.workspace / stage.name
             made_from = {"width": config.ranker.embedding_dim}
-            if final.exists() and Manifest.load(final).config == made_from:
+            known = Manifest.load(final)
+            if known is not None and known.config == made_from:
                 continue
             self.ran.append((config.workspace.name, stage.name))
             if stage.name == self.killed_in:
@@ -86,8 +88,8 @@ def test_a_part_is_kept_if_it_is_better_by_more_than_a_standard_error(served, ga
     stages.gain = gain
     further_rounds(run, plan, stages)
     assert tried(plan)["kept"] is kept
-    assert tried(plan)["difference"] == pytest.approx(gain)
-    assert tried(plan)["standard_error"] == pytest.approx(0.0143, abs=1e-4)
+    assert tried(plan)["gain"]["difference"] == pytest.approx(gain)
+    assert tried(plan)["gain"]["standard_error"] == pytest.approx(0.0143, abs=1e-4)
     assert widths(run.base.workspace) == ({"16"} if kept else {"32"})
     assert (len(plan.plan.rounds), plan.finished) == ((2, 2) if kept else (1, 1))
     released = [name for name, stage in stages.ran if stage == "release"]
@@ -133,8 +135,7 @@ def test_a_kill_in_a_round_leaves_a_whole_run_that_continues(served, stage):
     stages.killed_in = ""
     stages.ran.clear()
     if is_late:
-        adopt(run.base.workspace)
-        run.run(plan, lambda config: stages(STAGES[1:], config), lambda _config: [])
+        run.run(plan, stages)
     further_rounds(run, plan, stages)
     assert widths(run.base.workspace) == {"16"}
     # What was done before the kill is not done again.

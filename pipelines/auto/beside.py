@@ -1,0 +1,182 @@
+"""Rounds that run beside the workspace, so that what is served stays whole until they are done.
+
+A round runs in ``.trial`` of the workspace, over hard links to its artefacts. When its models are
+fitted on all events, its artefacts take the place of the others; only evaluation and release are
+left. A round that lost, or has no time left, leaves nothing; one that was killed is continued.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from pipelines.candidates.blends import FAST, load_values
+from pipelines.config.run import RunConfig
+from pipelines.engine.artifacts import MANIFEST, move_into_place, read_json, to_json
+from pipelines.engine.runner import StageOutcome
+from pipelines.engine.stage import Stage
+from pipelines.engine.workspace import bundles_dir
+from pipelines.inputs.tensors import released_order
+from pipelines.ranking.artefact import RANKER, served_ranker
+from pipelines.stages.list import STAGES
+from recsys.data.durable import write_durably
+from recsys.fitting.blend import paired_difference
+from serving.bundle.manifest import Profile
+
+FOLDER, KEY, WON, BEFORE = ".trial", "key.json", "won.json", "before"
+REFITS = ("refit", "build_index")
+"""First and last stage that fits to all events."""
+ENDS = ("evaluate", "report", "release")
+"""Stages that are left when the artefacts are in place."""
+RunStages = Callable[[Sequence[Stage], RunConfig], list[StageOutcome]]
+"""Brings stages of a configuration up to date."""
+
+
+class OutOfTimeError(Exception):
+    """A round took longer than the time that is left allows."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise OutOfTimeError after a number of seconds; outside the main thread nothing does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(*_: object) -> None:
+        raise OutOfTimeError
+
+    former = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(0.01, seconds))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, former)
+
+
+def stages_between(first: str, last: str) -> list[Stage]:
+    """List the stages from one to another."""
+    names = [stage.name for stage in STAGES]
+    return list(STAGES[names.index(first) : names.index(last) + 1])
+
+
+def read_seconds(workspace: Path, stage: str) -> float:
+    """Return the seconds that a stage took; 0 before it ran."""
+    path = workspace / stage / "run.json"
+    return float(read_json(path)["seconds"]) if path.exists() else 0.0
+
+
+def link_artefacts(workspace: Path, key: object) -> Path:
+    """Make the folder of a round over hard links; one that was killed is continued."""
+    side = workspace / FOLDER
+    path = side / KEY
+    if not path.exists() or read_json(path) != key:
+        shutil.rmtree(side, ignore_errors=True)
+        side.mkdir()
+        for stage in STAGES:
+            if (workspace / stage.name / MANIFEST).exists():
+                shutil.copytree(workspace / stage.name, side / stage.name, copy_function=os.link)
+        write_durably(path, to_json(key))
+    return side
+
+
+def placed(config: RunConfig, side: Path) -> RunConfig:
+    """Move a configuration's workspace, but not its bundles."""
+    release = replace(config.release, bundles=bundles_dir(config))
+    return replace(config, workspace=side, release=release)
+
+
+def mark_won(workspace: Path) -> None:
+    """Note which artefacts of a round take the place of the workspace's."""
+    side = workspace / FOLDER
+    manifests = (
+        {folder: folder / one.name / MANIFEST for folder in (workspace, side)} for one in STAGES
+    )
+    changed = [
+        of[side].parent.name
+        for of in manifests
+        if of[side].exists()
+        and not (of[workspace].exists() and of[workspace].read_bytes() == of[side].read_bytes())
+    ]
+    write_durably(side / WON, to_json(changed))
+
+
+def has_won(workspace: Path, key: object) -> bool:
+    """Return True if a round was killed while its artefacts were put into the workspace."""
+    side = workspace / FOLDER
+    return (side / WON).exists() and read_json(side / KEY) == key
+
+
+def adopt(workspace: Path) -> None:
+    """Put the artefacts of a round that won into the workspace; finish what a kill cut off."""
+    side = workspace / FOLDER
+    for name in read_json(side / WON):
+        if (side / name).exists():
+            (side / BEFORE).mkdir(exist_ok=True)
+            if (workspace / name).exists() and not (side / BEFORE / name).exists():
+                (workspace / name).rename(side / BEFORE / name)
+            move_into_place(side / name, workspace / name)
+
+
+def put_back(workspace: Path) -> None:
+    """Undo ``adopt``: the release of the round was refused."""
+    for path in sorted((workspace / FOLDER / BEFORE).glob("*")):
+        move_into_place(path, workspace / path.name)
+
+
+def remove(workspace: Path) -> None:
+    """Delete the folder of a round."""
+    shutil.rmtree(workspace / FOLDER, ignore_errors=True)
+
+
+class Gain(NamedTuple):
+    """Difference of two lists on validation, paired by query."""
+
+    metric: str
+    difference: float
+    standard_error: float
+    before: float
+
+    def words(self) -> str:
+        """Format it relative to the list before."""
+        where = f"{self.metric} on validation"
+        if not self.before:
+            return f"{self.difference:+.4f} {where}"
+        share, error = self.difference / self.before, self.standard_error / self.before
+        return f"{share:+.1%} +- {error:.1%} {where}"
+
+
+def compared(side: Path, profile: Profile, metric: str, *, ranker: bool = False) -> Gain | None:
+    """Compare a round's list with that of the workspace; None if they answer other queries.
+
+    Args:
+        ranker: Whether the round's ranker is compared, even if it is not to be served.
+    """
+    order = released_order(side.parent / "build_features")
+    before, after = (served_values(folder, order, profile) for folder in (side.parent, side))
+    if ranker:
+        after = load_values(side / "train_ranker" / order, RANKER)
+    if before is None or after is None or len(before) != len(after):
+        return None
+    difference, error, number = paired_difference(after, before)
+    return Gain(metric, difference, error, float(before.nanmean())) if number > 1 else None
+
+
+def served_values(folder: Path, order: str, profile: Profile) -> Tensor | None:
+    """Read what the list of a profile reaches for each validation query, before release."""
+    ranker = folder / "train_ranker" / order
+    if profile == FAST and served_ranker(ranker) is not None:
+        return load_values(ranker, RANKER)
+    blends = folder / "fit_blend" / order
+    found = load_values(blends, profile)
+    return load_values(blends, FAST) if found is None else found
