@@ -223,7 +223,8 @@ class Automatic:
                     ):
                         return None
             except OutOfTimeError:
-                self.say(f"{one.name}: given up, the time is over; what is served stays")
+                took = time.perf_counter() - self.begin
+                self.say(f"{one.name}: given up after {took:,.0f} s; what is served stays")
                 return None
             mark_won(workspace)
         planned.save(self.base, number)
