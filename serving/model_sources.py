@@ -62,6 +62,8 @@ def sequence_source(model: SequenceModel, index: FaissIndex | None = None) -> So
         return ScoredSource(
             model.score,
             score_one=lambda query: one.scores(*query.event_tensors),
+            encode_one=lambda query: one.query_vector(*query.event_tensors),
+            item_vectors=model.all_item_vectors,
         )
     return IndexedSource(
         model.query_vectors,

@@ -242,7 +242,7 @@ def _before(moment: int, user_row: int, bundle: Bundle, forgotten_ms: int | None
     times = known.times
     if times is None:
         return known if forgotten_ms is None else known.take(slice(0))
-    end = np.searchsorted(times, moment, side="left")
+    end = int(times.searchsorted(moment))
     first = 0
     if forgotten_ms is not None:
         first = int(np.searchsorted(times, -(-forgotten_ms // 1_000), side="left"))

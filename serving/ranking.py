@@ -26,6 +26,7 @@ from serving.surfaces import RULES, SEARCH
 
 Rows = NDArray[np.int64]
 FILLER = POPULARITY.name
+LAST = np.iinfo(np.int64).max
 BY_SOURCE = {
     **{one.name: one.reason for one in MODELS},
     RULES: "is put here by a rule",
@@ -75,7 +76,7 @@ class RankedItems(NamedTuple):
         present = self.ranks != ABSENT
         parts = np.where(present, self.contributions, -np.inf)
         most = parts == parts.max(1, keepdims=True)
-        places = np.where(most & present, self.ranks, np.iinfo(np.int64).max).argmin(1)
+        places = np.where(most & present, self.ranks, LAST).argmin(1)
         listed = present.any(1).tolist()
         return [
             self.sources[place] if there else RULES

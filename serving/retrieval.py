@@ -13,9 +13,7 @@ from collections.abc import Mapping
 from logging import WARNING
 from typing import NamedTuple
 
-import numpy as np
-
-from recsys.data.top_k import ItemMask, OneList
+from recsys.data.top_k import ItemMask, OneList, all_finite
 from recsys.models.names import CONTENT
 from recsys.retrieval.blend.one import OneQueryBlend
 from recsys.retrieval.sources import LateError
@@ -103,9 +101,7 @@ class Retrieval:
                 continue
             try:
                 found = source.one(query, eligible, min(length, longest))
-                # Counting takes a third of the time of all().
-                finite = 0 if found is None else np.count_nonzero(np.isfinite(found.scores))
-                if found is not None and finite < len(found.scores):
+                if found is not None and not all_finite(found.scores):
                     raise ValueError(f"scores of source {name} are not finite")
             except LateError:
                 missing.append(Degraded("late_source", name))
@@ -168,7 +164,7 @@ class Retrieval:
         """Merge lists without a limit on seen items; at least one has an item."""
         lists, blend, length = found.lists, found.blend, query.surface.num_candidates
         blended = {
-            name: OneList(lists[name].scores[:length], lists[name].item_rows[:length])
+            name: lists[name].first(length)
             for name in (blend.sources if blend is not None else ())
             if name in lists
         }

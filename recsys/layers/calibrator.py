@@ -60,11 +60,15 @@ class Calibrator(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """Return probabilities, [P, T] -> [P, T]."""
-        if self._line is None or self._line[0] is not self.values:
-            self._line = (self.values, *self._slope_and_shift())
-        _, slope, shift = self._line
+        _, slope, shift = self.line()
         clamped = logits.float().clamp(-FURTHEST, FURTHEST)
         return torch.sigmoid(torch.addcmul(shift, clamped, slope))
+
+    def line(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the values it was read from, slopes and shifts, [T]; the same until it changes."""
+        if self._line is None or self._line[0] is not self.values:
+            self._line = (self.values, *self._slope_and_shift())
+        return self._line
 
     def _slope_and_shift(self) -> tuple[Tensor, Tensor]:
         """Read each task's line off its ends, [T] each."""

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, one_example
 from recsys.data.top_k import NO_ROW, ItemMask, OneList, TopK, best_of_one, no_items, select_top_k
-from recsys.kernels.one_query.op import best_allowed
+from recsys.kernels.one_query.op import best_allowed, first_allowed, functions, nearest
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.names import SEQUENCE
 
@@ -150,6 +150,7 @@ class ScoredSource(Source):
         needs_history: bool = True,
         item_vectors: Callable[[], Tensor] | None = None,
         score_one: Callable[[SourceQuery], Tensor] | None = None,
+        encode_one: Callable[[SourceQuery], Tensor] | None = None,
     ) -> None:
         """Take a model's ``score``: [B, N], -inf for what it knows nothing of.
 
@@ -157,14 +158,22 @@ class ScoredSource(Source):
             item_vectors: Returns the model's vectors of all items, [N, F], where a ranker reads
                 them.
             score_one: A faster ``score`` of one query, [N] float32, which may be written into.
+            encode_one: Encodes one query as a vector whose products with those of the items are
+                their scores, [F].
         """
-        self._score, self._score_one = score, score_one
+        self._score, self._score_one, self._encode_one = score, score_one, encode_one
         self._needs_history = needs_history
         self._item_vectors = item_vectors
 
     @torch.no_grad()
     def item_vectors(self) -> Tensor | None:
         return None if self._item_vectors is None else self._item_vectors().detach().cpu()
+
+    @cached_property
+    def _kept_vectors(self) -> Tensor:
+        vectors = self.item_vectors()
+        assert vectors is not None
+        return vectors.contiguous()
 
     @torch.no_grad()
     def scores(self, queries: JaggedBatch, allowed: Tensor) -> Tensor:
@@ -192,6 +201,10 @@ class ScoredSource(Source):
     def one(self, query: SourceQuery, mask: ItemMask, k: int) -> OneList | None:
         if self._needs_history and (query.item_row or not query.has_history):
             return None
+        if self._encode_one is not None and functions() is not None:
+            found = nearest(self._kept_vectors, self._encode_one(query), mask, k)
+            if found is not None:
+                return found
         if self._score_one is None:
             return OneList.of(self(query.features, mask.as_bool()[None], k).lists)
         scores = self._score_one(query)
@@ -318,18 +331,17 @@ class PopularSource(Source):
     def __init__(self, item_scores: Tensor) -> None:
         """Take the score of each item row, [N]; row 0 is no item."""
         scores, rows = item_scores.sort(descending=True, stable=True)
-        self._scores, self._rows = scores.numpy(), rows.numpy()
+        self._ranked = OneList(scores.numpy(), rows.numpy())
 
     def __call__(self, queries: JaggedBatch, allowed: Tensor, k: int) -> Ranking:
         return one_by_one(self, queries, allowed, k)
 
     def one(self, query: SourceQuery, mask: ItemMask, k: int) -> OneList:
-        looked_at = 2 * k + len(query.history)
-        while True:
-            places = np.flatnonzero(mask.allows(self._rows[:looked_at]))[:k]
-            if len(places) == k or looked_at >= len(self._scores):
-                return OneList(self._scores[places], self._rows[places])
-            looked_at *= 4
+        if (found := first_allowed(self._ranked, mask, k)) is not None:
+            return found
+        scores, rows = self._ranked
+        places = np.flatnonzero(mask.allows(rows))[:k]
+        return OneList(scores[places], rows[places])
 
 
 class DeviceSource(Source):

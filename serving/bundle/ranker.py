@@ -15,7 +15,6 @@ Axes: B queries, k list length, C candidates that are ranked.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,10 +22,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
-from recsys.data.top_k import OneList, TopK, reranked_places
+from recsys.data.top_k import OneList, TopK, all_finite, reranked_places
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.model import Ranker
 from recsys.retrieval.blend.candidate_features import CandidateBuilder, blended_lists, feature_names
@@ -204,16 +204,13 @@ class CandidateRanker:
         found = prepared.candidates(lists, history, num_ranked, k)
         merged, dense = found.merged, found.features
         rows = torch.from_numpy(merged.item_rows[: len(dense)])
-        # A sum is finite where all it adds up is.
-        if not math.isfinite(float(dense.sum())):
-            raise ValueError("a feature of a candidate is not finite")
         reader = model.folded_reader_of_one(history, features)
         if time.perf_counter() > deadline:
             raise LateRankerError
         scores = model.score_candidates(reader, rows, dense)
-        if not math.isfinite(float(scores.sum())):
+        if not all_finite(ranked := scores.numpy()):
             raise ValueError("a score of the ranker is not finite")
-        return reranked(merged, scores, k)
+        return reranked(merged, ranked, k)
 
     def _features(self, item_counts: Tensor) -> OneQueryFeatures:
         """Prepare what requests share, once for each tensor of counts."""
@@ -224,15 +221,15 @@ class CandidateRanker:
         return self._prepared[1]
 
 
-def reranked(merged: MergedOne, scores: Tensor, k: int) -> MergedOne:
+def reranked(merged: MergedOne, scores: NDArray[np.float32], k: int) -> MergedOne:
     """Reorder the first places of a list by new scores [C], and cut it to k items.
 
     Items after those places have the lowest of the new scores.
     """
-    length, found = len(merged.item_rows), scores.numpy()
-    order = np.argsort(-found, kind="stable")
-    places = np.concatenate([order, np.arange(len(found), length)])[:k]
-    ranked = found[order]
-    lowest = np.repeat(ranked[-1:], length - len(found))
-    reordered = MergedOne(*(part[places] for part in merged))
-    return reordered._replace(scores=np.concatenate([ranked, lowest])[:k])
+    places = np.argsort(-scores, kind="stable")[:k]
+    ranked = scores.take(places)
+    if len(places) < min(k, len(merged.item_rows)):
+        after = np.arange(len(scores), min(k, len(merged.item_rows)))
+        places = np.concatenate([places, after])
+        ranked = np.append(ranked, np.repeat(ranked[-1:], len(after)))
+    return MergedOne(*(part.take(places, 0) for part in merged))._replace(scores=ranked)

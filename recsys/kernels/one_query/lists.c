@@ -122,6 +122,18 @@ i64 best_allowed(const float *scores, const u8 *allowed, i64 n, i64 k, float *ou
     return listed(&best, out, rows);
 }
 
+/* Take the first k of n rows, the best first, that are allowed. */
+i64 first_allowed(const float *scores, const i64 *ranked, i64 n, const u8 *allowed, i64 num_allowed,
+                  i64 k, float *out, i64 *rows) {
+    i64 found = 0;
+    for (i64 i = 0; i < n && found < k; i++) {
+        i64 row = ranked[i];
+        if (row < 0 || row >= num_allowed || !allowed[row]) continue;
+        out[found] = scores[i], rows[found++] = row;
+    }
+    return found;
+}
+
 /* Rank vectors [n, dim] by their product with a query. */
 i64 nearest(const float *vectors, i64 dim, const float *query, const u8 *allowed, i64 n, i64 k,
             float *out, i64 *rows) {
@@ -142,10 +154,14 @@ i64 nearest(const float *vectors, i64 dim, const float *query, const u8 *allowed
 i64 similar(const float *cosines, i64 n, const i64 *rows, const float *weights, i64 m,
             const i64 *silent, i64 num_silent, double floor, float *out) {
     memset(out, 0, (size_t)n * sizeof(float));
-    for (i64 i = 0; i < m; i++) {
-        if (rows[i] < 0 || rows[i] >= n) return OUT_OF_RANGE;
-        add_scaled(out, cosines + rows[i] * n, weights[i], n);
+    for (i64 i = 0; i < m; i++) if (rows[i] < 0 || rows[i] >= n) return OUT_OF_RANGE;
+    i64 done = 0;
+    for (; done + 4 <= m; done += 4) {
+        const float *from[4];
+        for (i64 i = 0; i < 4; i++) from[i] = cosines + rows[done + i] * n;
+        add_four(out, from, weights + done, n);
     }
+    for (; done < m; done++) add_scaled(out, cosines + rows[done] * n, weights[done], n);
     float square = 0; /* of the sum's length */
     for (i64 i = 0; i < m; i++) square += weights[i] * out[rows[i]];
     double length = square > 0 ? sqrt(square) : 0;
@@ -186,13 +202,20 @@ i64 by_weights(const Weights *table, const i64 *history, i64 m, const u8 *allowe
         i64 row = history[event[i]];
         most += table->offsets[row + 1] - table->offsets[row];
     }
-    int32_t *touched = take(PLACE, (size_t)(most + 1) * sizeof(int32_t));
+    int few = most < n; /* else all items are looked at in the end, and none is marked */
+    int32_t *touched = take(PLACE, (size_t)(few ? most + 1 : n) * sizeof(int32_t));
     marks = take_marks(n, &mark);
     if (!touched || !marks) return NO_MEMORY;
+    if (!few) {
+        memset(sums, 0, (size_t)n * sizeof(float));
+        for (; found < n; found++) touched[found] = (int32_t)found;
+    }
     for (i64 i = count - 1; i >= 0; i--) {
-        i64 row = history[event[i]];
+        i64 row = history[event[i]], end = table->offsets[row + 1];
         float own = weight[event[i]];
-        for (i64 at = table->offsets[row]; at < table->offsets[row + 1]; at++) {
+        for (i64 at = table->offsets[row]; at < end && !few; at++)
+            sums[table->others[at]] += own * table->amounts[at];
+        for (i64 at = table->offsets[row]; at < end && few; at++) {
             int32_t other = table->others[at];
             if (marks[other] != mark) {
                 marks[other] = mark, sums[other] = 0;
@@ -314,10 +337,10 @@ i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *l
     Place *order = take(ORDER, (size_t)(total + 1) * sizeof(Place));
     i64 *place = take(PLACE, (size_t)(total + 1) * (size_t)(num_lists + 1) * sizeof(i64));
     double *parts = take(PARTS, (size_t)(total + 1) * (size_t)num_lists * sizeof(double));
-    float *kept = take(EVENTS, (size_t)(total + 1) * 3 * sizeof(float));
+    float *kept = take(EVENTS, (size_t)(total + 1) * 4 * sizeof(float));
     if (!marks || !column || !order || !place || !parts || !kept) return NO_MEMORY;
-    float *leads = kept + total, *z_scores = leads + total;
-    i64 *ranks = place + (total + 1) * num_lists, begin = 0, at = 0;
+    float *leads = kept + total, *z_scores = leads + total, *near = z_scores + total;
+    i64 *ranks = place + (total + 1) * num_lists, begin = 0, at = 0, longest = 0;
     for (i64 list = 0; list < num_lists; list++) {
         i64 first = at, source = chosen[list];
         for (i64 i = 0; i < lengths[list]; i++) {
@@ -325,6 +348,8 @@ i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *l
             if (!isfinite(scores[begin + i])) return NOT_A_NUMBER;
             kept[at] = scores[begin + i], ranks[at++] = i + 1;
         }
+        for (; longest < lengths[list]; longest++)
+            near[longest] = (float)((1 + CONSTANT) / (CONSTANT + (double)(longest + 1)));
         list_scores(kept + first, at - first, leads + first, z_scores + first);
         at = first;
         for (i64 i = 0; i < lengths[list]; i++) {
@@ -345,10 +370,9 @@ i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *l
                     kind = row < blend->num_kinds ? blend->item_kinds[row] : blend->unknown_kind;
                 const double *own = blend->weights + 4 * (source + blend->num_sources *
                                     (kind + blend->num_item_kinds * user_kind));
-                float near = (float)((1 + CONSTANT) / (CONSTANT + (double)ranks[at]));
                 double value = (double)(leads[at] * blend->scales[source]) * own[0] * growth;
                 value += (double)z_scores[at] * own[1] * growth;
-                parts[cell] = value + (double)near * own[2] * growth + own[3] * growth;
+                parts[cell] = value + (double)near[ranks[at] - 1] * own[2] * growth + own[3] * growth;
                 place[cell] = at;
             }
             at++;
@@ -381,12 +405,12 @@ i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *l
         i64 end = i + 1;
         while (end < count && order[end].score == order[i].score) end++;
         for (i64 one = i; end - i > 1 && one < end; one++) {
-            double near[64];
+            double fused[64];
             for (i64 list = 0; list < num_lists; list++) {
                 i64 there = place[order[one].column * num_lists + list];
-                near[list] = there < 0 ? 0 : 1 / (CONSTANT + (double)ranks[there]);
+                fused[list] = there < 0 ? 0 : 1 / (CONSTANT + (double)ranks[there]);
             }
-            order[one].fused = added(near, num_lists, 1);
+            order[one].fused = added(fused, num_lists, 1);
         }
         if (end - i > 1) sort_places(order + i, end - i, end - i);
         i = end - 1;

@@ -10,6 +10,7 @@ Axes: N item rows, D width, M events of a history, H heads, F inner width, S sou
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recsys.data.top_k import ItemMask, OneList
+from recsys.data.top_k import ItemMask, OneList, memory_address
 from recsys.kernels.choice import is_on
 from recsys.kernels.one_query.library import NAME, load_library
 
@@ -40,13 +41,16 @@ class _Functions:
     def __init__(self, library: ctypes.CDLL) -> None:
         p, n, d = POINTER, INTEGER, DOUBLE
         self.best_allowed = _typed(library.best_allowed, p, p, n, n, p, p)
+        self.first_allowed = _typed(library.first_allowed, p, p, n, p, n, n, p, p)
         self.nearest = _typed(library.nearest, p, n, p, p, n, n, p, p)
         self.similar = _typed(library.similar, p, n, p, p, n, p, n, d, p)
         self.by_weights = _typed(library.by_weights, p, p, n, p, n, n, p, p)
         self.merge = _typed(library.merge, p, p, p, p, p, n, n, p, n, p)
         self.encode = _typed(library.encode, p, p, n, p, p, p)
         self.keys = _typed(library.keys, p, p, n, p)
+        self.read_events = _typed(library.read_events, p, p, n, p, p)
         self.logits = _typed(library.logits, p, p, n, p, p, n, p, p, n, p, n, n, p)
+        self.combine = _typed(library.combine, p, p, n, p)
         self.features = _typed(library.features, p, p, p, n, n, p, n, p)
 
 
@@ -105,20 +109,25 @@ def _address(value: Any) -> Any:
     return value
 
 
+def integers(values: Sequence[int]) -> bytes:
+    """Pack integers, or addresses, as C reads an array of them."""
+    return struct.pack(f"{len(values)}q", *values)
+
+
 def contiguous(values: Tensor) -> Tensor:
     """Return the values as C reads them."""
     return values.detach().float().contiguous()
 
 
 class _Outputs(threading.local):
-    """Memory for a list, kept by each thread: to ask numpy for an address takes a microsecond."""
+    """Memory for a list, kept by each thread."""
 
     def __init__(self) -> None:
         self._take(FEW)
 
     def _take(self, size: int) -> None:
         self._scores, self._rows = np.empty(size, np.float32), np.empty(size, np.int64)
-        self.addresses = (self._scores.ctypes.data, self._rows.ctypes.data)
+        self.addresses = (memory_address(self._scores), memory_address(self._rows))
 
     def room(self, k: int) -> tuple[int, int]:
         """Return the addresses of k scores and k rows."""
@@ -143,7 +152,25 @@ def best_allowed(scores: Floats, mask: ItemMask, k: int) -> OneList | None:
         return None
     taken = min(k, size)
     number = found.best_allowed(
-        scores.ctypes.data, mask.address, size, taken, *_outputs.room(taken)
+        memory_address(scores), mask.address, size, taken, *_outputs.room(taken)
+    )
+    return _outputs.copied(number)
+
+
+def first_allowed(ranked: OneList, mask: ItemMask, k: int) -> OneList | None:
+    """Take the first k items of a ranked list that a mask allows."""
+    found, size = functions(), len(ranked.item_rows)
+    if found is None or k < 1:
+        return None
+    taken = min(k, size)
+    number = found.first_allowed(
+        memory_address(ranked.scores),
+        memory_address(ranked.item_rows),
+        size,
+        mask.address,
+        mask.num_item_rows,
+        taken,
+        *_outputs.room(taken),
     )
     return _outputs.copied(number)
 
@@ -285,13 +312,13 @@ class EncoderOfOne:
             return None
         if any(not 0 <= row < size for row, size in zip(added, self._sizes, strict=True)):
             return None
-        vector, chosen = torch.empty(self._dim), np.array(added, np.int64)
+        vector = torch.empty(self._dim)
         number = found.encode(
             self._fields.address,
             rows.data_ptr(),
             rows.shape[0],
             None if logits is None else logits.data_ptr(),
-            chosen.ctypes.data,
+            integers(added),
             vector.data_ptr(),
         )
         return None if number < 0 else vector
@@ -346,26 +373,24 @@ class BlendOfOne:
         rows = np.concatenate([one.item_rows for one in lists], dtype=np.int64)
         scores = np.concatenate([one.scores for one in lists], dtype=np.float32)
         width, taken = len(lists), min(k, len(rows))
-        lengths = (INTEGER * width)(*(len(one.item_rows) for one in lists))
-        integers = np.empty(taken * (1 + width), np.int64)
-        floats = np.empty(taken * (1 + 3 * width), np.float32)
-        best, sums, step = integers.ctypes.data, floats.ctypes.data, taken * width
-        begins = [sums + 4 * (taken + place * step) for place in range(3)]
-        out = (POINTER * 6)(sums, best, best + 8 * taken, *begins)
+        places = np.empty(taken * (1 + width), np.int64)
+        values = np.empty(taken * (1 + 3 * width), np.float32)
+        best, sums, step = memory_address(places), memory_address(values), 4 * taken * width
+        parts = sums + 4 * taken
         number = found.merge(
             self._fields.address,
-            scores.ctypes.data,
-            rows.ctypes.data,
-            lengths,
-            (INTEGER * width)(*chosen),
+            memory_address(scores),
+            memory_address(rows),
+            integers([len(one.item_rows) for one in lists]),
+            integers(chosen),
             width,
             user_kind,
-            (DOUBLE * 3)(*history),
+            struct.pack("3d", *history),
             taken,
-            out,
+            integers((sums, best, best + 8 * taken, parts, parts + step, parts + 2 * step)),
         )
         if number < 0:
             return None
-        parts = floats[taken:].reshape(3, taken, width)[:, :number]
-        places = integers[taken:].reshape(taken, width)[:number]
-        return integers[:number], floats[:number], places, *parts
+        ranks = places[taken:].reshape(taken, width)[:number]
+        shares = values[taken:].reshape(3, taken, width)
+        return places[:number], values[:number], ranks, *(one[:number] for one in shares)

@@ -8,6 +8,7 @@
 #define TOGETHER 6
 #define OUT_OF_RANGE -3
 #define NO_MEMORY -2
+#define NOT_FINITE -4
 #define CONSTANT 60.0
 
 static inline i64 padded(i64 n) { return (n + PANEL - 1) / PANEL * PANEL; }
@@ -90,6 +91,8 @@ typedef struct {
     const float *heads, *heads_bias;    /* panels of [heads_hidden, width] */
     const float *last, *last_bias;      /* [tasks, heads_hidden], [tasks] */
     double eps, most;
+    const float *nothing, *recency; /* [dim], [num_recency, dim], the latest last */
+    i64 num_recency;
 } Network;
 
 /* Turn a history's values [p, dim] into keys and offsets, [p, padded(dim + 1)]. */
@@ -97,6 +100,19 @@ i64 keys(const Network *net, const float *values, i64 p, float *out) {
     product((Source){values, net->dim, NULL}, (Target){out, padded(net->dim + 1), NULL, 0}, p,
             net->keys, net->dim, net->dim + 1, net->key_bias);
     return p;
+}
+
+/* Write the values of a history's latest item rows [m], after one of no event, and their keys. */
+i64 read_events(const Network *net, const i64 *rows, i64 m, float *values, float *out) {
+    i64 dim = net->dim, step = dim + net->num_experts;
+    memcpy(values, net->nothing, (size_t)dim * sizeof(float));
+    for (i64 i = 0; i < m; i++) {
+        i64 row = rows[i] >= 0 && rows[i] < net->num_rows ? rows[i] : 0;
+        float *own = values + (i + 1) * dim;
+        memcpy(own, net->table + row * step, (size_t)dim * sizeof(float));
+        add_scaled(own, net->recency + (net->num_recency - m + i) * dim, 1, dim);
+    }
+    return keys(net, values, m + 1, out);
 }
 
 /* Let each candidate read the events: x [n, ld], of which the first dim columns are its field. */
@@ -107,7 +123,7 @@ static void attend(const Network *net, const float *keys, i64 key_step, const fl
     float *bias = value_panels + wide * deep, *weights = bias + wide, *read = weights + n * wide;
     pack(keys, p, dim, key_step, 1, key_panels);
     pack(values, dim, p, 1, dim, value_panels);
-    for (i64 i = 0; i < wide; i++) bias[i] = i < p ? offsets[i] : -INFINITY;
+    for (i64 i = 0; i < wide; i++) bias[i] = i >= p ? -INFINITY : offsets ? offsets[i] : keys[i * key_step + dim];
     product((Source){x, ld, NULL}, (Target){weights, wide, NULL, 0}, n, key_panels, dim, p, bias);
     for (i64 c = 0; c < n; c++) {
         float *own = weights + c * wide, most = -INFINITY;
@@ -162,7 +178,9 @@ static void mix(const Network *net, const float *crossed, i64 ld, const i64 *ite
     }
 }
 
-/* Predict logits [n, tasks] of candidates with features of any strides. */
+/* Predict logits [n, tasks] of candidates with features of any strides.
+ *
+ * offsets: NULL for those that stand after the keys. */
 i64 logits(const Network *net, const float *keys, i64 key_step, const float *offsets,
            const float *values, i64 p, const float *fields, const i64 *rows, i64 n,
            const float *dense, i64 dense_step, i64 dense_column, float *out) {
@@ -223,6 +241,27 @@ i64 logits(const Network *net, const float *keys, i64 key_step, const float *off
                          dense[c * dense_step + net->base * dense_column];
             out[c * net->num_tasks + task] = logit;
         }
+    }
+    return n;
+}
+
+typedef struct {
+    i64 num_tasks, is_sum;
+    const float *slopes, *shifts, *weights; /* [tasks] */
+    double furthest;                        /* logits beyond it count as it */
+} Tasks;
+
+/* Combine the calibrated chances of logits [n, tasks] into one score each. */
+i64 combine(const Tasks *tasks, const float *logits, i64 n, float *out) {
+    for (i64 c = 0; c < n; c++) {
+        float total = 0;
+        for (i64 task = 0; task < tasks->num_tasks; task++) {
+            float x = bounded(logits[c * tasks->num_tasks + task], (float)tasks->furthest);
+            float chance = 1 / (1 + expf(-(tasks->shifts[task] + x * tasks->slopes[task])));
+            if (!tasks->is_sum) chance = logf(chance < 1e-9f ? 1e-9f : chance);
+            total += chance * tasks->weights[task];
+        }
+        out[c] = tasks->is_sum ? total : expf(total);
     }
     return n;
 }
@@ -328,7 +367,7 @@ static void table_features(const Features *all, i64 table, const i64 *known, i64
     }
 }
 
-/* Compute the features of n candidates, [num_features, n], which are 0 before. */
+/* Compute the finite features of n candidates, [num_features, n], which are 0 before. */
 i64 features(const Features *all, const Listed *list, const i64 *chosen, i64 num_lists, i64 n,
              const i64 *history, i64 m, float *out) {
     i64 count = m < all->latest ? m : all->latest, few = 0, observed = 0, widest = 0;
@@ -365,5 +404,9 @@ i64 features(const Features *all, const Listed *list, const i64 *chosen, i64 num
         ends[n + c] = all->past[known[c]] - sums[1] / (float)few;
         ends[2 * n + c] = length;
     }
-    return n;
+    i64 i = 0, whole = all->num_features * n;
+    v8 total = fill(0); /* finite where all it adds up is */
+    for (; i + 8 <= whole; i += 8) total += load(out + i);
+    for (; i < whole; i++) total += fill(out[i]);
+    return isfinite(sum8(total)) ? n : NOT_FINITE;
 }

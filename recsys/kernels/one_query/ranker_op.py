@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recsys.data.top_k import memory_address
 from recsys.kernels.one_query.op import (
-    INTEGER,
-    POINTER,
     Field,
     Fields,
     Floats,
     Rows,
     contiguous,
     functions,
+    integers,
 )
 
 PANEL = 16
@@ -44,52 +44,78 @@ def filled_up(bias: NDArray[np.float32], size: int | None = None) -> Floats:
 class NetworkOfOne:
     """A ranker's folded network."""
 
-    def __init__(self, *, dim: int, num_tasks: int, **fields: Field) -> None:
-        """Take the fields of ``Network`` in ranker.c, in their order after these two."""
-        self._dim, self._num_tasks = dim, num_tasks
-        self._fields = Fields(dim=dim, num_tasks=num_tasks, **fields)
+    def __init__(self, *, dim: int, num_tasks: int, num_recency: int, **fields: Field) -> None:
+        """Take the fields of ``Network`` in ranker.c; but for these three, in their order."""
+        self._dim, self._num_tasks, self._num_recency = dim, num_tasks, num_recency
+        self._wide = -(-(dim + 1) // PANEL) * PANEL
+        self._fields = Fields(dim=dim, num_tasks=num_tasks, **fields, num_recency=num_recency)
 
     def keys(self, values: Floats) -> Floats:
-        """Turn a history's values [P, D] into keys and, last, parts of logits, [P, D + 1]."""
-        width = -(-(self._dim + 1) // PANEL) * PANEL
-        keys = np.empty((len(values), width), np.float32)
-        _loaded().keys(self._fields.address, values.ctypes.data, len(values), keys.ctypes.data)
-        return keys[:, : self._dim + 1]
+        """Turn a history's values [P, D] into keys and, after them, parts of logits, [P, wide]."""
+        keys = np.empty((len(values), self._wide), np.float32)
+        kept = memory_address(np.ascontiguousarray(values))
+        _loaded().keys(self._fields.address, kept, len(values), memory_address(keys))
+        return keys
+
+    def read_events(self, history: Rows) -> tuple[Floats, Floats]:
+        """Look up a history's latest item rows: keys [P, wide] and values [P, D], first of none."""
+        size = min(len(history), self._num_recency)
+        values = np.empty((size + 1, self._dim), np.float32)
+        keys = np.empty((size + 1, self._wide), np.float32)
+        latest = np.ascontiguousarray(history[len(history) - size :])
+        out = memory_address(values), memory_address(keys)
+        _loaded().read_events(self._fields.address, memory_address(latest), size, *out)
+        return keys, values
 
     def logits(
         self,
-        reader: tuple[Floats, Floats, Floats, Floats],
-        rows: Rows,
-        dense: Floats | None,
+        reader: tuple[Floats, Floats | None, Floats, Floats],
+        rows: Tensor,
+        dense: Tensor | None,
         size: int,
     ) -> Floats:
         """Predict candidates, [size, T], of which the first C are theirs and the rest 0.
 
         Args:
-            reader: Keys [P, D + 1], offsets [P], values [P, D] and fields [W - ...].
+            reader: Keys [P, wide], offsets [P] or None for those after the keys, values [P, D] and
+                fields [W - ...].
             dense: Features, [C, G].
         """
         keys, offsets, values, fields = reader
-        rows = np.ascontiguousarray(rows, np.int64)
+        rows = rows.contiguous()
         predicted = np.zeros((size, self._num_tasks), np.float32)
-        steps = (0, 0) if dense is None else (dense.strides[0] // 4, dense.strides[1] // 4)
         number = _loaded().logits(
             self._fields.address,
-            keys.ctypes.data,
-            keys.strides[0] // 4,
-            offsets.ctypes.data,
-            values.ctypes.data,
+            memory_address(keys),
+            self._wide,
+            None if offsets is None else memory_address(offsets),
+            memory_address(values),
             len(keys),
-            np.ascontiguousarray(fields).ctypes.data,
-            rows.ctypes.data,
-            len(rows),
-            None if dense is None else dense.ctypes.data,
-            *steps,
-            predicted.ctypes.data,
+            memory_address(np.ascontiguousarray(fields)),
+            rows.data_ptr(),
+            rows.shape[0],
+            None if dense is None else dense.data_ptr(),
+            *((0, 0) if dense is None else dense.stride()),
+            memory_address(predicted),
         )
         if number < 0:
             raise MemoryError(f"there is no memory for the network over {len(rows)} candidates")
         return predicted
+
+
+class TasksOfOne:
+    """Combines a ranker's logits into one score a candidate."""
+
+    def __init__(self, **fields: Field) -> None:
+        """Take the fields of ``Tasks`` in ranker.c, in their order."""
+        self._fields = Fields(**fields)
+
+    def scores(self, logits: Floats) -> Floats:
+        """Combine logits, [C, T] -> [C]."""
+        scores = np.empty(len(logits), np.float32)
+        address = memory_address(logits)
+        _loaded().combine(self._fields.address, address, len(logits), memory_address(scores))
+        return scores
 
 
 def _loaded() -> Any:
@@ -122,7 +148,7 @@ class FeaturesOfOne:
         chosen: Sequence[int],
         history: Tensor,
     ) -> Floats | None:
-        """Compute the features of a merged list, [G, C].
+        """Compute the features of a merged list, [G, C]; None too if one is not finite.
 
         Args:
             merged: Fields of a ``MergedOne``.
@@ -132,20 +158,16 @@ class FeaturesOfOne:
         if found is None:
             return None
         rows, scores, ranks, *parts = merged
-        kept = [
-            np.ascontiguousarray(part)
-            for part in (scores, rows, ranks, parts[0], parts[1], parts[2])
-        ]
-        listed = (POINTER * 6)(*(part.ctypes.data for part in kept))
+        kept = [np.ascontiguousarray(part) for part in (scores, rows, ranks, *parts)]
         columns = np.zeros((self._num_features, len(rows)), np.float32)
         number = found.features(
             self._fields.address,
-            listed,
-            (INTEGER * len(chosen))(*chosen),
+            integers([memory_address(part) for part in kept]),
+            integers(chosen),
             len(chosen),
             len(rows),
             history.data_ptr(),
             history.shape[0],
-            columns.ctypes.data,
+            memory_address(columns),
         )
         return None if number < 0 else columns

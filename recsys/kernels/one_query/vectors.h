@@ -42,6 +42,18 @@ static inline void add_scaled(float *to, const float *from, float weight, i64 n)
     for (; i < n; i++) to[i] += weight * from[i];
 }
 
+/* add_scaled of four rows in their order, with the same bits. */
+static inline void add_four(float *to, const float *const *from, const float *weights, i64 n) {
+    i64 i = 0;
+    for (; i + 8 <= n; i += 8) {
+        v8 sum = load(to + i);
+        for (int r = 0; r < 4; r++) sum += fill(weights[r]) * load(from[r] + i);
+        store(to + i, sum);
+    }
+    for (; i < n; i++)
+        for (int r = 0; r < 4; r++) to[i] += weights[r] * from[r][i];
+}
+
 /* Memory by name, kept by each thread; NULL if there is none. */
 enum { KEYS, SUMS, MARKS, SLOTS, PARTS, ORDER, PLACE, EVENTS, TILE, NUM_SPACES };
 

@@ -57,9 +57,9 @@ class FoldedReader(NamedTuple):
     """An encoded query, [P] places of its history."""
 
     keys: Floats
-    """[P, D + 1], in the candidates' space; the last column is in the offsets."""
-    offsets: Floats
-    """[P], -inf where there is no event."""
+    """[P, D + 1 and more], in the candidates' space; after D columns the offsets."""
+    offsets: Floats | None
+    """[P], -inf where there is no event; None for those after the keys."""
     values: Floats
     """[P, D]."""
     fields: Floats
@@ -127,8 +127,10 @@ class FoldedRanker:
             torch.cat([one.bias for one in last]),
         )
         self._network = self._compile()
-        self.query_fields: dict[tuple[int, ...], Tensor] = {}
-        """Encoded features of queries by their rows, [1, W - ...]; kept by who encodes them."""
+        self.query_features: tuple[str, ...] = ()
+        """Names of the features that a query's fields are made of."""
+        self.query_fields: dict[tuple[int, ...], Floats] = {}
+        """Encoded features of queries by their rows, [W - ...]; kept by who encodes them."""
 
     def _compile(self) -> NetworkOfOne:
         """Arrange the weights for the compiled network; fields as of ``Network`` in ranker.c."""
@@ -171,6 +173,9 @@ class FoldedRanker:
             last_bias=np.ascontiguousarray(self._last.bias[:, 0]),
             eps=float(trunk.eps),
             most=float(MAX_STANDARDISED),
+            nothing=self._nothing,
+            recency=self._recency,
+            num_recency=len(self._recency),
         )
 
     def _fold_attention(self, attention: TargetAttention) -> None:
@@ -179,9 +184,11 @@ class FoldedRanker:
         own = torch.cat([query.weight, query.bias[:, None]], dim=1).detach().double()  # [A, D + 1]
         self._keys: Floats = (scale * key.weight.double().T @ own).detach().float().numpy()
         self._key_bias: Floats = (scale * key.bias.double() @ own).detach().float().numpy()
-        self._nothing: Floats = attention.nothing.detach()[None].numpy()
+        self._nothing: Floats = attention.nothing.detach().numpy().copy()
         # The latest event last.
-        self._recency: Floats = attention.recency.weight.detach().flip(0).numpy()
+        self._recency: Floats = np.ascontiguousarray(
+            attention.recency.weight.detach().flip(0).numpy()
+        )
 
     def _fold_dense(self, model: Layers) -> None:
         """Arrange what reads the features: the field's rows, then the correction's."""
@@ -199,38 +206,23 @@ class FoldedRanker:
 
     def read(self, reader: QueryReader) -> FoldedReader:
         history = reader.history
-        return self._read(
-            history.values[0].numpy(), history.mask[0, 0].numpy(), reader.fields.numpy()
-        )
+        values = history.values[0].contiguous().numpy()
+        keys = self._network.keys(values)
+        offsets = keys[:, values.shape[1]] + history.mask[0, 0].numpy()
+        return FoldedReader(keys, offsets, values, reader.fields.numpy()[0])
 
-    def read_one(self, history: Rows, fields: Tensor) -> FoldedReader:
+    def read_one(self, history: Rows, fields: Floats) -> FoldedReader:
         """Fold one query, with the same bits as ``read``.
 
         Args:
             history: Item rows, oldest first.
-            fields: Of its features, [1, W - ...].
+            fields: Of its features, [W - ...].
         """
-        latest = history[-len(self._recency) :]
-        size = len(self._items)
-        if len(latest) and not 0 <= latest.min() <= latest.max() < size:
-            latest = np.where((latest >= 0) & (latest < size), latest, 0)
-        values = np.empty((len(latest) + 1, self._items.shape[1]), np.float32)
-        values[:1] = self._nothing
-        np.add(
-            self._items.take(latest, 0),
-            self._recency[len(self._recency) - len(latest) :],
-            out=values[1:],
-        )
-        return self._read(values, None, fields.numpy())
-
-    def _read(self, values: Floats, mask: Floats | None, fields: Floats) -> FoldedReader:
-        values = np.ascontiguousarray(values)
-        keys = self._network.keys(values)
-        offsets = keys[:, -1].copy() if mask is None else keys[:, -1] + mask
-        return FoldedReader(keys, offsets, values, fields[0])
+        keys, values = self._network.read_events(history)
+        return FoldedReader(keys, None, values, fields)
 
     def logits(
-        self, reader: FoldedReader, rows: Rows, dense: Floats | None, columns: int
+        self, reader: FoldedReader, rows: Tensor, dense: Tensor | None, columns: int
     ) -> Floats:
         """Predict a tile of candidates, [columns, T], of which the first C are theirs.
 

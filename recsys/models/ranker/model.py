@@ -15,6 +15,7 @@ all fields, T tasks, E experts, K experts of each candidate, N item rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
@@ -26,15 +27,16 @@ from torch.nn import functional
 
 from recsys.data.batch import WHOLE, Jagged, JaggedBatch, StepShare, latest
 from recsys.kernels.one_query.op import functions
+from recsys.kernels.one_query.ranker_op import TasksOfOne
 from recsys.layers.attention.target import TargetAttention
-from recsys.layers.calibrator import Calibrator
+from recsys.layers.calibrator import FURTHEST, Calibrator
 from recsys.layers.embedding.tables import Backend
 from recsys.layers.moe.routing import Routing
 from recsys.layers.wide_linear import CrossNetwork
 from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower, read_settings
 from recsys.models.ranker.batch import Candidates, RankingBatch, check_batch
 from recsys.models.ranker.config import RankerConfig, RankerInputs, num_fields, read_inputs
-from recsys.models.ranker.folded import FoldedRanker, FoldedReader, Layers, folded
+from recsys.models.ranker.folded import Floats, FoldedRanker, FoldedReader, Layers, folded
 from recsys.models.ranker.network import Correction, Heads, QueryFields, QueryReader, Ranked, Trunk
 
 Finish = Callable[[Tensor], Tensor]
@@ -59,8 +61,7 @@ def _per_query(batch: RankingBatch) -> list[tuple[int, Tensor, Tensor | None]]:
 def _folded_logits(
     laid_out: FoldedRanker, reader: FoldedReader, size: int, rows: Tensor, dense: Tensor | None
 ) -> Tensor:
-    numbers = None if dense is None else dense.numpy()
-    return torch.from_numpy(laid_out.logits(reader, rows.numpy(), numbers, size))
+    return torch.from_numpy(laid_out.logits(reader, rows, dense, size))
 
 
 class Ranker(CatalogueModel):
@@ -105,6 +106,7 @@ class Ranker(CatalogueModel):
         self.trunk = Trunk(config, width)
         self._routed: tuple[Tensor, Routing | None] | None = None
         self._folded: tuple[Tensor, FoldedRanker | None] | None = None
+        self._tasks: tuple[object, TasksOfOne] | None = None
         self.heads = Heads(width, config.head_dim, num_tasks)
         self.correction = Correction(inputs, num_tasks) if inputs.base_feature else None
         if self.correction is not None:
@@ -264,24 +266,25 @@ class Ranker(CatalogueModel):
         inputs = self.all_item_inputs().index_select(0, latest_rows)
         return QueryReader(self.attention.prepare_one(inputs), self.query_fields.of_one(features))
 
-    @torch.no_grad()
     def folded_reader_of_one(
         self, history: Tensor, features: Mapping[str, int]
     ) -> QueryReader | FoldedReader:
         """Encode one query for the folded weights, where there are any: less work, equal scores."""
         laid_out = self._laid_out()
         if laid_out is None:
-            return self.reader_of_one(history, features)
+            with torch.no_grad():
+                return self.reader_of_one(history, features)
         return laid_out.read_one(history.numpy(), self._fields_of_one(laid_out, features))
 
-    def _fields_of_one(self, laid_out: FoldedRanker, features: Mapping[str, int]) -> Tensor:
+    def _fields_of_one(self, laid_out: FoldedRanker, features: Mapping[str, int]) -> Floats:
         """Encode a query's features once for all queries that have the same."""
         kept = laid_out.query_fields
-        rows = tuple(features[name] for _, names in self.query_fields.kinds for name in names)
+        rows = tuple([features[name] for name in laid_out.query_features])
         if (fields := kept.get(rows)) is None:
             if len(kept) >= MOST_QUERY_FIELDS:
                 kept.clear()
-            fields = kept[rows] = self.query_fields.of_one(features)
+            with torch.no_grad():
+                fields = kept[rows] = self.query_fields.of_one(features).numpy()[0]
         return fields
 
     def score_candidates(
@@ -292,6 +295,8 @@ class Ranker(CatalogueModel):
         Args:
             dense: Features of the candidates, [C, F], finite.
         """
+        if isinstance(reader, FoldedReader):
+            return self._of_tiles(reader, rows, dense, self._score_of_logits)
         with torch.no_grad():
             return self._of_tiles(reader, rows, dense, self._score_of_logits)
 
@@ -333,7 +338,11 @@ class Ranker(CatalogueModel):
         if self.training or functions() is None:
             return None
         if self._folded is None or self._folded[0] is not inputs:
-            self._folded = (inputs, folded(self.layers(), inputs, self.all_item_routing()))
+            laid_out = folded(self.layers(), inputs, self.all_item_routing())
+            if laid_out is not None:
+                kinds = self.query_fields.kinds
+                laid_out.query_features = tuple(name for _, names in kinds for name in names)
+            self._folded = (inputs, laid_out)
         return self._folded[1]
 
     def _tile_logits(
@@ -386,7 +395,24 @@ class Ranker(CatalogueModel):
         return self._routed[1]
 
     def _score_of_logits(self, logits: Tensor) -> Tensor:
-        return self.combined(self.calibrated(logits))
+        if self._laid_out() is None:
+            return self.combined(self.calibrated(logits))
+        line = self.calibrator.line()
+        if self._tasks is None or self._tasks[0] is not line:
+            self._tasks = (line, self._combined_compiled(*line[1:]))
+        return torch.from_numpy(self._tasks[1].scores(logits.numpy()))
+
+    def _combined_compiled(self, slopes: Tensor, shifts: Tensor) -> TasksOfOne:
+        """Arrange what `calibrated` and `combined` read for the compiled form."""
+        fitted = bool(self.calibrator.fitted)
+        return TasksOfOne(
+            num_tasks=len(slopes),
+            is_sum=self.config.combination == "sum",
+            slopes=slopes if fitted else torch.ones_like(slopes),
+            shifts=shifts if fitted else torch.zeros_like(shifts),
+            weights=self._task_values,
+            furthest=FURTHEST if fitted else math.inf,
+        )
 
     def calibrated(self, logits: Tensor) -> Tensor:
         """Turn logits into probabilities, [M, T] -> [M, T]."""

@@ -10,6 +10,7 @@ width of a table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -108,6 +109,9 @@ class OneQueryFeatures:
 
         Args:
             history: Item rows of what the sources read, [E], oldest first.
+
+        Raises:
+            ValueError: A feature is not finite.
         """
         merged = self.blend.merge(lists, len(history), max(num_candidates, length))
         first = merged.first(num_candidates)
@@ -122,6 +126,9 @@ class OneQueryFeatures:
             rows = torch.from_numpy(first.item_rows)[None]
             found = self._history.features(one_example(history), rows, self._counts)
             columns[-len(HISTORY_FEATURES) :] = found[0].T
+        # A sum is finite where all it adds up is.
+        if not math.isfinite(columns.sum()):
+            raise ValueError("a feature of a candidate is not finite")
         return CandidatesOne(merged, torch.from_numpy(columns).T)
 
     def _of_lists(self, merged: MergedOne, listed: list[int], columns: Floats) -> None:

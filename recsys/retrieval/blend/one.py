@@ -29,6 +29,7 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 PLACES: Rows = np.arange(1, 4_001)
 """Ranks of the longest list that is served at once; longer ones make their own."""
+LOGS: list[float] = LENGTH_LOGS.tolist()
 NEAR = 1e-12
 """Sums that are this near each other, relative to the largest, may be equal."""
 
@@ -204,7 +205,7 @@ class OneQueryBlend:
 
 def demand_by_history(num_events: int) -> tuple[float, float, float]:
     """Return the weights of an item's demand: always, for an empty history, by its length."""
-    log = float(LENGTH_LOGS[min(max(0, num_events), LONGEST)])
+    log = LOGS[min(max(0, num_events), LONGEST)]
     return 1.0, float(num_events == 0), log
 
 
