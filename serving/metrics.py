@@ -6,22 +6,26 @@ bundle can add time series, and no label holds the id of a user or item.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import TypeVar, get_args
+from itertools import accumulate
+from typing import get_args
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from serving.routes import PATHS, find_template
 from serving.schemas import DegradedCode
@@ -58,8 +62,6 @@ STAGE_BUCKETS = (
 )
 SWAP_BUCKETS = (0.25, 0.5, 1, 2, 5, 10, 20, 60, 300)
 
-Child = TypeVar("Child", bound=MetricWrapperBase)
-
 # A second series for each counter and histogram, with the time it began.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -72,14 +74,55 @@ def counted_route(path: str) -> str:
 _STATUSES = {int(status): str(int(status)) for status in HTTPStatus}
 
 
-class _Children(dict[str, Child]):
-    """A metric's children by the value of its one label, all made at once: they begin at 0."""
+class _Times(Collector):
+    """A histogram by one label, or none: an observation is a search and an addition."""
 
-    def __init__(self, metric: Child, values: Iterable[str]) -> None:
-        super().__init__({value: metric.labels(value) for value in (*values, OTHER)})
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        buckets: Sequence[float],
+        label: str | None,
+        values: Sequence[str],
+    ) -> None:
+        self._name, self._text = f"recsys_{name}_seconds", text
+        self._bounds, self._label = (*buckets, math.inf), label
+        known = (*values, OTHER) if label else (OTHER,)
+        self._counts = {value: [0] * len(self._bounds) for value in known}
+        self._sums = dict.fromkeys(known, 0.0)
 
-    def __missing__(self, _: str) -> Child:
-        return self[OTHER]
+    def observe(self, seconds: float, value: str = OTHER) -> None:
+        """Count a time, of a label's value that is unknown as of ``other``."""
+        value = value if value in self._counts else OTHER
+        self._counts[value][bisect_left(self._bounds, seconds)] += 1
+        self._sums[value] += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        labels = [self._label] if self._label else []
+        family = HistogramMetricFamily(self._name, self._text, labels=labels)
+        for value, counts in self._counts.items():
+            bounds = map(floatToGoString, self._bounds)
+            buckets = list(zip(bounds, accumulate(map(float, counts)), strict=True))
+            family.add_metric([value] if labels else [], buckets, self._sums[value])
+        yield family
+
+
+class _Counts(Collector):
+    """A counter by one label, all of whose values begin at 0."""
+
+    def __init__(self, name: str, text: str, label: str, values: Sequence[str]) -> None:
+        self._name, self._text, self._label = f"recsys_{name}", text, label
+        self._counts = dict.fromkeys((*values, OTHER), 0)
+
+    def add(self, value: str, number: int = 1) -> None:
+        """Count, a value that is unknown as ``other``."""
+        self._counts[value if value in self._counts else OTHER] += number
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self._name, self._text, labels=[self._label])
+        for value, count in self._counts.items():
+            family.add_metric([value], count)
+        yield family
 
 
 NAMES = (*SOURCES, RULES)
@@ -128,23 +171,10 @@ class ServerMetrics:
         self._by_route_and_status: dict[tuple[str, int], Counter] = {}
         self._replies = counter("replies", "Lists made.")
         self._swaps_refused = counter("swaps_refused", "Bundles that were refused.")
-        self._counters = {
-            name: _Children(counter(name, text, label), values)
-            for name, (text, label, values) in LABELLED.items()
-        }
-        histograms = {
-            name: Histogram(
-                f"recsys_{name}_seconds",
-                text,
-                [label] if label else [],
-                buckets=buckets,
-                registry=registry,
-            )
-            for name, (text, buckets, label, _) in TIMES.items()
-        }
-        self._request_seconds = _Children(histograms["request"], PATHS)
-        self._stage_seconds = _Children(histograms["stage"], STAGES)
-        self._queue_seconds, self._swap_seconds = histograms["queue"], histograms["swap"]
+        self._counters = {name: _Counts(name, *described) for name, described in LABELLED.items()}
+        self._times = {name: _Times(name, *described) for name, described in TIMES.items()}
+        for kept in (*self._counters.values(), *self._times.values()):
+            registry.register(kept)
         self._gauges = {
             name: Gauge(f"recsys_{name}", text, registry=registry) for name, text in GAUGES.items()
         }
@@ -158,7 +188,7 @@ class ServerMetrics:
         if counted is None:
             counted = self._request_counter(route, status)
         counted.inc()
-        self._request_seconds[route].observe(seconds)
+        self._times["request"].observe(seconds, route)
 
     def _request_counter(self, route: str, status: int) -> Counter:
         known, code = route in PATHS, _STATUSES.get(status)
@@ -183,29 +213,28 @@ class ServerMetrics:
             degraded_codes: Each code once.
         """
         self._replies.inc()
+        observe = self._times["stage"].observe
         for stage, ms in stage_ms.items():
-            self._stage_seconds[stage].observe(ms / 1_000)
+            observe(ms / 1_000, stage)
         for source in sources:
-            self._counters["sources"][source].inc()
+            self._counters["sources"].add(source)
         for code in degraded_codes:
-            self._counters["degraded"][code].inc()
+            self._counters["degraded"].add(code)
         if fallback is not None:
-            self._counters["fallbacks"][fallback].inc()
+            self._counters["fallbacks"].add(fallback)
 
-    def queue(self, depth: int, waited_seconds: float | None = None) -> None:
-        """Note how many requests wait, and how long the one that a worker took had waited."""
-        self._gauges["queue_depth"].set(depth)
-        if waited_seconds is not None:
-            self._queue_seconds.observe(waited_seconds)
+    def queued(self, seconds: float) -> None:
+        """Note how long a request that a worker took had waited."""
+        self._times["queue"].observe(seconds)
 
     def refused(self, reason: str) -> None:
         """Count a request that was refused before any model work, for one of ``REFUSALS``."""
-        self._counters["refused"][reason].inc()
+        self._counters["refused"].add(reason)
 
     def lists_kept(self, num_kept: int, num_dropped: int) -> None:
         """Count served lists whose records reached the store, and those whose did not."""
-        self._counters["lists_logged"]["kept"].inc(num_kept)
-        self._counters["lists_logged"]["dropped"].inc(num_dropped)
+        self._counters["lists_logged"].add("kept", num_kept)
+        self._counters["lists_logged"].add("dropped", num_dropped)
 
     def note(self, **gauges: float) -> None:
         """Set gauges of `GAUGES`."""
@@ -214,11 +243,11 @@ class ServerMetrics:
 
     def worker_restarted(self, reason: str) -> None:
         """Count a worker that was replaced, for one of ``RESTARTS``."""
-        self._counters["worker_restarts"][reason].inc()
+        self._counters["worker_restarts"].add(reason)
 
     def swap(self, seconds: float) -> None:
         """Count a swap to another bundle."""
-        self._swap_seconds.observe(seconds)
+        self._times["swap"].observe(seconds)
 
     def swap_refused(self) -> None:
         """Count a published bundle that is not served."""

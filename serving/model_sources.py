@@ -61,7 +61,6 @@ def sequence_source(model: SequenceModel, index: FaissIndex | None = None) -> So
     if index is None:
         return ScoredSource(
             model.score,
-            score_one=lambda query: one.scores(*query.event_tensors),
             encode_one=lambda query: one.query_vector(*query.event_tensors),
             item_vectors=model.all_item_vectors,
         )

@@ -302,6 +302,7 @@ ROUTES: tuple[Route, ...] = (
     Route("metrics", "GET", "/metrics", scope="metrics", kind="metrics"),
 )
 PATHS: tuple[str, ...] = tuple(dict.fromkeys(route.path for route in ROUTES))
+_PATHS = frozenset(PATHS)
 BY_NAME: Mapping[str, Route] = {route.name: route for route in ROUTES}
 _ROUTES = {(route.method, route.path): route for route in ROUTES}
 _NESTED = sorted(
@@ -313,7 +314,7 @@ _NESTED = sorted(
 
 def _templates(path: str) -> Iterator[str]:
     """List the templates that a path has, the closest first."""
-    if path in PATHS:
+    if path in _PATHS:
         yield path
     for template, begin, end in _NESTED:
         if path.startswith(begin) and path.endswith(end):

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, one_example
 from recsys.data.top_k import NO_ROW, ItemMask, OneList, TopK, best_of_one, no_items, select_top_k
-from recsys.kernels.one_query.op import best_allowed, first_allowed, functions, nearest
+from recsys.kernels.one_query.op import best_allowed, first_allowed, nearest
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.names import SEQUENCE
 
@@ -201,15 +201,17 @@ class ScoredSource(Source):
     def one(self, query: SourceQuery, mask: ItemMask, k: int) -> OneList | None:
         if self._needs_history and (query.item_row or not query.has_history):
             return None
-        if self._encode_one is not None and functions() is not None:
-            found = nearest(self._kept_vectors, self._encode_one(query), mask, k)
-            if found is not None:
+        if self._encode_one is not None:
+            vector = self._encode_one(query)
+            if (found := nearest(self._kept_vectors, vector, mask, k)) is not None:
                 return found
-        if self._score_one is None:
+            scores = torch.mv(self._kept_vectors, vector)
+        elif self._score_one is not None:
+            scores = self._score_one(query)
+            if (found := best_allowed(scores.numpy(), mask, k)) is not None:
+                return found
+        else:
             return OneList.of(self(query.features, mask.as_bool()[None], k).lists)
-        scores = self._score_one(query)
-        if (found := best_allowed(scores.numpy(), mask, k)) is not None:
-            return found
         mask.blank(scores.numpy())
         return best_of_one(scores, k)
 

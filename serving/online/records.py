@@ -34,6 +34,8 @@ from serving.schemas import Reply, Request
 
 ID_START = b'{"request_id":"'
 ID_LENGTH = 32
+BUNDLE = b',"bundle":'
+"""Follows the columns in a record; a text in JSON has no quotation mark without a backslash."""
 MAX_MS = 1 << 48
 
 
@@ -69,14 +71,20 @@ def record_document(
     document: dict[str, object] = {
         "request_id": reply.request_id,
         "unix_ms": time_of(reply.request_id),
+        "user_id": request.user_id,
         "bundle": served.bundle,
         "profile": served.profile,
         "adapter": served.adapter,
         "ranker": served.ranker,
-        "user_id": request.user_id,
         "surface": request.surface,
         # A surface has its own k: that of the request is not a default that it may take back.
-        "request": {"k": request.k, **request.model_dump(mode="json", exclude_defaults=True)},
+        "request": {
+            "k": request.k,
+            # Only what was sent is compared with its default.
+            **request.model_dump(
+                mode="json", include=request.model_fields_set, exclude_defaults=True
+            ),
+        },
         "items": [
             {"item_id": item.item_id, "score": item.score, "source": item.source, **more}
             for item, more in zip(reply.items, slots, strict=True)
@@ -91,9 +99,9 @@ def record_document(
 
 
 def record_of(document: bytes) -> RequestRecord:
-    """Read the columns of a record from its JSON."""
-    fields = orjson.loads(document)
-    return RequestRecord(fields["request_id"], fields["unix_ms"], fields.get("user_id"), document)
+    """Read the columns of a record from its JSON, of which they are the first fields."""
+    first = orjson.loads(document[: document.index(BUNDLE)] + b"}")
+    return RequestRecord(first["request_id"], first["unix_ms"], first.get("user_id"), document)
 
 
 def items_of(document: bytes) -> list[str]:

@@ -80,10 +80,13 @@ SELECT item_id, event_type, time_ms FROM (
     WHERE user_id = ? AND event_type <> 'impression' AND time_ms < ?
     ORDER BY time_ms DESC, place DESC LIMIT ?)
 UNION ALL
-SELECT NULL, (
-    SELECT max(forgotten_ms) FROM forgotten WHERE user_hash IN (SELECT value FROM json_each(?))
-), items_version FROM state
+SELECT NULL, last_forgotten_ms, items_version FROM state
 """
+_VISITOR_FORGOTTEN = _VISITOR.replace(
+    "last_forgotten_ms",
+    "(SELECT max(forgotten_ms) FROM forgotten WHERE user_hash IN (SELECT value FROM json_each(?)))",
+)
+"""The same where anyone was ever forgotten."""
 _HIDDEN = "CREATE INDEX IF NOT EXISTS hidden_items ON items (item_id) WHERE hidden"
 """Made here: files of earlier versions have none."""
 
@@ -179,10 +182,15 @@ class SqliteStore(OnlineStore):
         if user_id is None:
             ((items_version,),) = self._events.rows("SELECT items_version FROM state")
             return Visitor(items_version=items_version)
-        before_ms = END_OF_TIME if before_ms is None else before_ms
-        hashes = json.dumps(self._keys.hashes(user_id))
-        rows = self._events.rows(_VISITOR, (user_id, before_ms, limit, hashes))
+        asked = (user_id, END_OF_TIME if before_ms is None else before_ms, limit)
+        rows = self._events.rows(_VISITOR, asked)
         _, forgotten_ms, items_version = rows.pop()
+        if forgotten_ms < 0:
+            forgotten_ms = None
+        else:
+            hashes = json.dumps(self._keys.hashes(user_id))
+            rows = self._events.rows(_VISITOR_FORGOTTEN, (*asked, hashes))
+            _, forgotten_ms, items_version = rows.pop()
         return Visitor([RecentEvent._make(row) for row in rows[::-1]], forgotten_ms, items_version)
 
     def shown_items(self, user_id: str, since_ms: int) -> list[str]:

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from serving.log import log
@@ -52,6 +53,7 @@ class Refusal:
 
 NO_KEY = ((b"www-authenticate", b"Bearer"),)
 ANONYMOUS = Caller("anonymous", shows_users=False)
+ANONYMOUS_SHOWN = Caller("anonymous", shows_users=True)
 
 
 class TokenBucket:
@@ -157,11 +159,10 @@ class Access:
             sent = _bearer(headers)
             key = None if sent is None else self.ring.find(sent)
             found = self._by_key(key, scope, now) if key else _unknown(sent)
-        route = f"{method} {counted_route(path)}"
         if isinstance(found, Refusal):
-            self._audit.refused(found, key, route, peer, now)
+            self._audit.refused(found, key, f"{method} {counted_route(path)}", peer, now)
         elif key is not None and scope in AUDITED:
-            self._audit.used(key, scope, route, peer)
+            self._audit.used(key, scope, f"{method} {counted_route(path)}", peer)
         return found
 
     def charge(self, caller: Caller, num_lists: int) -> None:
@@ -173,7 +174,7 @@ class Access:
         shown = self._settings.expose_users and self._addressed_here(headers)
         allowed = self._settings.allow_admin and self._addressed_here(headers)
         if scope in WITHOUT_KEYS or (scope == "users" and shown) or (scope == "admin" and allowed):
-            return Caller("anonymous", shows_users=shown)
+            return ANONYMOUS_SHOWN if shown else ANONYMOUS
         if scope == "users":
             return Refusal(404, "users_not_shown", USERS_NOT_SHOWN)
         message = f"this route needs a key with the scope {scope}"
@@ -206,11 +207,16 @@ class Access:
         """
         if not is_loopback(self._settings.host):
             return True
-        hosts = [value for name, value in headers if name == b"host"]
-        try:
-            return all(is_loopback(urlsplit(f"//{one.decode()}").hostname or "") for one in hosts)
-        except ValueError:
-            return False
+        return all(_names_loopback(value) for name, value in headers if name == b"host")
+
+
+@lru_cache(maxsize=100)
+def _names_loopback(host: bytes) -> bool:
+    """Return whether a header ``host`` names this machine."""
+    try:
+        return is_loopback(urlsplit(f"//{host.decode()}").hostname or "")
+    except ValueError:
+        return False
 
 
 def required_scope(path: str, method: str = "GET") -> Scope:

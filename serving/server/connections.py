@@ -12,6 +12,7 @@ import resource
 import select
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -225,13 +226,12 @@ def send_at_once(
 
     Args:
         cycle: The request; its connection is not paused, and nothing was written for it.
-        headers: Checked by who makes them: names in lower case, no line breaks.
+        headers: All but the length; checked by who makes them: lower case, no line breaks.
     """
     if cycle.disconnected:
         return
-    lines = [STATUS_LINE[status]]
-    for name, value in (*cycle.default_headers, *headers):
-        lines += (name, b": ", value, b"\r\n")
+    lines = [STATUS_LINE[status], _lines(tuple(cycle.default_headers)), _lines(tuple(headers))]
+    lines.append(b"content-length: %d\r\n" % len(body))
     cycle.keep_alive = cycle.keep_alive and (b"connection", b"close") not in headers
     if not cycle.keep_alive and (b"connection", b"close") not in headers:
         lines.append(b"connection: close\r\n")
@@ -244,6 +244,12 @@ def send_at_once(
     if not cycle.keep_alive:
         cycle.transport.close()
     cycle.on_response()
+
+
+@lru_cache(maxsize=64)
+def _lines(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """Write headers as they are sent; most responses have the same."""
+    return b"".join(b"%b: %b\r\n" % header for header in headers)
 
 
 def leave(send: object) -> None:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from signal import SIGKILL
 from time import monotonic
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from serving.server.frames import Frame, FrameReader, packed
 
@@ -56,6 +55,25 @@ class WorkerJob:
     """Connections that want the reply; without any the job is dropped."""
     attempts: int = 0
     sent: float = 0.0
+    others: list[asyncio.Future[Frame]] = field(default_factory=list)
+    """Replies of the connections after the first one, each of which may stop waiting."""
+
+    def join(self) -> asyncio.Future[Frame]:
+        """Return the reply for one more connection."""
+        self.others.append(asyncio.get_running_loop().create_future())
+        return self.others[-1]
+
+    def finish(self, frame: Frame) -> None:
+        """Give the reply to all who wait."""
+        for one in (self.reply, *self.others):
+            if not one.done():
+                one.set_result(frame)
+
+    def fail(self, error: Exception) -> None:
+        """Tell all who wait that there will be no reply."""
+        for one in (self.reply, *self.others):
+            if not one.done() and self.num_waiting:
+                one.set_exception(error)
 
 
 class WorkerLink(asyncio.Protocol):
@@ -134,11 +152,12 @@ class Dispatcher:
     _expiry: asyncio.TimerHandle | None = None
 
     def submit(
-        self, kind: JobKind, head: Mapping[str, Any], body: bytes, *, key: bytes | None = None
+        self, kind: JobKind, head: bytes, body: bytes, *, key: bytes | None = None
     ) -> WorkerJob:
         """Send a job to a worker, or queue it.
 
         Args:
+            head: What `Handlers` read of the request besides its body, as JSON.
             key: Jobs of equal keys that wait at the same time are computed once.
 
         Raises:
@@ -153,7 +172,7 @@ class Dispatcher:
         job = WorkerJob(
             number=number,
             kind=kind,
-            message=packed(number, {**head, "kind": kind}, body),
+            message=packed(number, head, body),
             reply=asyncio.get_running_loop().create_future(),
             created=now,
             key=key,
@@ -204,10 +223,11 @@ class Dispatcher:
             self.service_seconds += SMOOTHING * (spent - self.service_seconds)
         worker.last_reply = now
         self._land(job)
-        if not job.reply.done():
-            job.reply.set_result(frame)
-        self._feed(now)
-        self._feed_batches(now)
+        job.finish(frame)
+        if self.queue:
+            self._feed(now)
+        if self._batches:
+            self._feed_batches(now)
 
     def lost(self, worker: WorkerLink) -> None:
         """Move a dead worker's jobs to the others."""
@@ -216,8 +236,7 @@ class Dispatcher:
             job.attempts, job.created = job.attempts + 1, monotonic()
             if job.attempts >= MAX_ATTEMPTS:
                 self._land(job)
-                if job.num_waiting and not job.reply.done():
-                    job.reply.set_exception(WorkerDiedError())
+                job.fail(WorkerDiedError())
             elif job.kind == "batch":
                 self._batches.appendleft(job)
             else:
@@ -291,6 +310,5 @@ class Dispatcher:
         while self.queue and self.queue[0].created <= latest:
             job = self.queue.popleft()
             self._land(job)
-            if job.num_waiting and not job.reply.done():
-                job.reply.set_exception(OverloadedError())
+            job.fail(OverloadedError())
         self._expire_later()

@@ -112,13 +112,12 @@ class Front:
             log("request", {**line, "ms": round(1_000 * seconds, 3), **fields})
 
     async def _send(self, send: Send, answer: HttpAnswer) -> None:
-        whole = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
-        if self.draining:
-            whole.append(CLOSE)
+        headers = (*answer.headers, CLOSE) if self.draining else answer.headers
         cycle = getattr(send, "__self__", None)
         if isinstance(cycle, RequestResponseCycle) and not cycle.flow.write_paused:
-            send_at_once(cycle, answer.status, whole, answer.body)
+            send_at_once(cycle, answer.status, headers, answer.body)
             return
+        whole = [*headers, (b"content-length", str(len(answer.body)).encode())]
         await send({"type": "http.response.start", "status": answer.status, "headers": whole})
         await send({"type": "http.response.body", "body": answer.body})
 
@@ -140,11 +139,11 @@ class Front:
         head = request_head(route, scope, headers, shown=caller.shows_users)
         if route.kind == "write":
             return await self._written(head, body, fields)
-        key = None
+        packed, key = orjson.dumps(head), None
         if route.kind == "list":
             # A list begun before a write was acknowledged is not given to a request after it.
-            key = body + orjson.dumps(head) + str(self._num_writes).encode()
-        frame = await self._worked(scope, JOBS[route.kind], head, body, key, fields)
+            key = b"%b%b%d" % (body, packed, self._num_writes)
+        frame = await self._worked(scope, JOBS[route.kind], packed, body, key, fields)
         if "num_requests" in fields:
             # The lists that were made count against the caller's limit.
             self._access.charge(caller, fields["num_requests"])
@@ -191,7 +190,7 @@ class Front:
         self,
         scope: Scope,
         kind: JobKind,
-        head: Head,
+        head: bytes,
         body: bytes,
         key: bytes | None,
         fields: dict[str, Any],
@@ -215,12 +214,12 @@ class Front:
         """Wait for a job, or until the connection that wants it is closed."""
         connection = scope.get("recsys.connection")
         mine = job.num_waiting
-        waiting = asyncio.shield(job.reply) if mine > 1 or job.key else job.reply
+        waiting = job.reply if mine == 1 else job.join()
         if connection is not None:
             connection.waits_for = waiting
         try:
             frame = await waiting
-            self._metrics.queue(len(self._dispatcher.queue), max(0.0, job.sent - job.created))
+            self._metrics.queued(max(0.0, job.sent - job.created))
         except asyncio.CancelledError:
             self._dispatcher.abandon(job)
             if connection is not None and connection.gone:

@@ -48,6 +48,8 @@ class Worker:
     def __init__(self, jobs: socket.socket, handlers: Handlers) -> None:
         self._socket, self._handlers = jobs, handlers
         self._reader = FrameReader()
+        # Kept: to ask for as much at each read would cost more than reading.
+        self._buffer = memoryview(bytearray(READ_BYTES))
         self._waiting: deque[Frame] = deque()
         self._batches: dict[int, Generator[None, None, HttpAnswer]] = {}
 
@@ -63,9 +65,9 @@ class Worker:
         """Read jobs that have arrived; False once there will be none."""
         if not wait and not select.select([self._socket], [], [], 0)[0]:
             return True
-        if not (data := self._socket.recv(READ_BYTES)):
+        if not (size := self._socket.recv_into(self._buffer)):
             return False
-        for frame in self._reader.feed(data):
+        for frame in self._reader.feed(bytes(self._buffer[:size])):
             if frame.head.get("cancel"):
                 self._batches.pop(frame.job, None)
             else:

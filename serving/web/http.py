@@ -23,8 +23,8 @@ from serving.settings import Settings
 MAX_FIELDS_NAMED = 10
 Schema = TypeVar("Schema", bound=BaseModel)
 Head = Mapping[str, Any]
-"""Parts of a request but its body: ``route``, ``value`` of the path's parameter, ``query``, the
-body's ``type`` and ``encoding``, and ``shown``, whether the caller may see users."""
+"""Parts of a request but its body: ``route`` and its ``kind``, ``value`` of the path's parameter,
+``query``, the body's ``type`` and ``encoding``, and ``shown``, whether the caller may see users."""
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -99,6 +99,7 @@ def request_head(
         "encoding": headers.get(b"content-encoding", b"identity").decode("latin-1"),
         "shown": shown,
         "route": route.name,
+        "kind": route.kind,
         "value": route.value(scope["path"]),
         "query": scope["query_string"].decode("latin-1"),
     }

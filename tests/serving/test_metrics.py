@@ -25,8 +25,8 @@ def test_the_page_has_what_was_observed() -> None:
     metrics.observe_reply(
         {"rank": 1.5, "total": 4.0}, ("sequence", "ease"), ("unknown_user",), fallback="popularity"
     )
-    metrics.queue(3, 0.004)
-    metrics.queue(2)
+    metrics.queued(0.004)
+    metrics.note(queue_depth=2)
     metrics.refused("queue_full")
     metrics.note(connections=17)
     metrics.lists_kept(3, 0)

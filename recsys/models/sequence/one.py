@@ -1,4 +1,4 @@
-"""The sequence model for one history at a time: ``query_vectors`` and ``score`` for a request.
+"""The sequence model for one history at a time: ``query_vectors`` for a request.
 
 Axes: M events of the history, D width of a member, H heads, N item rows.
 """
@@ -10,7 +10,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import NamedTuple, TypeAlias, cast
 
 import torch
@@ -132,12 +131,11 @@ class KeptHistories:
 
 
 class OneHistory:
-    """Scores the catalogue for single histories; the model must not change afterwards."""
+    """Encodes single histories; the model must not change afterwards."""
 
     def __init__(self, model: SequenceModel) -> None:
         config = model.config
         self._inputs = model.all_item_inputs()
-        self._vectors = model.all_item_vectors
         self._limit = config.max_length
         self._reads = model.reads
         encoders = [cast("HistoryEncoder", member) for member in model.encoder.members]
@@ -152,29 +150,16 @@ class OneHistory:
             self._kept = KeptHistories(self._members[0].advance, SHORTEST_WITH_BLOCKS)
         self._length = math.sqrt(len(encoders))
 
-    @cached_property
-    def _columns(self) -> Tensor:
-        """All item vectors, [D of all members, N]."""
-        # For one query a product with columns takes a third to a half of the time of one with rows.
-        with torch.no_grad():
-            return self._vectors().T.contiguous()
-
-    def scores(
+    def query_vector(
         self, item_rows: Tensor, times: Tensor | None, types: Tensor | None = None
     ) -> Tensor:
-        """Score every item by cosine, [N].
+        """Encode a history as a unit vector; its products with the items' are their scores.
 
         Args:
             item_rows: Of the catalogue, oldest first, at least one.
             times: Unix seconds of these events, where there are times.
             types: Rows of the types of these events, where there are types.
         """
-        return self.query_vector(item_rows, times, types) @ self._columns
-
-    def query_vector(
-        self, item_rows: Tensor, times: Tensor | None, types: Tensor | None = None
-    ) -> Tensor:
-        """Encode a history as a unit vector; arguments as of ``scores``."""
         known = times[-self._limit :] if self._reads["times"] and times is not None else None
         if types is not None:
             types = types[-self._limit :]

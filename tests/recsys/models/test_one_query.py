@@ -77,17 +77,17 @@ def batch_of(rows: torch.Tensor, **features: torch.Tensor) -> JaggedBatch:
 def test_sequence_model(config: SequenceConfig, length: int, types_known: tuple[str, ...]) -> None:
     model = SequenceModel(config, replace(INPUTS, event_types=types_known), catalogue())
     stirred(model)
-    one = OneHistory(model)
+    one, vectors = OneHistory(model), model.all_item_vectors().T
     rows, times = history(length)
     # The last type came after the model.
     types = torch.arange(length) % 4
     for known in ({}, {"times": times}, {"types": types}, {"times": times, "types": types}):
         named = {f"history_{name}": values for name, values in known.items()}
         expected = model.score(batch_of(rows, **named))[0, 1:]
-        found = one.scores(rows, known.get("times"), known.get("types"))
+        found = one.query_vector(rows, known.get("times"), known.get("types")) @ vectors
         torch.testing.assert_close(found[1:], expected, rtol=0, atol=CLOSE)
     known_types = torch.where(types < 3, types, 0)
-    same = one.scores(rows, times, known_types), one.scores(rows, times, types)
+    same = one.query_vector(rows, times, known_types), one.query_vector(rows, times, types)
     assert torch.equal(*same)
 
 
@@ -111,7 +111,7 @@ def test_sparse_attention_folded(
     stirred(model)
     rows, _ = history(length)
     expected = model.score(batch_of(rows))[0, 1:]
-    found = OneHistory(model).scores(rows, None)[1:]
+    found = (OneHistory(model).query_vector(rows, None) @ model.all_item_vectors().T)[1:]
     torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE)
 
 

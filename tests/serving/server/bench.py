@@ -57,7 +57,7 @@ class Bench:
         return link
 
     def submit(self, kind="recommend", key=None):
-        return self.dispatcher.submit(kind, {}, b"", key=key)
+        return self.dispatcher.submit(kind, b'{"kind":"%b"}' % kind.encode(), b"", key=key)
 
     def reply(self, place, body=b"done"):
         """Let a worker reply to its oldest job."""

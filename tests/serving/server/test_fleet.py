@@ -145,7 +145,7 @@ class Stage:
     async def serves(self, name):
         await self.until(lambda: self.fleet.info["bundle"] == name)
         await self.until(lambda: len(self.dispatcher.workers) == 2)
-        jobs = [self.dispatcher.submit("recommend", {}, b"") for _ in range(4)]
+        jobs = [self.dispatcher.submit("recommend", b"{}", b"") for _ in range(4)]
         await asyncio.wait_for(asyncio.gather(*(job.reply for job in jobs)), 20)
 
     async def until(self, true):
@@ -294,7 +294,7 @@ async def test_a_bundle_that_hangs_is_given_up_and_a_stuck_worker_is_killed_mean
             stage._kill(pid, number)
 
         patched.setattr(os, "kill", kill_the_first)
-        job = stage.dispatcher.submit("recommend", {}, b"")
+        job = stage.dispatcher.submit("recommend", b"{}", b"")
         await stage.until(lambda: stage.killed)
         # Before the loader was given up.
         assert stage.killed[0] in [worker.pid for worker in workers]
