@@ -70,8 +70,8 @@ test-numerics: install  ## tests that compare numbers, under other instruction s
 mutants: install  ## plant the faults of tests/mutants.toml one at a time; each must fail its tests
 	@$(BIN)/python -m tests.mutants
 
-test-api: install  ## 10,000 generated requests against what the OpenAPI document says
-	@RECSYS_API_CASES=10000 $(BIN)/python -m pytest -q tests/serving/web/test_openapi.py
+test-api: install  ## 10,000 generated requests against the OpenAPI document, and compiled lists against numpy's
+	@RECSYS_API_CASES=10000 $(BIN)/python -m pytest -q tests/serving/web/test_openapi.py tests/serving/test_compiled.py
 
 soak: install  ## 200 kills of the event writer and of runs, 100 swaps, 20 drains, an hour of load (SOAK_SECONDS=600 for less)
 	@RECSYS_KILLS=200 $(BIN)/python -m pytest -q tests/serving/online/test_kills.py

@@ -74,6 +74,8 @@ class RankedItems(NamedTuple):
         if len(self.item_rows) == 0:
             return []
         present = self.ranks != ABSENT
+        if len(self.sources) == 1:
+            return [self.sources[0] if there else RULES for there in present[:, 0].tolist()]
         parts = np.where(present, self.contributions, -np.inf)
         most = parts == parts.max(1, keepdims=True)
         places = np.where(most & present, self.ranks, LAST).argmin(1)
@@ -122,8 +124,13 @@ def by_reciprocal_rank(
     used = {name: weights[name] for name in candidates}
     if not any(used.values()):
         used = dict.fromkeys(used, 1.0)
-    fused = fused_one(candidates, k, used)
     weight = np.array(list(used.values()), np.float32)
+    if candidates.keys() == {FILLER}:
+        rows = candidates[FILLER].item_rows[:k]
+        ranks = np.arange(1, len(rows) + 1)
+        shares = (weight / (CONSTANT + ranks)).astype(np.float32)
+        return RankedItems(rows, shares, (FILLER,), ranks[:, None], shares[:, None])
+    fused = fused_one(candidates, k, used)
     shares = np.where(fused.ranks == ABSENT, 0, weight / (CONSTANT + fused.ranks))
     shares = shares.astype(np.float32)
     return RankedItems(fused.item_rows, fused.scores, tuple(used), fused.ranks, shares)
@@ -147,16 +154,7 @@ def build_items(
         why = _explain(rows, sources, query, bundle, names_history)
         shares = ranked.shares()
     return [
-        RecommendedItem(
-            card.item_id,
-            score,
-            source,
-            card.title,
-            card.categories,
-            card.semantic_id,
-            reason,
-            parts,
-        )
+        RecommendedItem(card, score, source, reason, parts)
         for card, score, source, reason, parts in zip(
             map(cards.of, rows), ranked.scores.tolist(), sources, why, shares, strict=True
         )

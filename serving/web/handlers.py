@@ -30,6 +30,7 @@ from serving.schemas import (
     SearchParameters,
     SimilarParameters,
     UsersParameters,
+    reply_json,
     to_json,
 )
 from serving.web.descriptions import UserIndex, describe_catalogue, list_history
@@ -80,7 +81,7 @@ class Handlers:
         for request in given.requests:
             try:
                 made = self._recommender.make(request, names_history=head["shown"])
-                replies.append(to_json(made.reply))
+                replies.append(reply_json(made.reply))
                 records += self._records(made)
             except FAULTS as error:
                 replies.append(refusal(error).answer().body)
@@ -100,7 +101,7 @@ class Handlers:
             "sources": sorted({item.source for item in reply.items}),
             "timings_ms": reply.timings_ms,
         }
-        return HttpAnswer(200, to_json(reply), fields, records=self._records(made))
+        return HttpAnswer(200, reply_json(reply), fields, records=self._records(made))
 
     search_list = recommend
 

@@ -1,5 +1,6 @@
 """Lists by compiled functions are those of numpy and torch, on generated requests."""
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from serving.schemas import Request
 
 pytestmark = pytest.mark.numerics
 
-NUM_REQUESTS = 250
+NUM_REQUESTS = int(os.environ.get("RECSYS_API_CASES", "500")) // 2
 
 
 def generated(rng: np.random.Generator) -> Request:

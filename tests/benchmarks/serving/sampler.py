@@ -99,6 +99,29 @@ def sampled(folder: Path, root: Path) -> dict[str, str]:
     return {FOLDER: str(folder), "PYTHONPATH": os.pathsep.join([str(folder), str(root)])}
 
 
+def processor_seconds(pid: int) -> dict[int, float]:
+    """Processor time so far of a process and its descendants."""
+    import psutil
+
+    first = psutil.Process(pid)
+    times = {one.pid: one.cpu_times() for one in (first, *first.children(recursive=True))}
+    return {pid: found.user + found.system for pid, found in times.items()}
+
+
+def spent_by_part(
+    before: tuple[Mapping[int, float], Mapping[int, Counter[str]]],
+    after: tuple[Mapping[int, float], Mapping[int, Counter[str]]],
+) -> Counter[str]:
+    """Divide the seconds between two moments among parts, by their samples in each process."""
+    found: Counter[str] = Counter()
+    for pid, counts in after[1].items():
+        own = counts - before[1].get(pid, Counter())
+        seconds = after[0].get(pid, 0.0) - before[0].get(pid, 0.0)
+        for part, count in own.items():
+            found[part] += seconds * count / own.total()
+    return found
+
+
 def counts_in(folder: Path) -> Mapping[int, Counter[str]]:
     """Read the counts so far, by process."""
     return {int(one.stem): Counter(json.loads(one.read_text())) for one in folder.glob("*.json")}
