@@ -100,7 +100,8 @@ def record_document(
 
 def record_of(document: bytes) -> RequestRecord:
     """Read the columns of a record from its JSON, of which they are the first fields."""
-    first = orjson.loads(document[: document.index(BUNDLE)] + b"}")
+    head, found, _ = document.partition(BUNDLE)
+    first = orjson.loads(head + b"}" if found else document)
     return RequestRecord(first["request_id"], first["unix_ms"], first.get("user_id"), document)
 
 
