@@ -1,7 +1,7 @@
 """Requests a second and latency of /v1/recommend over loopback, in a closed and an open loop.
 
     taskset -c 0,1 python -m tests.benchmarks.serving.benchmark_load \
-        --bundles runs/movielens-100k/bundles [--part large | soak | profile] [--implicit-python PATH]
+        --bundles runs/movielens-100k/bundles [--part large|soak|profile] [--implicit-python PATH]
 
 Server and client share the machine's cores, so the processor time that each takes for a request is
 told too. In the closed loop each connection sends its next request as soon as it has a reply; in
