@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from pipelines.engine.runner import run_stages
+from tests.pipelines.engine.ranks import CHOSEN, settings
+
 
 def in_a_fork(action: Callable[[], object]) -> int:
     """Run in a child of this process; return its exit code, less than 0 for a signal."""
@@ -49,3 +52,11 @@ def cluster() -> Iterator[Any]:
         yield made
         ray.shutdown()
         made.shutdown()
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train the two-tower in one process, into the workspace ``local``."""
+    made = tmp_path_factory.mktemp("engines")
+    run_stages(CHOSEN, settings(made, "local"))
+    return made
