@@ -39,11 +39,12 @@ def python_files(*folders: str) -> list[Path]:
 
 
 @cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def trees(*folders: str) -> dict[str, ast.Module]:
-    return {
-        str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
-        for path in python_files(*folders)
-    }
+    return {str(path.relative_to(ROOT)): parsed(path) for path in python_files(*folders)}
 
 
 def num_lines(path: Path) -> int:
@@ -70,13 +71,20 @@ def may_be_long(path: str, function: str) -> bool:
     return kernel or (path, function) == ("recsys/training/loop.py", "train")
 
 
+def dotted(node: ast.expr) -> list[str]:
+    """Parts of a dotted name; a call or an index that it begins with is one empty part."""
+    if isinstance(node, ast.Attribute):
+        return [*dotted(node.value), node.attr]
+    return [node.id if isinstance(node, ast.Name) else ""]
+
+
 def called_names(tree: ast.Module) -> set[str]:
     """Dotted names of all calls, with aliases of torch and numpy spelt out."""
     aliases = {"np": "numpy"}
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            parts = ast.unparse(node.func).split(".")
+            parts = dotted(node.func)
             name = ".".join([aliases.get(parts[0], parts[0]), *parts[1:]])
             names |= {name, parts[-1]} if len(parts) > 1 else {name}
             allows = any(

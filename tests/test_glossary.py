@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.test_code_limits import parsed
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("recsys", "features", "pipelines", "serving", "dags")
@@ -36,6 +39,7 @@ def names(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield (node.id if isinstance(node, ast.Name) else node.attr), node.lineno
 
 
+@cache
 def words(name: str) -> str:
     """``HistoryNumbers`` and ``history_numbers`` as ``_history_numbers_``."""
     parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
@@ -56,7 +60,7 @@ def test_retired_words_are_in_no_name() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line} {name}"
         for path in sources()
-        for name, line in names(ast.parse(path.read_text(encoding="utf-8")))
+        for name, line in names(parsed(path))
         if any(f"_{word}_" in words(name) for word in RETIRED)
     ]
     assert found == []

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -107,7 +108,7 @@ def test_a_killed_run_goes_on_and_ends_with_equal_bytes(bundles, tmp_path):
     run = [sys.executable, *own, "--out", str(out), "--quiet", "--workers", "2"]
     process = subprocess.Popen(run, start_new_session=True, stderr=subprocess.DEVNULL)
     while process.poll() is None and not list((out / "lists").glob("part-*")):
-        pass
+        time.sleep(0.005)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     (out / "lists" / ".partial-1-part-00001.parquet").write_bytes(b"torn")
