@@ -46,6 +46,12 @@ ELSEWHERE = {
     "python -m": "tests of its own, peers or a GPU",
 }
 """By the beginning of a line, what runs it."""
+SERVED = {
+    "recsys serve runs/shop": "tests/test_readme.py",
+    "recsys serve runs/movielens-100k": "the same shop as runs/shop here",
+    "recsys serve runs/shop --serving-config serving.toml": "docs/control.md's line without a shop",
+}
+"""Whole lines that start a server like that of another line, each by what starts it."""
 SMALLER = {"tune": "tune --trials 3"}
 """Words of a line that stand for less work here, in lines that would take long."""
 TRAINS_LESS = {
@@ -72,7 +78,7 @@ def lines() -> Iterator[tuple[str, list[str]]]:
             continue
         for words in commands(block):
             line = " ".join([words[0].rpartition("/")[2], *words[1:]])
-            known = line in seen or any(line.startswith(begin) for begin in ELSEWHERE)
+            known = line in {*seen, *SERVED} or any(map(line.startswith, ELSEWHERE))
             if line.startswith(("recsys ", "python ")) and not known:
                 seen.add(line)
                 yield str(block), words[1:]

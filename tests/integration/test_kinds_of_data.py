@@ -21,8 +21,9 @@ def configured(shop: Path, folder: Path, changes: dict[str, object]) -> Path:
     for name in ("events.csv", "items.csv", "users.csv"):
         (folder / name).write_bytes((shop.parent / name).read_bytes())
     settings = read_toml(shop.parent / "shop.toml")
-    for section in ("two_tower_training", "sequence_training", "generative_training"):
+    for section in ("two_tower_training", "sequence_training"):
         settings = merge(settings, {section: {"max_epochs": 1.0}})
+    settings = merge(settings, {"generative_training": {"enabled": False}})
     settings = merge(settings, {"release": {"min_gain_over_popularity": -1}})
     path = folder / "shop.toml"
     path.write_text(to_toml(merge(settings, changes)))
