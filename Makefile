@@ -7,6 +7,8 @@ SOAK_SECONDS ?= 3600
 TEST_WORKERS ?= logical
 
 export HF_HUB_OFFLINE := 1
+# Every process of a test would compile the packages again.
+export PYTHONDONTWRITEBYTECODE :=
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help install install-airflow install-typescript docs demo dashboard test test-all test-quick test-numerics mutants test-api year soak check format serve strangers bench lock release-check clean

@@ -27,8 +27,8 @@ TODAY = "available_from >= '2026-03-15'"
 """The last day of the news: a server's surface has such a filter of its own."""
 
 
-def run(name: str, workspace: Path) -> str:
-    """Run an example in a folder of its own; return what is to be said.
+def run(name: str, workspace: Path, settings: tuple[str, ...] = ()) -> str:
+    """Run an example, with settings laid over its file, in a folder; return what is to be said.
 
     Raises:
         ValueError: There is no such example, or a stage says what is wrong.
@@ -40,7 +40,9 @@ def run(name: str, workspace: Path) -> str:
         for table in write(name, workspace / "data"):
             place = str((workspace / "data" / f"{table}.csv").absolute())
             command += ["--set", f"data.{table}={json.dumps(place)}"]
-    ended = app([*command, "--set", f"workspace={workspace}"], standalone_mode=False)
+    for one in (*settings, f"workspace={workspace}"):
+        command += ["--set", one]
+    ended = app(command, standalone_mode=False)
     if ended:
         raise ValueError(f"recsys {' '.join(command)} ended with {ended}")
     return "\n".join([*quality(workspace), *lists(name, workspace)]) + "\n"

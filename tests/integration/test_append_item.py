@@ -1,5 +1,6 @@
 """A new item on a running server: found by its content, both ways, with an ID that stays."""
 
+import importlib.util
 import json
 import os
 import socket
@@ -21,7 +22,8 @@ from serving.bundle.manifest import read_manifest
 from serving.recommend import Recommender
 from tests.recsys.testing.synthetic import World, two_tastes
 
-pytest.importorskip("sentence_transformers", reason="needs the MiniLM encoder")
+if importlib.util.find_spec("sentence_transformers") is None:
+    pytest.skip("needs the MiniLM encoder", allow_module_level=True)
 MINILM = ("--set", "content.encoder=minilm", "--quiet")
 HASTY = [f"{name}_training.max_epochs=1" for name in ("two_tower", "sequence", "generative")]
 HASTY += ["release.gate.enabled=false", "release.max_drop_from_champion=1"]

@@ -53,7 +53,7 @@ def test_pages_fit_have_no_serious_finding_and_all_they_lead_to_is_there(chromiu
                 names = tuple(part.partition("=")[0] for part in query.split("#")[0].split("&"))
                 if (page, names) not in visited:
                     visited.add((page, names))
-                    shown.open(one.removeprefix("#/"))
+                    shown.follow(one.removeprefix("#/"))
 
 
 def test_every_control_leads_to_a_page(context):
@@ -79,8 +79,9 @@ def test_an_exported_file_shows_all_that_it_holds_and_asks_for_nothing(
     assert {"summary", "run", "compare", "why"} <= {one["name"] for one in held}
     with windows(chromium, path.as_uri()) as new:
         shown = new(offline=True)
+        shown.open()
         for one in held:
-            shown.open(f"{one['name']}?{urlencode(one['parameters'], doseq=True)}")
+            shown.follow(f"{one['name']}?{urlencode(one['parameters'], doseq=True)}")
             shown.see_all()
             assert shown.page.inner_text("h1") == " ".join(one["page"]["title"].split())
             assert not shown.overflows()

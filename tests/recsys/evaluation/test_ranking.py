@@ -1,9 +1,10 @@
+import importlib
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranx import Qrels, Run, evaluate
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
@@ -81,11 +82,18 @@ def test_nan_scores_and_targets_of_different_users_are_refused():
     )
 
 
-@pytest.mark.slow  # Numba compiles ranx on first use.
+@pytest.fixture(scope="module")
+def ranx():
+    """Ranx as plain Python: compiling it takes a minute, and these lists a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NUMBA_DISABLE_JIT", "1")
+        return importlib.import_module("ranx")
+
+
 @pytest.mark.filterwarnings("ignore:.*unsafe cast from uint64 to int64")
 @settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 10**6), num_levels=st.integers(1, 12))
-def test_metrics_agree_with_ranx(seed, num_levels):
+def test_metrics_agree_with_ranx(ranx, seed, num_levels):
     """ranx orders equal scores arbitrarily, so it is fed our order as strictly falling scores."""
     random = np.random.default_rng(seed)
     num_users, num_items = 7, 30
@@ -97,8 +105,8 @@ def test_metrics_agree_with_ranx(seed, num_levels):
     ks = (1, 4, 10, 40)
     result = ranked(scores, targets, ks=ks, batch_size=3)
 
-    qrels = Qrels({f"u{u}": {f"i{i}": 1 for i in rows} for u, rows in enumerate(targets)})
-    run = Run(
+    qrels = ranx.Qrels({f"u{u}": {f"i{i}": 1 for i in rows} for u, rows in enumerate(targets)})
+    run = ranx.Run(
         {
             f"u{u}": {
                 f"i{i}": float(-place)
@@ -109,7 +117,7 @@ def test_metrics_agree_with_ranx(seed, num_levels):
             for u, row in enumerate(scores.tolist())
         }
     )
-    theirs = evaluate(qrels, run, [f"{name}@{k}" for name in METRICS for k in ks])
+    theirs = ranx.evaluate(qrels, run, [f"{name}@{k}" for name in METRICS for k in ks])
     for name, value in theirs.items():
         assert result.metrics[name] == pytest.approx(value, abs=1e-6), name
 
