@@ -39,8 +39,8 @@ def test_movielens_from_raw_files_to_a_bundle(
         pytest.skip("needs real data sets: RECSYS_DATA_MIRROR=FOLDER make test")
     monkeypatch.setenv("RECSYS_DATA_MIRROR", MIRROR)
     settings = ["content.encoder=hash", "evaluation.num_resamples=100", "adapter.max_epochs=0.1"]
-    settings += ["blend.max_queries=300", "blend.recent_demand=false", "search.num_steps=20"]
-    steps = {"two_tower": 100, "sequence": 100, "generative": 20, "ranker": 50}
+    settings += ["blend.max_queries=300", "blend.recent_demand=false", "search.num_steps=5"]
+    steps = {"two_tower": 100, "sequence": 100, "generative": 10, "ranker": 25}
     settings += [f"{name}_training.max_steps={count}" for name, count in steps.items()]
     options = [part for one in settings for part in ("--set", one)]
     result = recsys("run", "--preset", "movielens_100k", "-w", tmp_path / "run", "-q", *options)
