@@ -160,7 +160,7 @@ def search(site: Path, chromium: Any) -> Iterator[Any]:
         page.evaluate("document.querySelector('.md-search-result__list').replaceChildren()")
         field.fill(question)
         field.dispatch_event("keyup")
-        page.wait_for_selector(results, state="attached", timeout=10_000)
+        page.wait_for_selector(results, state="attached", timeout=60_000)
         links = page.eval_on_selector_all(results, "all => all.map(one => one.href)")
         places = [re.sub(r"[#?].*", "", link).partition(f"{site.name}/")[2] for link in links]
         return list(dict.fromkeys(places))

@@ -66,11 +66,11 @@ class Window:
     def settled(self, expected: str = "drawn") -> None:
         """Wait until the page is drawn, and say where it is not."""
         state = "document.documentElement.dataset.page"
-        self.until(f"['drawn', 'failed'].includes({state})", 30.0)
+        self.until(f"['drawn', 'failed'].includes({state})")
         found = self.page.evaluate(state)
         assert found == expected, self.page.inner_text("main")
 
-    def until(self, expression: str, seconds: float = 10.0) -> None:
+    def until(self, expression: str, seconds: float = 60.0) -> None:
         """Wait until an expression is true; Playwright's own way evaluates strings in the page."""
         end = time.monotonic() + seconds
         while not self.page.evaluate(expression):

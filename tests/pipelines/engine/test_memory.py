@@ -22,7 +22,7 @@ def test_what_a_stage_frees_is_returned_while_it_runs():
         blocks = [bytearray(b"x") * 100_000 for _ in range(500)]
         held, last = resident_bytes(), blocks[-1]
         blocks.clear()
-        until = time.monotonic() + 10.0
+        until = time.monotonic() + 60.0
         while held - resident_bytes() < 25_000_000:
             assert time.monotonic() < until
             time.sleep(0.01)

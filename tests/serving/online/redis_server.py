@@ -19,7 +19,7 @@ PROGRAM = shutil.which(CHOSEN or "redis-server") or shutil.which("valkey-server"
 needs_redis = pytest.mark.skipif(
     PROGRAM is None, reason="no redis-server on PATH: apt-get install redis-server"
 )
-START_SECONDS = 30.0
+START_SECONDS = 120.0
 
 
 def free_port():

@@ -21,10 +21,10 @@ SERVE = (
     "from serving.server.serve import serve; from serving.settings import Settings; "
     "serve(Settings.from_environment())"
 )
-START_SECONDS = 90.0
+START_SECONDS = 180.0
 
 
-def wait_for(true, seconds=30.0):
+def wait_for(true, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not (found := true()):
         assert time.monotonic() < deadline, "waited in vain"

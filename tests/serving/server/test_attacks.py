@@ -62,7 +62,7 @@ def assert_as_quick(server, before):
 
 
 def wait_for_few_connections(server):
-    wait_for(lambda: len(psutil.Process(server.process.pid).net_connections()) < 50, 10)
+    wait_for(lambda: len(psutil.Process(server.process.pid).net_connections()) < 50, 30)
 
 
 def reply_to(client):
