@@ -39,7 +39,8 @@ def test_movielens_from_raw_files_to_a_bundle(
         pytest.skip("needs real data sets: RECSYS_DATA_MIRROR=FOLDER make test")
     monkeypatch.setenv("RECSYS_DATA_MIRROR", MIRROR)
     settings = ["content.encoder=hash", "evaluation.num_resamples=100", "adapter.max_epochs=0.1"]
-    settings += ["blend.max_queries=300", "blend.recent_demand=false", "search.num_steps=5"]
+    settings += ["evaluation.max_users=300", "tracking.enabled=false", "blend.max_queries=300"]
+    settings += ["blend.recent_demand=false", "search.num_steps=5", "ranker_training.max_queries=500"]
     steps = {"two_tower": 100, "sequence": 100, "generative": 10, "ranker": 25}
     settings += [f"{name}_training.max_steps={count}" for name, count in steps.items()]
     options = [part for one in settings for part in ("--set", one)]
@@ -50,7 +51,7 @@ def test_movielens_from_raw_files_to_a_bundle(
     assert ids["quality"]["collisions_after"] == 0
     assert all(level["utilisation"] >= 0.95 for level in ids["quality"]["levels"])
     metrics = json.loads((tmp_path / "run/evaluate/metrics.json").read_text())["given"]["test"]
-    assert metrics["item_to_item"]["ndcg@10"] > 0.085
+    assert metrics["item_to_item"]["ndcg@10"] > 0.1
     assert metrics["blend"]["ndcg@10"] > metrics["popularity"]["ndcg@10"]
     shown = recsys("recommend", "-b", tmp_path / "run", "--session", "50,172", "--k", "10")
     assert "Star Wars" not in shown.output
