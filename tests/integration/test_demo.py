@@ -38,9 +38,10 @@ def test_movielens_from_raw_files_to_a_bundle(
     if not MIRROR:
         pytest.skip("needs real data sets: RECSYS_DATA_MIRROR=FOLDER make test")
     monkeypatch.setenv("RECSYS_DATA_MIRROR", MIRROR)
-    settings = ["content.encoder=hash", "evaluation.num_resamples=100", "adapter.max_epochs=0.1"]
-    settings += ["evaluation.max_users=300", "tracking.enabled=false", "blend.max_queries=300"]
-    settings += ["blend.recent_demand=false", "search.num_steps=5", "ranker_training.max_queries=500"]
+    settings = ["tracking.enabled=false", "content.encoder=hash", "evaluation.num_resamples=100"]
+    settings += ["evaluation.max_users=300", "search.num_steps=5", "blend.max_queries=300"]
+    settings += ["blend.recent_demand=false", "ranker_training.max_queries=500"]
+    settings += ["adapter.max_epochs=0.1"]
     steps = {"two_tower": 100, "sequence": 100, "generative": 10, "ranker": 25}
     settings += [f"{name}_training.max_steps={count}" for name, count in steps.items()]
     options = [part for one in settings for part in ("--set", one)]
