@@ -120,7 +120,7 @@ def has_won(workspace: Path, key: object) -> bool:
 def adopt(workspace: Path) -> None:
     """Put the artefacts of a round that won into the workspace; finish what a kill cut off."""
     side = workspace / FOLDER
-    for name in read_json(side / WON):
+    for name in read_json(side / WON) if (side / WON).exists() else ():
         if (side / name).exists():
             (side / BEFORE).mkdir(exist_ok=True)
             if (workspace / name).exists() and not (side / BEFORE / name).exists():

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import polars as pl
+
 from pipelines.auto.beside import read_seconds
-from pipelines.candidates.blends import FAST
+from pipelines.candidates.blends import FAST, FULL
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import Table, set_value
+from pipelines.config.toml import Table, merge, set_value
 from pipelines.engine.artifacts import read_json
 from pipelines.stages.list import STAGES
-from recsys.models.names import SEQUENCE
+from recsys.models.names import GENERATIVE, SEQUENCE
 from serving.bundle.manifest import Profile
 
 ONE_ERROR = 1.0
@@ -26,6 +28,16 @@ RANKED_QUERIES = 4_000
 """Held-back events that a ranker is trained on in a round."""
 RANKED_SECONDS = 0.008
 """Seconds of one of them: its candidates, their features and a pass; and of a validation query."""
+GENERATED_PASS, GENERATED_PASSES, GENERATED_REFIT = 3.0, 8.0, 2.0
+"""Times a pass of the sequence model that one of the generative model takes; its passes, and those
+that continue its weights on all events."""
+GENERATED_SECONDS = 0.01
+"""Seconds of a beam search."""
+DOMAIN_ITEMS, NUM_DOMAINS = 50, 3
+"""Items from which a domain gets an adapter, and domains that do."""
+LEAST_SECONDS = 10.0
+"""Seconds of a training, at least."""
+NO_SEQUENCE = "there is no sequence model"
 MEMBER_KINDS = ("attention", "convolution", "hstu")
 """Kinds of blocks of further members, in order."""
 
@@ -72,10 +84,10 @@ class Measured:
         return needed
 
 
-def ranker(done: Measured) -> Candidate | None:
+def ranker(done: Measured) -> Candidate | str:
     """Order the first candidates again, by a network with experts."""
-    if set_value(done.user, "ranker_training.enabled") is not None:
-        return None
+    if (own := set_value(done.user, "ranker_training.enabled")) is not None:
+        return f"ranker_training.enabled = {str(own).lower()} is set"
     queries = min(RANKED_QUERIES, done.rows("build_features"))
     choices: Table = {
         "ranker_training": {
@@ -92,33 +104,116 @@ def ranker(done: Measured) -> Candidate | None:
     return Candidate(name="ranker", what=what, choices=choices, seconds={"train_ranker": seconds})
 
 
-def further_member(done: Measured) -> Candidate | None:
+def further_member(done: Measured) -> Candidate | str:
     """Add an encoder with another kind of blocks to the sequence model."""
-    model, training = done.config.sequence, done.config.sequence_training
-    if not training.enabled or set_value(done.user, SEQUENCE.section) is not None:
-        return None
+    model = done.config.sequence
+    if not done.config.sequence_training.enabled:
+        return NO_SEQUENCE
+    if set_value(done.user, SEQUENCE.section) is not None:
+        return "[sequence] is set"
     number = model.num_members
-    kinds = tuple(model.blocks_of(place) for place in range(number))
-    kind = next((kind for kind in MEMBER_KINDS if kind not in kinds), None)
-    if kind is None:
-        return None
+    kinds = [model.blocks_of(place) for place in range(number)]
+    kind = next(kind for kind in MEMBER_KINDS if kind not in kinds)
     grows = (number + 1) / number
-    seconds = {stage: grows * done.took(stage) for stage in ("train_sequence", "refit")}
-    model_choices = {
+    choices = {
         "embedding_dim": round(grows * model.embedding_dim),
         "num_members": number + 1,
         "member_blocks": [*kinds, kind],
     }
-    choices = {
-        SEQUENCE.section: model_choices,
-        SEQUENCE.training: {"max_seconds": round(SLACK * seconds["train_sequence"], 1)},
+    what = f"{number + 1} encoders, the last of {kind} blocks"
+    return trained_again("further member", what, done, grows, {SEQUENCE.section: choices})
+
+
+def longer_training(done: Measured) -> Candidate | str:
+    """Train the sequence model for twice as many passes."""
+    training = done.config.sequence_training
+    if not training.enabled:
+        return NO_SEQUENCE
+    if set_value(done.user, f"{SEQUENCE.training}.max_epochs") is not None:
+        return f"{SEQUENCE.training}.max_epochs is set"
+    passes = 2 * training.max_epochs
+    choices = {"max_epochs": passes, "epochs_per_evaluation": passes}
+    what = f"{passes:.0f} passes of the sequence model"
+    return trained_again("longer training", what, done, 2.0, {SEQUENCE.training: choices})
+
+
+def trained_again(name: str, what: str, done: Measured, grows: float, choices: Table) -> Candidate:
+    """Train the sequence model in so many times the seconds that it took."""
+    seconds = {stage: grows * done.took(stage) for stage in ("train_sequence", "refit")}
+    limit = max(LEAST_SECONDS, round(SLACK * seconds["train_sequence"], 1))
+    choices = merge(choices, {SEQUENCE.training: {"max_seconds": limit}})
+    return Candidate(name=name, what=what, choices=choices, seconds=seconds)
+
+
+def generation(done: Measured) -> Candidate | str:
+    """Generate semantic IDs by beam search, taught by the sequence model, in profile full."""
+    if (own := set_value(done.user, "generative_training.enabled")) is not None:
+        return f"generative_training.enabled = {str(own).lower()} is set"
+    if not done.config.sequence_training.enabled:
+        return NO_SEQUENCE
+    if done.config.semantic_ids.method == "none":
+        return "items have no semantic IDs"
+    passes = done.config.sequence_training.max_epochs
+    one = GENERATED_PASS * done.took("train_sequence") / max(1.0, passes)
+    beams = {stage: GENERATED_SECONDS * done.rows(stage) for stage in ("fit_blend", "evaluate")}
+    trained = one * GENERATED_PASSES
+    seconds = {
+        "train_generative": trained,
+        **{stage: done.took(stage) + beam for stage, beam in beams.items()},
+        "refit": done.took("refit") + GENERATED_REFIT * one,
     }
-    what = f"sequence model of {number + 1} members, the last of {kind} blocks"
-    return Candidate(name="further member", what=what, choices=choices, seconds=seconds)
+    choices: Table = {
+        GENERATIVE.section: {
+            "max_length": min(30, done.config.sequence.max_length),
+            "items": "codes_vectors",
+            "carries_place": True,
+            "dense_weight": 0.0,
+            "dropout": 0.1,
+            "label_smoothing": 0.0,
+        },
+        GENERATIVE.training: {
+            "enabled": True,
+            "max_epochs": GENERATED_PASSES,
+            "epochs_per_evaluation": GENERATED_PASSES,
+            "validation_users": 200,
+            "refit_epochs": GENERATED_REFIT,
+            "max_seconds": max(LEAST_SECONDS, round(SLACK * trained, 1)),
+            "batch_size": done.config.sequence_training.batch_size,
+            "schedule": {"decay": "linear", "final_share": 0.02},
+            "teaching": {"share": 1.0, "dropped_events": 0.4},
+        },
+    }
+    what = f"{GENERATED_PASSES:.0f} passes over semantic IDs, for profile full"
+    return Candidate(name="generation", what=what, choices=choices, seconds=seconds, profile=FULL)
 
 
-CANDIDATES: Mapping[str, Callable[[Measured], Candidate | None]] = {
+def adapters(done: Measured) -> Candidate | str:
+    """Adapt the sequence model, or the two-tower, to the largest domains of the catalogue."""
+    if set_value(done.user, "adapter.domains") is not None:
+        return "adapter.domains is set"
+    if not (done.config.sequence_training.enabled or done.config.two_tower_training.enabled):
+        return "there is no trained model to adapt"
+    path = done.config.workspace / "build_features" / "items.parquet"
+    if "domain" not in pl.read_parquet_schema(path):
+        return "the catalogue has no column of domains"
+    sizes = pl.read_parquet(path, columns=["domain"]).drop_nulls()["domain"].value_counts()
+    large = sizes.filter(pl.col("count") >= DOMAIN_ITEMS).sort("count", "domain", descending=True)
+    names = large["domain"].cast(pl.String).to_list()[:NUM_DOMAINS]
+    if len(sizes) < 2 or not names:
+        return f"no two domains, or none of {DOMAIN_ITEMS} items"
+    seconds = 2 * max(done.took("train_sequence"), done.took("train_two_tower"))
+    choices: Table = {"adapter": {"domains": names}}
+    what = ", ".join(names)
+    return Candidate(
+        name="adapters", what=what, choices=choices, seconds={"adapt_domains": seconds}
+    )
+
+
+CANDIDATES: Mapping[str, Callable[[Measured], Candidate | str]] = {
     "ranker": ranker,
     "further member": further_member,
+    "generation": generation,
+    "adapters": adapters,
+    "longer training": longer_training,
 }
-"""Each returns None if it does not apply, or the configuration decides on it."""
+"""In the order in which they are tried; each returns why it does not apply."""

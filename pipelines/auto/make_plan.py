@@ -30,7 +30,12 @@ from recsys.models import names
 from recsys.models.configs import TwoTowerConfig
 from recsys.training.passes import ScheduleConfig
 
-FULLER = "fuller bundle"
+BEST, FULLER = "best bundle", "fuller bundle"
+MEASURED: Table = {
+    "evaluation": {"num_resamples": 1000, "max_users": EVALUATED_USERS},
+    "blend": {"max_queries": BLENDED_FOR_EACH * EVALUATED_USERS},
+}
+"""Choices by which later rounds are measured."""
 SAFETY = 0.7
 """Share of the time that is left which plans fill."""
 MIN_SHARE = 0.15
@@ -138,19 +143,21 @@ def plan_sequence(planner: Planner) -> None:
     if best.share < MIN_SHARE:
         planner.leave_out(replace(part, what="", seconds=best.whole * MIN_SHARE + ends))
         return
-    choices = content | {
-        "evaluation": {"num_resamples": 1000, "max_users": EVALUATED_USERS},
-        "blend": {"max_queries": BLENDED_FOR_EACH * EVALUATED_USERS},
-        names.SEQUENCE.section: plain(best.recipe.model),
-        names.SEQUENCE.training: plain(best.training()),
-        "semantic_ids": {
-            "method": "rq_kmeans",
-            "source": "content" if shape.has_text else BEHAVIOUR,
-            "content_columns": content.get(names.CONTENT.section, {}).get("columns"),
-        },
-    }
+    choices = (
+        content
+        | MEASURED
+        | {
+            names.SEQUENCE.section: plain(best.recipe.model),
+            names.SEQUENCE.training: plain(best.training()),
+            "semantic_ids": {
+                "method": "rq_kmeans",
+                "source": "content" if shape.has_text else BEHAVIOUR,
+                "content_columns": content.get(names.CONTENT.section, {}).get("columns"),
+            },
+        }
+    )
     deferred = [ENCODER] if content == HASHED else []
-    planner.add_round("best bundle", choices, [*before, part], ends, *deferred)
+    planner.add_round(BEST, choices, [*before, part], ends, *deferred)
 
 
 def plan_postponed(planner: Planner) -> None:
@@ -252,9 +259,7 @@ def content_part(planner: Planner) -> tuple[PlanPart | None, Table]:
 
 
 def plan_two_tower(planner: Planner) -> None:
-    """Add the two-tower to the round of the sequence model."""
-    if not planner.rounds[1:]:
-        return
+    """Add the two-tower to the round of the sequence model, or make one without that."""
     long = planner.shape.has_long_histories
     settings = TwoTowerConfig(embedding_dim=64, max_history=20 if long else 50)
     training = TwoTowerTrainingConfig(
@@ -276,6 +281,11 @@ def plan_two_tower(planner: Planner) -> None:
         planner.leave_out(part, merging)
         return
     choices = {names.TWO_TOWER.section: plain(settings), names.TWO_TOWER.training: plain(training)}
+    if not planner.rounds[1:]:
+        last = planner.measuring(4) + planner.refit_seconds
+        postponed = [known for known, _ in planner.postponed]
+        planner.add_round(BEST, choices | MEASURED, [*postponed, part], last)
+        return
     # In the round before: a round of its own would refit the sequence model once more.
     before = planner.rounds[-1]
     *parts, ends = before.parts

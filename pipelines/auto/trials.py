@@ -20,6 +20,7 @@ from pipelines.auto.beside import (
     mark_won,
     placed,
     put_back,
+    read_seconds,
     remove,
     stages_between,
     time_limit,
@@ -28,14 +29,21 @@ from pipelines.auto.further import CANDIDATES, ONE_ERROR, SLACK, Candidate, Meas
 from pipelines.auto.make_plan import enough
 from pipelines.auto.plan import PlanPart, Round
 from pipelines.auto.rounds import Automatic, Planned
-from pipelines.config.toml import merge
+from pipelines.config.toml import Table, merge
+from pipelines.engine.artifacts import read_json
 from pipelines.engine.errors import RefusedError, UnstableTrainingError
 from pipelines.engine.runner import StageOutcome
 from pipelines.engine.workspace import Workspace
+from pipelines.evaluation.analysis import ANALYSIS
 from pipelines.inputs.tensors import released_order
 from pipelines.ranking.artefact import FILE, RANKER, read_decision
 from pipelines.stages.list import STAGES
 
+ADAPTERS = "adapters"
+NO_TIME = "no time left"
+RESAMPLED: Table = {"evaluation": {"num_resamples": 1000}}
+RESAMPLED_TIMES = 4.0
+"""Times that an evaluation with intervals takes the seconds of one without."""
 TOO_FEW = "too few events to learn from"
 
 
@@ -75,15 +83,16 @@ def further_rounds(run: Automatic, planned: Planned, run_stages: RunStages) -> l
     rounds, trials = planned.plan.rounds, Trials(run, planned, run_stages)
     if planned.stopped:
         return []
+    trials.analyse()
     if planned.finished < len(rounds):
         # The same command with a later end tries that round again.
         planned.stopped = f"{rounds[planned.finished].name} had no time, or was refused"
-        return []
+        return trials.outcomes
     if enough(planned.shape):
         for name, make in CANDIDATES.items():
             if all(one["name"] != name for one in planned.trials):
-                trials.consider(make)
-    late = [one["name"] for one in planned.trials if not one["begun"]]
+                trials.consider(name, make)
+    late = [one["name"] for one in planned.trials if one["reason"].startswith(NO_TIME)]
     planned.stopped = "nothing else can be added" if enough(planned.shape) else TOO_FEW
     if late:
         planned.stopped = f"no time is left for {', '.join(late)}"
@@ -98,12 +107,28 @@ class Trials:
         self.run, self.planned, self.run_stages = run, planned, run_stages
         self.outcomes: list[StageOutcome] = []
 
-    def consider(self, make: Callable[[Measured], Candidate | None]) -> None:
+    def analyse(self) -> None:
+        """Compute the intervals that ``recsys compare`` reads; the first round leaves them out."""
+        number, rounds = self.planned.finished - 1, list(self.planned.plan.rounds)
+        one = rounds[number] = replace(
+            rounds[number], choices=merge(rounds[number].choices, RESAMPLED)
+        )
+        config, left = self.run.round_config(one), self.run.seconds_left()
+        needed = RESAMPLED_TIMES * sum(read_seconds(config.workspace, stage) for stage in ENDS)
+        path = config.workspace / "evaluate" / ANALYSIS
+        if config.evaluation.num_resamples and not path.exists() and needed < left:
+            self.planned.plan = replace(self.planned.plan, rounds=tuple(rounds))
+            self.planned.save(self.run.base, number)
+            self.outcomes += self.run_stages(STAGES[1:], config)
+
+    def consider(self, name: str, make: Callable[[Measured], Candidate | str]) -> None:
         """Try one part if it applies and there is time, and keep the record of it."""
         last = self.planned.plan.rounds[-1]
         done = Measured(self.run.round_config(last), self.run.sources.own)
         one = make(done)
-        if one is None:
+        if isinstance(one, str):
+            told = Trial(name=name, what="", seconds=0.0, begun=False, reason=one)
+            self.planned.trials.append(told.table())
             return
         choices = merge(last.choices, one.choices)
         added = replace(last, name=f"with {one.name}", choices=choices, parts=())
@@ -111,7 +136,7 @@ class Trials:
         total, left = sum(needed.values()), self.run.seconds_left()
         told = Trial(name=one.name, what=one.what, seconds=round(total, 1))
         if SLACK * total > left:
-            reason = f"no time left: needs about {SLACK * total:,.0f} s, {max(0.0, left):,.0f} left"
+            reason = f"{NO_TIME}: needs about {SLACK * total:,.0f} s, {max(0.0, left):,.0f} left"
             told = replace(told, begun=False, reason=reason)
         else:
             self.run.say(f"trying {one.name}: {one.what}, about {total:,.0f} s")
@@ -127,7 +152,7 @@ class Trials:
         """Run a candidate beside the workspace, and serve it if it is better."""
         begin = time.perf_counter()
         try:
-            told = self.judged(told, one, added, needed)
+            told = (self.adapted if one.name == ADAPTERS else self.judged)(told, one, added, needed)
         except OutOfTimeError:
             reason = f"given up after {time.perf_counter() - begin:,.0f} s, too late to serve it"
             told = replace(told, kept=False, reason=reason)
@@ -159,6 +184,18 @@ class Trials:
                     self.run_stages(stages_between(*REFITS), beside)
                 mark_won(workspace)
         return replace(told, kept=kept, gain=gain)
+
+    def adapted(
+        self, told: Trial, one: Candidate, added: Round, _needed: Mapping[str, float]
+    ) -> Trial:
+        """Train adapters of what is served; each is judged by its own gate."""
+        config, stage = self.run.round_config(added), STAGES[-1]
+        with time_limit(self.run.seconds_left()):
+            self.outcomes += self.run_stages([stage], config)
+        outcomes = read_json(config.workspace / stage.name / "adapters.json")
+        reasons = [f"{of['domain']}: {of['verdicts'][0]['reason']}" for of in outcomes]
+        kept = any(of["adapter"] is not None for of in outcomes)
+        return replace(told, kept=kept, reason="; ".join(reasons))
 
     @property
     def key(self) -> list[object]:

@@ -40,7 +40,7 @@ def measured_gains(config: RunConfig) -> dict[str, str]:
         for name, gain in document.get("gains", {}).items():
             before = document["validation"][document["served"]] - gain["difference"]
             found = Gain(document["metric"], gain["difference"], gain["standard_error"], before)
-            gains[name] = f"trained: {found.words()}"
+            gains.setdefault(name, f"trained: {found.words()}")
     path = config.workspace / "train_ranker" / order / DECISION
     decision = read_json(path) if path.exists() else {}
     if decision.get("served"):

@@ -78,7 +78,8 @@ class Analysis:
         if not path.exists():
             raise ValueError(
                 f"{path} is missing: an older version made this artefact, or it was made with "
-                "evaluation.num_resamples = 0. Make it again with recsys run --force evaluate"
+                "evaluation.num_resamples = 0. Make it again with recsys run --set "
+                "evaluation.num_resamples=1000 --force evaluate"
             )
         return cls.from_json(read_json(path))
 

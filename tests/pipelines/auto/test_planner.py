@@ -207,3 +207,12 @@ def test_what_models_are_judged_by_is_said_with_its_moment_or_its_reason():
     assert "2024-05-20" in judged_by(report)
     last = {"split_kind": "leave_one_out", "split_reason": "events have no times"}
     assert "events have no times" in judged_by(last)
+
+
+def test_without_a_sequence_model_the_two_tower_has_a_round_of_its_own():
+    plan = plan_of(left=3600.0, user={"sequence_training": {"enabled": False}})
+    best = plan.rounds[1]
+    assert [part.name for part in best.parts][-2] == "two-tower"
+    assert best.choices["two_tower_training"]["enabled"]
+    assert best.choices["evaluation"]["num_resamples"] == 1000
+    assert best.choices["ease"] == plan.rounds[0].choices["ease"]

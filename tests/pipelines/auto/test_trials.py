@@ -2,16 +2,18 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pipelines.auto.beside import FOLDER, OutOfTimeError, time_limit
-from pipelines.auto.further import Candidate
+from pipelines.auto.further import CANDIDATES, Candidate, Measured
 from pipelines.auto.rounds import Planned
 from pipelines.auto.trials import further_rounds
 from pipelines.config.run import RunConfig
+from pipelines.config.toml import merge
 from pipelines.engine.artifacts import Manifest, begin, commit, read_json
 from pipelines.engine.errors import RefusedError
 from pipelines.stages.list import STAGES
@@ -162,3 +164,49 @@ def test_time_is_up_once_and_the_handler_before_comes_back():
         assert os.getpid()
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_the_first_round_alone_is_analysed_at_the_end(served, monkeypatch):
+    run, _, plan = served
+    monkeypatch.setattr("pipelines.auto.trials.CANDIDATES", {})
+    seen = []
+
+    def run_stages(chosen, config):
+        seen.append((chosen[-1].name, config.evaluation.num_resamples))
+        return []
+
+    further_rounds(run, plan, run_stages)
+    assert seen == [("adapt_domains", 1000)]
+    assert run.sources.latest().evaluation.num_resamples == 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "user", "words"),
+    [
+        ("ranker", {"ranker_training": {"enabled": False}}, "enabled = false is set"),
+        ("further member", {}, "there is no sequence model"),
+        ("generation", {}, "there is no sequence model"),
+        ("adapters", {}, "there is no trained model to adapt"),
+        ("longer training", {}, "there is no sequence model"),
+    ],
+)
+def test_a_part_that_does_not_apply_says_why(served, name, user, words):
+    run, _, plan = served
+    config = run.round_config(plan.plan.rounds[0])
+    config = replace(config, two_tower_training=replace(config.two_tower_training, enabled=False))
+    found = CANDIDATES[name](Measured(config, user))
+    assert isinstance(found, str)
+    assert words in found
+
+
+def test_a_further_member_has_another_kind_of_blocks_and_is_a_valid_setting(served):
+    run, _, plan = served
+    choices = {"sequence_training": {"enabled": True}, "semantic_ids": {"method": "rq_kmeans"}}
+    trained = replace(plan.plan.rounds[0], choices=choices)
+    for name in ("further member", "generation", "longer training", "ranker"):
+        one = CANDIDATES[name](Measured(run.round_config(trained), {}))
+        assert isinstance(one, Candidate)
+        config = run.round_config(replace(trained, choices=merge(choices, one.choices)))
+        if name == "further member":
+            assert config.sequence.member_blocks == ("attention", "convolution")
+            assert config.sequence.embedding_dim == 256
