@@ -202,7 +202,7 @@ def adapters(done: Measured) -> Candidate | str:
     if len(sizes) < 2 or not names:
         return f"no two domains, or none of {DOMAIN_ITEMS} items"
     seconds = 2 * max(done.took("train_sequence"), done.took("train_two_tower"))
-    choices: Table = {"adapter": {"domains": names}}
+    choices: Table = {"adapter": {"domains": names, "rank": 4}}
     what = ", ".join(names)
     return Candidate(
         name="adapters", what=what, choices=choices, seconds={"adapt_domains": seconds}

@@ -52,9 +52,13 @@ MIN_SHARE = 0.25
 """Share of the sequence model's estimated seconds below which its round is left out."""
 TWO_TOWER = "train_two_tower"
 """Stage before the sequence model's training whose model is trained on all events at the end."""
-REPLANNED_FROM, REPLANNED_BELOW, LEAST_PACE = 20.0, 0.6, 0.1
+REPLANNED_FROM, REPLANNED_BELOW = 20.0, 0.5
 """Estimated seconds of a first round, and the share of them below which it took so little that the
-machine was busy when it was measured; a smaller share is not believed."""
+machine was busy when it was measured."""
+CAUTION, LEAST_PACE = 1.5, 0.1
+"""Times that share which the next plan believes, and the least one."""
+CLOSING = 10.0
+"""Seconds that the command needs after its last round: tracking, results."""
 ENDS_GROWTH = 2.0
 """Times the seconds that evaluation and release of the first round took, which later ones take."""
 REFIT_GROWTH = 1.25
@@ -197,7 +201,9 @@ class Automatic:
             if number == 0 and one.seconds > REPLANNED_FROM and pace < REPLANNED_BELOW:
                 self.say(f"it took {pace:.0%} of its estimate, so the rest is planned again")
                 left = self.seconds_left()
-                planned.plan = replanned(planned, self.sources.own, left, max(pace, LEAST_PACE))
+                planned.plan = replanned(
+                    planned, self.sources.own, left, max(CAUTION * pace, LEAST_PACE)
+                )
         if refused is not None and planned.finished == 0:
             raise refused
         return outcomes
@@ -217,7 +223,7 @@ class Automatic:
             self._begin(planned, number)
             ends = ENDS_GROWTH * sum(read_seconds(workspace, stage) for stage in ENDS)
             try:
-                with Workspace(workspace).lock(), time_limit(self.seconds_left() - ends):
+                with Workspace(workspace).lock(), time_limit(self.seconds_left() - ends - CLOSING):
                     if not self._prepared(
                         planned, number, link_artefacts(workspace, key), run_stages
                     ):

@@ -28,7 +28,7 @@ from pipelines.auto.beside import (
 from pipelines.auto.further import CANDIDATES, ONE_ERROR, SLACK, Candidate, Measured
 from pipelines.auto.make_plan import enough
 from pipelines.auto.plan import PlanPart, Round
-from pipelines.auto.rounds import Automatic, Planned
+from pipelines.auto.rounds import CLOSING, Automatic, Planned
 from pipelines.config.toml import Table, merge
 from pipelines.engine.artifacts import read_json
 from pipelines.engine.errors import RefusedError, UnstableTrainingError
@@ -113,7 +113,7 @@ class Trials:
         one = rounds[number] = replace(
             rounds[number], choices=merge(rounds[number].choices, RESAMPLED)
         )
-        config, left = self.run.round_config(one), self.run.seconds_left()
+        config, left = self.run.round_config(one), self.run.seconds_left() - CLOSING
         needed = RESAMPLED_TIMES * sum(read_seconds(config.workspace, stage) for stage in ENDS)
         path = config.workspace / "evaluate" / ANALYSIS
         if config.evaluation.num_resamples and not path.exists() and needed < left:
@@ -133,7 +133,7 @@ class Trials:
         choices = merge(last.choices, one.choices)
         added = replace(last, name=f"with {one.name}", choices=choices, parts=())
         needed = done.needed(one, self.run.round_config(added))
-        total, left = sum(needed.values()), self.run.seconds_left()
+        total, left = sum(needed.values()), self.run.seconds_left() - CLOSING
         told = Trial(name=one.name, what=one.what, seconds=round(total, 1))
         if SLACK * total > left:
             reason = f"{NO_TIME}: needs about {SLACK * total:,.0f} s, {max(0.0, left):,.0f} left"
@@ -172,7 +172,7 @@ class Trials:
         with Workspace(workspace).lock():
             side = link_artefacts(workspace, self.key)
             beside = placed(config, side)
-            with time_limit(self.run.seconds_left() - refits - ends):
+            with time_limit(self.run.seconds_left() - CLOSING - refits - ends):
                 self.run_stages(stages_between("enrich_items", "train_ranker"), beside)
             metric, is_ranker = config.evaluation.primary_metric, one.name == RANKER
             gain = compared(side, one.profile, metric, ranker=is_ranker)
@@ -180,7 +180,7 @@ class Trials:
                 return replace(told, reason=self.why_not(side, ranker=is_ranker))
             kept = gain.difference > ONE_ERROR * gain.standard_error
             if kept:
-                with time_limit(self.run.seconds_left() - ends):
+                with time_limit(self.run.seconds_left() - CLOSING - ends):
                     self.run_stages(stages_between(*REFITS), beside)
                 mark_won(workspace)
         return replace(told, kept=kept, gain=gain)
@@ -190,7 +190,7 @@ class Trials:
     ) -> Trial:
         """Train adapters of what is served; each is judged by its own gate."""
         config, stage = self.run.round_config(added), STAGES[-1]
-        with time_limit(self.run.seconds_left()):
+        with time_limit(self.run.seconds_left() - CLOSING):
             self.outcomes += self.run_stages([stage], config)
         outcomes = read_json(config.workspace / stage.name / "adapters.json")
         reasons = [f"{of['domain']}: {of['verdicts'][0]['reason']}" for of in outcomes]
