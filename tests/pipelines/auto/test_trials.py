@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.auto.beside import FOLDER, OutOfTimeError, time_limit
 from pipelines.auto.further import CANDIDATES, Candidate, Measured
-from pipelines.auto.rounds import Planned
+from pipelines.auto.rounds import CLOSING, Planned
 from pipelines.auto.trials import further_rounds
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import merge
@@ -116,7 +116,7 @@ def test_a_part_without_time_is_not_begun(served, sources):
 def test_a_part_that_takes_too_long_is_given_up_and_what_is_served_stays(served, sources):
     _, stages, plan = served
     stages.gain, stages.slow = 0.1, 0.5
-    begin, late = time.perf_counter(), automatic(sources, [], ago=900.0 - 2.5)
+    begin, late = time.perf_counter(), automatic(sources, [], ago=900.0 - CLOSING - 2.5)
     further_rounds(late, plan, stages)
     assert time.perf_counter() - begin < 3.0
     assert "given up" in tried(plan)["reason"]
