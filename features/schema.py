@@ -50,6 +50,8 @@ EVENT_COLUMNS = (
 )
 HISTORY_TYPES = ("view", "click", "cart", "purchase", "like")
 """Types of visitors' actions in the API; an impression only records the shown item."""
+REFUSAL_TYPES = frozenset({"hide", "dislike", "undo"})
+"""Types by which a visitor refuses an item, and takes that back."""
 TEXT_COLUMNS = (USER_ID, ITEM_ID, EVENT_TYPE, DOMAIN, SESSION_ID, REQUEST_ID)
 
 TimeUnit = Literal["s", "ms", "us"]
@@ -138,6 +140,11 @@ class FilterConfig:
                     f"{sorted(both)} are in {name} and in shown_types; what was shown is no part "
                     "of a history, so name each type in one of them"
                 )
+        if refused := set(self.online_types) & REFUSAL_TYPES:
+            raise ValueError(
+                f"{sorted(refused)} are in online_types; what a visitor refuses is no part of a "
+                "history, remove it"
+            )
         for name in ("min_user_events", "min_item_events"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")

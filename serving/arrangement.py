@@ -270,7 +270,7 @@ class Arranger:
             )
             order, scores = _first(order, places)
         if strength > 0:
-            vectors = self._vectors(ranked.item_rows[order[:pool]])
+            vectors = self.vectors(ranked.item_rows[order[:pool]])
             places = mmr(scores[:pool], vectors, number, strength)
             order, scores = _first(order, places)
         return order, scores
@@ -341,8 +341,8 @@ class Arranger:
         total = target.sum()
         return shares[: len(rows)], target / total if total else target
 
-    def _vectors(self, rows: Rows) -> NDArray[np.float32]:
-        """Vectors of items: of what they are about, else of the two-tower, [n, D]."""
+    def vectors(self, rows: Rows) -> NDArray[np.float32]:
+        """Unit vectors of items: of what they are about, else of the two-tower, [n, D]."""
         content = self._bundle.items.content
         places = torch.from_numpy(rows)
         if content.shape[1]:

@@ -3,6 +3,7 @@
 No other module leaves an item out of a list. The reasons, in the order in which `why` reports them:
 
     hidden on every surface, or by a rule of this one    always
+    refused by the visitor                               always
     the request's ``exclude``, and its own item          always
     shown on an earlier page                             always
     in the history                                       unless nothing else is left
@@ -155,6 +156,7 @@ class Exclusions:
         searched: Searched | None = None,
         page: Cursor | None = None,
         *,
+        asked: Sequence[Exclusion] = (),
         visitor: Visitor = NOBODY,
         now_ms: int = 0,
     ) -> Eligible:
@@ -164,6 +166,7 @@ class Exclusions:
             rules: The rules that hold for the request.
             searched: What the request's text found; None without a text.
             page: End of the page before; None for a first page.
+            asked: Exclusions by wishes of the visitor.
             visitor: Names what the user was shown lately; if it does not, the store is read.
             now_ms: The clock in unix milliseconds.
 
@@ -171,7 +174,7 @@ class Exclusions:
             FilterError: A filter names a property that the bundle does not have, or another kind.
         """
         lately, shown, notes = self._shown_lately(query, visitor, now_ms)
-        always = [*self._left_out(query, rules, page), lately]
+        always = [*asked, *self._left_out(query, rules, page), lately]
         masks, unknown = self._masks(query, searched)
         found = () if searched is None else searched.notes
         mask, exclusions, lost = self._combined(query, always, masks)

@@ -32,6 +32,7 @@ from serving.ranking import FILLER, RankedItems, build_items
 from serving.retrieval import Lists, Retrieval
 from serving.schemas import Assigned, Context, Degraded, Reply, Request, ServedBy
 from serving.settings import ServingOptions
+from serving.steering import Steering
 
 if TYPE_CHECKING:
     import polars as pl
@@ -102,6 +103,7 @@ class Recommender:
         rule_rows = self.arranger.rule_rows
         self._exclusions = Exclusions(bundle=bundle, rule_rows=rule_rows, live=self.live)
         self.retrieval = Retrieval(bundle, options, adapters)
+        self._steering = Steering(bundle, self.retrieval, self.arranger.vectors)
         self._served_by = ServedBy(
             bundle=bundle.version,
             index=bundle.retriever.index_name if bundle.retriever else None,
@@ -203,36 +205,38 @@ class Recommender:
         now_ms, seed = time_of(request_id), read_seed(request_id) if seed is None else seed
         page = None if request.cursor is None else read_cursor(request.cursor, now_ms)
         now_ms = now_ms if page is None else page.now_ms
-        moment, domain = request.context.unix_time, request.context.domain
-        seconds = now_ms / 1_000 if moment is None else float(moment)
-        resolved = self._resolver.resolve(request.surface, request.user_id, seconds, domain)
+        resolved = self._resolved(request, now_ms)
         surface, request = resolved.surface, fitted(request, resolved.surface)
         unreadable: tuple[Degraded, ...] = ()
         if visitor is None:
             visitor, unreadable = self.live.visitor(request, surface.max_history, page and now_ms)
         with torch.inference_mode():
-            query = hydrate(request, self.bundle, surface, visitor, now_ms // 1_000, without)
+            wishes = self._steering.read(visitor, without)
+            query = hydrate(request, self.bundle, surface, visitor, now_ms // 1_000, wishes.unread)
             clock.lap("hydrate")
             searched = self.search.find(text) if (text := query.request.query) else None
             eligible = self._exclusions.decide(
-                query, resolved.rules, searched, page, visitor=visitor, now_ms=now_ms
+                query,
+                resolved.rules,
+                searched,
+                page,
+                asked=wishes.exclusions,
+                visitor=visitor,
+                now_ms=now_ms,
             )
-            mask = eligible.mask
             clock.lap("filter")
             found = self.retrieval.retrieve(
-                query, mask, searched, relaxed=SEEN_ITEMS_SHOWN in eligible.notes
+                query, eligible.mask, searched, relaxed=SEEN_ITEMS_SHOWN in eligible.notes
             )
             clock.lap("retrieve")
             length = max(depth, self.arranger.length(resolved, request))
-            ranked, ranker, not_ranked = self.retrieval.rank(found, query, length)
+            ranked, ranker, not_ranked, steered = self._steering.rank(found, query, wishes, length)
             clock.lap("rank")
-            arranged = self.arranger.arrange(ranked, resolved, query, mask, seed)
+            arranged = self.arranger.arrange(ranked, resolved, query, eligible.mask, seed)
             items = build_items(arranged.ranked, query, self.bundle, self.cards, names_history)
             clock.lap("select")
-        short = []
-        if len(items) < request.k and found.were_sought:
-            short.append(Degraded("short_list", f"{len(items)} of {request.k}"))
-        parts = (*query.degraded, *unreadable, *eligible.notes)
+        short = _shortage(len(items), request.k) if found.were_sought else ()
+        parts = (*query.degraded, *unreadable, *wishes.notes, *eligible.notes)
         arm = None if resolved.arm is None else Assigned(resolved.experiment or "", resolved.arm)
         reply = Reply(
             request_id=request_id,
@@ -242,9 +246,16 @@ class Recommender:
             fallback=FILLER if set(found.lists) == {FILLER} else None,
             timings_ms=clock.total(),
             experiment=arm,
+            steered=steered,
             cursor=None if page is None else page.after([item.item_id for item in items]),
         )
         return Made(reply, query, visitor, eligible, found.lists, ranked, resolved, arranged, seed)
+
+    def _resolved(self, request: Request, now_ms: int) -> Resolved:
+        """Resolve the surface, rules and experiment of a request."""
+        moment, domain = request.context.unix_time, request.context.domain
+        seconds = now_ms / 1_000 if moment is None else float(moment)
+        return self._resolver.resolve(request.surface, request.user_id, seconds, domain)
 
     def _parts_used(self, query: Query, candidates: Lists, ranker: str | None) -> ServedBy:
         """Return the parts of the bundle that made the list."""
@@ -282,6 +293,10 @@ class Recommender:
         names = ("user_id", "rank", "item_id", "display_text", "score", "source", "semantic_id")
         schema = {**dict.fromkeys(names, pl.String), "rank": pl.Int64, "score": pl.Float64}
         return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _shortage(number: int, k: int) -> tuple[Degraded, ...]:
+    return (Degraded("short_list", f"{number} of {k}"),) if number < k else ()
 
 
 def _user_ids(users: pl.DataFrame | Sequence[str]) -> list[str]:

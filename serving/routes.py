@@ -43,7 +43,6 @@ from serving.schemas import (
     ItemCard,
     ItemsParameters,
     ItemsRequest,
-    RankRequest,
     RecommendedItem,
     Reply,
     Request,
@@ -53,6 +52,7 @@ from serving.schemas import (
     ServedBy,
     SimilarParameters,
     SlotExplained,
+    Steered,
     UsersParameters,
     WhyNot,
 )
@@ -61,7 +61,7 @@ REPLIES = (
     *(Degraded, RecommendedItem, ServedBy, Reply, BatchReply, ItemCard, ItemsReply, Category),
     *(CatalogueReply, UserCard, UsersReply, PastItem, HistoryReply, Alive, Readiness),
     *(FieldFault, Fault, ErrorReply, EventsReply, ItemsChanged, Removed, ForgottenReply),
-    *(SlotExplained, WhyNot, Explanation, RuleCard, SurfaceCard),
+    *(SlotExplained, WhyNot, Explanation, RuleCard, SurfaceCard, Steered),
 )
 """All replies and their parts, as the OpenAPI document describes them."""
 TAKES_BODY = (400, 408, 413, 415, 422)
@@ -148,17 +148,6 @@ ROUTES: tuple[Route, ...] = (
         body=BatchRequest,
         body_example={"requests": [{"user_id": "42"}, {"surface": "similar", "item_id": "zz"}]},
         kind="batch",
-    ),
-    Route(
-        "rank",
-        "POST",
-        "/v1/rank",
-        "Order items that the client has chosen.",
-        Reply,
-        finds=True,
-        body=RankRequest,
-        body_example={"user_id": "42", "items": ["50", "235", "181"]},
-        kind="list",
     ),
     Route(
         "search_list",

@@ -49,6 +49,7 @@ DegradedCode = Literal[
     "failed_store",
     "corrected_query",
     "no_word_found",
+    "many_refusals",
 ]
 Scope = Literal["read", "events", "users", "metrics", "admin"]
 """Permission of a key."""
@@ -130,8 +131,7 @@ class Request(Strict):
     """``start`` for the first page of a list, then what the page before gave; pages never repeat an
     item. Without it a reply has no cursor."""
     candidates: list[Id] | None = Field(default=None, min_length=1, max_length=MAX_CANDIDATES)
-    """Only these items are listed, in the order that suits the visitor, items of the history too;
-    `/v1/rank` is this with ``k`` for all of them."""
+    """Only these items are listed, in the order that suits the visitor, items of the history too."""
 
     @model_validator(mode="after")
     def _can_be_explained(self) -> Request:
@@ -140,34 +140,6 @@ class Request(Strict):
                 f"explain takes k of at most {MAX_EXPLAINED}, got {self.k}; lower one of them"
             )
         return self
-
-
-class RankRequest(Strict):
-    """A request to order items that the client has chosen."""
-
-    items: list[Id] = Field(min_length=1, max_length=MAX_CANDIDATES)
-    """Ids of the items; unknown ones are left out and named, hidden ones are left out."""
-    surface: SurfaceName = "home"
-    user_id: Id | None = None
-    session: list[Id] | None = Field(default=None, max_length=MAX_SESSION)
-    """Item ids of the visit, oldest first."""
-    item_id: Id | None = None
-    """The item that they are compared with, on surface ``similar``."""
-    context: Context = Context()
-    filter: Filter = Filter()
-    explain: bool = False
-    """As of `Request`; at most 100 items may then be ordered."""
-    dry_run: bool = False
-
-    @model_validator(mode="after")
-    def _makes_a_request(self) -> RankRequest:
-        self.request()
-        return self
-
-    def request(self) -> Request:
-        """Return the request for the list."""
-        same = {name: getattr(self, name) for name in RankRequest.model_fields if name != "items"}
-        return Request(**same, candidates=self.items, k=len(self.items))
 
 
 class SearchRequest(Request):
@@ -285,8 +257,9 @@ class RecommendedItem:
     item_id: str
     score: float
     """By which the item was ranked. It never rises along a list, unless rules, diversity or
-    exploration have rearranged that. Scores of two lists cannot be compared: each is a sum of
-    parts that depend on the user, the candidates and the bundle, and is no probability."""
+    exploration have rearranged that; what a wish moved has the score of its new place. Scores of
+    two lists cannot be compared: each is a sum of parts that depend on the user, the candidates
+    and the bundle, and is no probability."""
     source: Source
     """The source that contributed most to the score."""
     title: str | None = None
@@ -346,6 +319,18 @@ class Assigned:
 
 
 @dataclass(frozen=True, slots=True)
+class Steered:
+    """One wish of the visitor that moved items of a list."""
+
+    words: str
+    direction: Literal["more", "less", "never"]
+    strength: float
+    """How far it moves items: at 1 their places are divided, or multiplied, by 8."""
+    moved: int
+    """Items of the list whose place it changed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """The list, best first, and how it was made."""
 
@@ -361,6 +346,8 @@ class Reply:
     """The source of the whole list where no other found an item, else absent."""
     experiment: Assigned | None = None
     """Absent where the surface has none, or the request no user."""
+    steered: list[Steered] | None = None
+    """Wishes that changed the list; absent if none did."""
     cursor: str | None = None
     """Cursor of the next page; absent if the request had none or this page is the last."""
 

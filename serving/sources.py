@@ -11,9 +11,10 @@ from recsys.retrieval.sources import PopularSource, ScoredSource, Source, Weight
 from serving.bundle.adapters import NO_ADAPTERS, Adapters
 from serving.bundle.history_models import CONTENT_SIMILARITY, ENSEMBLE, SEQUENCE
 from serving.bundle.load import Bundle
-from serving.content_neighbours import ContentNeighbours, SimilarContentSource
 from serving.model_sources import (
     AdaptedSource,
+    ContentNeighbours,
+    SimilarContentSource,
     sequence_source,
     similarity_source,
     two_tower_source,

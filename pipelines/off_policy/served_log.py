@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, list_parts, scan_parts
 from recsys.evaluation.off_policy.logs import Floats, Integers
-from serving.online.store import RecentEvent, Visitor
+from serving.online.events import REFUSAL_TYPES
+from serving.online.store import MAX_REFUSALS, RecentEvent, Visitor, in_force
 
 IMPRESSION = "impression"
 TEXTS = ("user_id", "bundle", "request")
@@ -99,7 +100,9 @@ class EventHistories:
             return Visitor()
         arrived = bisect_right(self._received[user_id], time_ms)
         ordered = sorted(self._events[user_id][:arrived], key=lambda event: event.time_ms)
-        return Visitor(ordered[-limit:])
+        refusals = [event for event in ordered if event.event_type in REFUSAL_TYPES]
+        others = [event for event in ordered if event.event_type not in REFUSAL_TYPES]
+        return Visitor(others[-limit:], refused=in_force(refusals[-MAX_REFUSALS:]))
 
 
 def read_served_log(log: Path, *, reward: Sequence[str] = ("click",)) -> ServedLog:

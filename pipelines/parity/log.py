@@ -147,7 +147,8 @@ class PastStore:
             _latest(known, exact, limit, before_ms),
         )
         self.history = History(events, logged)
-        return Visitor(events, forgotten_ms, version)
+        refused = [RecentEvent(*event) for event in self._document.get("refused", ())]
+        return Visitor(events, forgotten_ms, version, refused=refused)
 
     def hidden_items(self) -> tuple[int, list[str]]:
         """Read the items that were hidden then."""

@@ -139,11 +139,6 @@ def recommend(user_id: str | None = None, **options: Any) -> Call[Reply]:
     return _call("recommend", _given(user_id=user_id, **options))
 
 
-def rank(items: Sequence[str], user_id: str | None = None, **options: Any) -> Call[Reply]:
-    """Put items into the order that suits a user."""
-    return _call("rank", _given(items=list(items), user_id=user_id, **options))
-
-
 def search_list(query: str, user_id: str | None = None, **options: Any) -> Call[Reply]:
     """List what a text finds, in the order that suits a user."""
     return _call("search_list", _given(query=query, user_id=user_id, **options))

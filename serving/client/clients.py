@@ -50,7 +50,6 @@ class _Calls:
     """The calls that both clients have."""
 
     recommend = _Method(calls.recommend)
-    rank = _Method(calls.rank)
     search_list = _Method(calls.search_list)
     similar = _Method(calls.similar)
     search = _Method(calls.search)

@@ -94,7 +94,12 @@ class _Replay:
         self._request = Request.model_validate(logged["request"])
         live = [RecentEvent(*event) for event in logged.get("live", ())]
         # As known when the list was made.
-        self._visitor = Visitor(live, logged.get("forgotten_ms"), shown=logged.get("shown", ()))
+        self._visitor = Visitor(
+            events=live,
+            forgotten_ms=logged.get("forgotten_ms"),
+            shown=logged.get("shown", ()),
+            refused=[RecentEvent(*event) for event in logged.get("refused", ())],
+        )
 
     def made(
         self,

@@ -9,9 +9,13 @@ from pydantic import Field
 
 from serving.schemas import Id, Strict
 
-EventType = Literal["view", "click", "cart", "purchase", "like", "impression"]
+EventType = Literal[
+    "view", "click", "cart", "purchase", "like", "impression", "hide", "dislike", "undo"
+]
 HISTORY_TYPES: tuple[EventType, ...] = ("view", "click", "cart", "purchase", "like")
 """Types that become part of a history; an impression does not."""
+REFUSAL_TYPES: tuple[EventType, ...] = ("hide", "dislike", "undo")
+"""Types by which a visitor refuses an item, and takes that back; no part of a history."""
 MAX_EVENTS = 1_000
 """Events of one request."""
 MAX_SLOT = 100_000

@@ -6,8 +6,9 @@ Keys after the prefix:
     events                stream of all events, id ``<place>-0``, fields i, u, h, p
     ids                   set of the event ids that are in the stream
     places:<user>         list of the places of a user's events, ascending
-    recent:<user>         list of the newest of them that are no impressions, by (time, place)
+    recent:<user>         list of the newest of them that are of a history, by (time, place)
     impressions:<user>    the same of impressions
+    refusals:<user>       the same of hides, dislikes and undos
     request:<id>          a served list
     requests              sorted set of all ids of served lists; all scores are 0, ids ascend
     lists:<user>          the same of a user's, each id followed by the JSON of the items shown
@@ -19,8 +20,9 @@ Keys after the prefix:
     user_key_names        set of the names of the keys of forgotten
 
 Field h is ``time_ms event_type item_id``, p the JSON of [received_ms, value, request_id, slot,
-domain, session_id] less nulls at its end; an element of recent and impressions is h, a
-space and the place. Keys are made inside the scripts: a Redis Cluster is not supported.
+domain, session_id] less nulls at its end; an element of recent, impressions and
+refusals is h, a space and the place. Keys are made inside the scripts: a Redis Cluster is not
+supported.
 """
 
 from __future__ import annotations
@@ -35,10 +37,12 @@ local function time_of(element)
 end
 
 local function key_of(user, recent)
-  if string.match(recent, '^%d+ impression ') then
+  local kind = string.match(recent, '^%d+ (%S+) ')
+  if kind == 'impression' then
     return prefix .. 'impressions:' .. user
   end
-  return prefix .. 'recent:' .. user
+  local refuses = kind == 'hide' or kind == 'dislike' or kind == 'undo'
+  return prefix .. (refuses and 'refusals:' or 'recent:') .. user
 end
 
 -- How many elements of a list are not later than a time.
@@ -185,7 +189,8 @@ end
 return {
   events,
   forgotten_at(5, #ARGV - 4),
-  redis.call('GET', prefix .. 'items_version')
+  redis.call('GET', prefix .. 'items_version'),
+  redis.call('LRANGE', prefix .. 'refusals:' .. ARGV[2], 0, -1)
 }
 """,
     # ARGV: prefix, user, since which time, the ids of lists from then on, most lists.
@@ -239,7 +244,9 @@ local time = math.max(tonumber(ARGV[3]), forgotten_at(6, #ARGV - 5))
 redis.call('SET', prefix .. 'last_forgotten', math.max(time, last_forgotten()))
 redis.call('HSET', prefix .. 'forgotten', ARGV[6], time)
 redis.call('SADD', prefix .. 'user_key_names', ARGV[5])
-redis.call('DEL', prefix .. 'recent:' .. ARGV[2], prefix .. 'impressions:' .. ARGV[2])
+for _, name in ipairs({'recent:', 'impressions:', 'refusals:'}) do
+  redis.call('DEL', prefix .. name .. ARGV[2])
+end
 return redis.call('GET', prefix .. 'place')
 """,
     # ARGV: prefix, user, up to which place, most events. Returns how many were looked at, and

@@ -29,6 +29,7 @@ from serving.online.store import (
     StoreError,
     Visitor,
     first_id,
+    in_force,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 MIN_VERSION = 7
 MAX_RECENT = 1_000
-"""Events of a history, and as many impressions, that are kept at hand for each user."""
+"""Events of a history, and as many impressions and refusals, kept at hand for each user."""
 EVENTS_A_SCRIPT = 500
 """Others wait while a script runs."""
 EVENTS_A_CALL = 5_000
@@ -223,13 +224,14 @@ class RedisStore(OnlineStore):
             return Visitor(items_version=int(version or 0))
         before = "" if before_ms is None else before_ms
         hashes = self._redis.user_keys().hashes(user_id)
-        events, forgotten_ms, version = self._redis.script(
+        events, forgotten_ms, version, refusals = self._redis.script(
             "visitor", user_id, limit, before, *hashes
         )
         return Visitor(
             events=[_recent_event(element) for element in events],
             forgotten_ms=None if forgotten_ms < 0 else forgotten_ms,
             items_version=int(version or 0),
+            refused=in_force(_recent_event(element) for element in refusals),
         )
 
     def shown_items(self, user_id: str, since_ms: int) -> list[str]:

@@ -19,17 +19,19 @@ from operator import attrgetter
 from pathlib import Path
 
 from features.forget_list import ForgetList, UserKeys
-from serving.online.events import Event
+from serving.online.events import REFUSAL_TYPES, Event
 from serving.online.records import items_of
 from serving.online.sqlite_files import SqliteFile, describe_failure
 from serving.online.sqlite_requests import DailyRequests
 from serving.online.store import (
+    MAX_REFUSALS,
     Forgotten,
     OnlineStore,
     RecentEvent,
     RequestRecord,
     StoreError,
     Visitor,
+    in_force,
 )
 
 VERSION = 1
@@ -74,11 +76,16 @@ CREATE TABLE forgotten (
 CREATE TABLE state (items_version INTEGER NOT NULL, last_forgotten_ms INTEGER NOT NULL);
 INSERT INTO state VALUES (0, -1);
 """
-_VISITOR = """
+REFUSALS = "('hide', 'dislike', 'undo')"
+_VISITOR = f"""
 SELECT item_id, event_type, time_ms FROM (
     SELECT item_id, event_type, time_ms FROM events
     WHERE user_id = ? AND event_type <> 'impression' AND time_ms < ?
-    ORDER BY time_ms DESC, place DESC LIMIT ?)
+    AND event_type NOT IN {REFUSALS} ORDER BY time_ms DESC, place DESC LIMIT ?)
+UNION ALL
+SELECT item_id, event_type, time_ms FROM (
+    SELECT item_id, event_type, time_ms FROM events WHERE user_id = ? AND event_type IN {REFUSALS}
+    ORDER BY time_ms DESC, place DESC LIMIT {MAX_REFUSALS})
 UNION ALL
 SELECT NULL, last_forgotten_ms, items_version FROM state
 """
@@ -87,8 +94,12 @@ _VISITOR_FORGOTTEN = _VISITOR.replace(
     "(SELECT max(forgotten_ms) FROM forgotten WHERE user_hash IN (SELECT value FROM json_each(?)))",
 )
 """The same where anyone was ever forgotten."""
-_HIDDEN = "CREATE INDEX IF NOT EXISTS hidden_items ON items (item_id) WHERE hidden"
-"""Made here: files of earlier versions have none."""
+_LATER = (
+    "CREATE INDEX IF NOT EXISTS hidden_items ON items (item_id) WHERE hidden",
+    "CREATE INDEX IF NOT EXISTS refusals ON events (user_id, time_ms, place, item_id, event_type) "
+    f"WHERE event_type IN {REFUSALS}",
+)
+"""Made when the store opens: files of earlier versions have none."""
 
 
 class SqliteStore(OnlineStore):
@@ -125,7 +136,8 @@ class SqliteStore(OnlineStore):
             with self._events.transaction() as database:
                 # A folder that cannot be written is said at start, not at the first event.
                 database.execute("UPDATE state SET items_version = items_version")
-                database.execute(_HIDDEN)
+                for statement in _LATER:
+                    database.execute(statement)
         self._folder, self._found_keys = folder, UserKeys()
         names = "SELECT DISTINCT substr(user_hash, 1, 9) FROM forgotten WHERE user_hash LIKE '%:%'"
         named = [name for (name,) in self._events.rows(names)]
@@ -182,7 +194,7 @@ class SqliteStore(OnlineStore):
         if user_id is None:
             ((items_version,),) = self._events.rows("SELECT items_version FROM state")
             return Visitor(items_version=items_version)
-        asked = (user_id, END_OF_TIME if before_ms is None else before_ms, limit)
+        asked = (user_id, END_OF_TIME if before_ms is None else before_ms, limit, user_id)
         rows = self._events.rows(_VISITOR, asked)
         _, forgotten_ms, items_version = rows.pop()
         if forgotten_ms < 0:
@@ -191,7 +203,14 @@ class SqliteStore(OnlineStore):
             hashes = json.dumps(self._keys.hashes(user_id))
             rows = self._events.rows(_VISITOR_FORGOTTEN, (*asked, hashes))
             _, forgotten_ms, items_version = rows.pop()
-        return Visitor([RecentEvent._make(row) for row in rows[::-1]], forgotten_ms, items_version)
+        found = [RecentEvent._make(row) for row in rows[::-1]]
+        refusals = [event for event in found if event.event_type in REFUSAL_TYPES]
+        return Visitor(
+            events=found[len(refusals) :],
+            forgotten_ms=forgotten_ms,
+            items_version=items_version,
+            refused=in_force(refusals),
+        )
 
     def shown_items(self, user_id: str, since_ms: int) -> list[str]:
         rows = self._events.rows(

@@ -7,12 +7,15 @@ nothing of a bundle's rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from features.forget_list import ForgetList
 from serving.online.events import Event
+
+MAX_REFUSALS = 1_000
+"""Events of `REFUSAL_TYPES` that count for a user, the newest."""
 
 
 class StoreError(Exception):
@@ -39,9 +42,25 @@ class Visitor:
     """Grows with every change of items; the worker then reads `items` again."""
     shown: Sequence[str] | None = None
     """Items that the user was shown lately, of a list that is made again; None to ask the store."""
+    refused: Sequence[RecentEvent] = ()
+    """Hides and dislikes in force, oldest first."""
 
 
 NOBODY = Visitor()
+
+
+def in_force(refusals: Iterable[RecentEvent]) -> tuple[RecentEvent, ...]:
+    """Return the hides and dislikes that no later ``undo`` of their item takes back.
+
+    Args:
+        refusals: Events of `REFUSAL_TYPES`, oldest first.
+    """
+    found: dict[str, RecentEvent] = {}
+    for event in refusals:
+        found.pop(event.item_id, None)
+        if event.event_type != "undo":
+            found[event.item_id] = event
+    return tuple(found.values())
 
 
 class RequestRecord(NamedTuple):
@@ -90,7 +109,8 @@ class OnlineStore(Protocol):
     def visitor(self, user_id: str | None, limit: int, before_ms: int | None = None) -> Visitor:
         """Read a user's newest events, at most ``limit``, those strictly before a moment.
 
-        Nobody (None) has no events; the version of items is read all the same.
+        What the user refuses is read as it is now. Nobody (None) has no events; the version of
+        items is read all the same.
         """
 
     def shown_items(self, user_id: str, since_ms: int) -> list[str]:

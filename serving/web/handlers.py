@@ -25,7 +25,6 @@ from serving.schemas import (
     ExplainParameters,
     HistoryParameters,
     ItemsParameters,
-    RankRequest,
     Request,
     SearchParameters,
     SimilarParameters,
@@ -104,9 +103,6 @@ class Handlers:
         return HttpAnswer(200, reply_json(reply), fields, records=self._records(made))
 
     search_list = recommend
-
-    def rank(self, given: RankRequest, head: Head) -> HttpAnswer:
-        return self.recommend(given.request(), head)
 
     def similar(self, given: SimilarParameters, head: Head) -> HttpAnswer:
         body = {"surface": "similar", "item_id": head["value"], "k": given.k}

@@ -23,7 +23,7 @@ from recsys.semantic_ids.behaviour import behaviour_ids
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.rq_kmeans import ResidualKMeansConfig
 from serving.bundle.load import load_bundle
-from serving.content_neighbours import ContentNeighbours
+from serving.model_sources import ContentNeighbours
 from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Request

@@ -12,7 +12,7 @@ const SUBJECTS = {
 const KEPT = ["surface", "category", "where", "diversity", "item", "query"];
 
 export class Column {
-  // page: user(), session(), size(), explains(), act(id, type, column), open(id, from, column),
+  // page: user(), session(), size(), explains(), act(id, type, column), refuse(card, type, column), open(id, from, column),
   // changed(), say(text), arrived(bundle), drawn(), taken()
   constructor(name, page) {
     this.name = name;
@@ -251,6 +251,7 @@ export class Column {
         add: (id) => this.page.act(id, "view", this),
         open: (id, from) => this.page.open(id, from, this),
         like: (id) => this.page.act(id, "like", this),
+        refuse: (card, type) => this.page.refuse(card, type, this),
       };
       const shown = showList(list, reply.items, actions, { compare, taken: this.page.taken() });
       this.shownFor = key;

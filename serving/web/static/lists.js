@@ -47,7 +47,13 @@ function row(item, actions) {
     const more = button("plain small more", "Why", `Why ${item.title}, and what is similar`, () =>
       actions.open(item.item_id, more),
     );
-    does.append(like, more);
+    const hide = button("plain small", "Hide", `Hide ${item.title}`, () =>
+      actions.refuse(item, "hide"),
+    );
+    const less = button("plain small", "Less", `Less like ${item.title}`, () =>
+      actions.refuse(item, "dislike"),
+    );
+    does.append(like, hide, less, more);
     element.append(does);
   }
   return element;

@@ -27,6 +27,7 @@ const page = {
   open: (id, from, column) => openItem(id, from, column, page),
   drawn: showShared,
   act,
+  refuse,
   hide,
 };
 const columns = [new Column("", page)];
@@ -120,25 +121,29 @@ async function visitChanged() {
 // What a person did with an item: sent as an event where the server keeps them, else only part of
 // the next requests.
 async function act(id, type, column) {
-  if (state.events) {
-    if (!state.user) {
-      // A visitor without an id gets one, so that events have a history to be part of.
-      state.user = `visitor-${crypto.getRandomValues(new Uint32Array(1))[0].toString(16)}`;
-      await showPast();
-    }
-    const slot = column?.slotOf(id);
-    const shown = slot && column.requestId ? { request_id: column.requestId, slot } : {};
-    try {
-      await server.sendEvent({ user_id: state.user, item_id: id, event_type: type, ...shown });
-      page.say(`Sent: ${actInWords(type)}.`);
-    } catch (error) {
-      page.say(error.message);
-      (column ?? columns[0]).showNotes([error.message], true);
-      return;
-    }
-  }
+  if (state.events && !(await send(id, type, column))) return;
   state.visit = [...state.visit, { id, type, sent: state.events }];
   await visitChanged();
+}
+
+// Store an event; return whether it is stored.
+async function send(id, type, column) {
+  if (!state.user) {
+    // A visitor without an id gets one, so that events have a history to be part of.
+    state.user = `visitor-${crypto.getRandomValues(new Uint32Array(1))[0].toString(16)}`;
+    await showPast();
+  }
+  const slot = column?.slotOf(id);
+  const shown = slot && column.requestId ? { request_id: column.requestId, slot } : {};
+  try {
+    await server.sendEvent({ user_id: state.user, item_id: id, event_type: type, ...shown });
+    page.say(`Sent: ${actInWords(type)}.`);
+    return true;
+  } catch (error) {
+    page.say(error.message);
+    (column ?? columns[0]).showNotes([error.message], true);
+    return false;
+  }
 }
 
 async function remove(place) {
@@ -148,7 +153,17 @@ async function remove(place) {
   (left[Math.min(place, left.length - 1)] ?? at("search")).focus();
 }
 
-// ---- hidden items
+// ---- refused and hidden items
+
+// Always stored: a list knows what a user refuses by its event alone.
+async function refuse(card, type, column) {
+  if (!(await send(card.item_id, type, column))) return;
+  toast(`${type === "hide" ? "Hidden" : "Less like this"}: ${card.title}`, async () => {
+    await send(card.item_id, "undo", null);
+    await refresh();
+  });
+  await refresh();
+}
 
 async function hide(card) {
   try {

@@ -59,6 +59,9 @@ function degradedInWords({ code, detail = "" }, sent, titles) {
 
 export function notesOf(reply, sent, titles = new Map()) {
   const notes = reply.degraded.map((note) => degradedInWords(note, sent, titles));
+  for (const { words, direction, moved } of reply.steered ?? []) {
+    notes.push(`${direction} ${words}: ${items(moved)} moved.`);
+  }
   if (reply.fallback === "popularity" && reply.items.length) {
     notes.push("These are the most popular items.");
   }
@@ -67,7 +70,7 @@ export function notesOf(reply, sent, titles = new Map()) {
 }
 
 export const actInWords = (type) =>
-  ({ view: "viewed", like: "liked", purchase: "purchased" })[type] ?? type;
+  ({ view: "viewed", like: "liked", purchase: "purchased", hide: "hidden", dislike: "disliked", undo: "undone" })[type] ?? type;
 
 // A filter that this catalogue has the properties for.
 export function exampleOf(properties, categories) {

@@ -16,7 +16,7 @@ from serving.bundle.load import load_bundle
 from serving.bundle.manifest import MANIFEST, read_manifest
 from serving.bundle.semantic_ids import NewIds
 from serving.bundle.write import write_bundle
-from serving.content_neighbours import ContentNeighbours
+from serving.model_sources import ContentNeighbours
 from serving.recommend import Recommender
 from serving.schemas import Request
 from tests.serving.bundle.deltas import append_like

@@ -255,3 +255,23 @@ def test_any_text_is_an_id(store, user_id, item_id):
     assert item_id in store.hidden_items()[1]
     assert store.forget(user_id, T0 - 1).num_events >= 1
     assert store.visitor(user_id, 1).forgotten_ms == T0 - 1
+
+
+def test_the_newest_refusals_count_until_they_are_undone_or_forgotten(store):
+    def refused():
+        return [(one.item_id, one.event_type) for one in store.visitor("ann", 1).refused]
+
+    kinds = ["hide", "click", "dislike", "hide", "undo", "hide"]
+    items = ["a", "b", "b", "c", "a", "b"]
+    some = [
+        event(n, event_type=kind, item_id=item)
+        for n, (kind, item) in enumerate(zip(kinds, items, strict=True))
+    ]
+    store.add_events(some)
+    assert refused() == [("c", "hide"), ("b", "hide")]
+    assert items_of(store.visitor("ann", 9)) == ["b"]
+    store.add_events([event(10 + n, event_type="hide") for n in range(10_000)])
+    assert [item for item, _ in refused()] == [f"i{10 + n}" for n in range(9_000, 10_000)]
+    assert items_of(store.visitor("ann", 9)) == ["b"]
+    assert store.forget("ann", T0 + 20_000).num_events == 10_006
+    assert refused() == []

@@ -41,6 +41,27 @@ def test_a_click_changes_the_next_list_on_every_worker(client):
         assert listed(first)[0] not in listed(after)
 
 
+def test_what_is_refused_is_gone_on_every_worker_until_it_is_undone(client):
+    client.event("picky", "item-3")
+    first = client.recommend("picky", k=8)
+    hidden, disliked, *_ = listed(first)
+    client.event("picky", hidden, "hide", request_id=first.request_id, slot=1)
+    client.event("picky", disliked, "dislike")
+    for _ in range(20):
+        after = client.recommend("picky", k=8)
+        assert not {hidden, disliked} & set(listed(after))
+    assert [(one.words, one.direction) for one in after.steered] == [
+        ("like 1 disliked items", "less")
+    ]
+    explained = kept(client, after.request_id)
+    assert [slot.item_id for slot in explained.items] == listed(after)
+    assert client.explain(after.request_id, hidden).why_not.code == "hidden"
+    for item_id in (hidden, disliked):
+        client.event("picky", item_id, "undo")
+    again = client.recommend("picky", k=8)
+    assert (listed(again), again.steered) == (listed(first), None)
+
+
 def test_all_events_of_a_body_are_stored_or_none(client, shared):
     good = {"event_id": "good", "user_id": "all", "item_id": "item-1", "event_type": "view"}
     for bad in ({"event_type": "glance"}, {"unix_time": 1e11}, {"slot": 0}, {"user_id": ""}):

@@ -40,8 +40,6 @@ test("lookups", async () => {
   assert.equal((await client.search("title 3", 2)).items.length, 2);
   assert.equal((await client.similar("item-3", 4)).items.length, 4);
   assert.ok((await client.searchList({ query: "title 3", k: 2 })).items.length > 0);
-  const ranked = await client.rank({ items: ["item-9", "item-2"] });
-  assert.equal(ranked.items.length, 2);
   assert.ok((await client.forget("nobody")).removed.events === 0);
 });
 

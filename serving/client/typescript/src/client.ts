@@ -16,7 +16,6 @@ type Schemas = components["schemas"];
 type Sent<T> = Partial<T>;
 
 export type Request = Sent<Schemas["Request"]>;
-export type RankRequest = Sent<Schemas["RankRequest"]> & { items: string[] };
 export type SearchRequest = Sent<Schemas["SearchRequest"]> & { query: string };
 export type Reply = Schemas["Reply"];
 export type Explanation = Schemas["Explanation"];
@@ -76,11 +75,6 @@ export class Client {
   /** List what a text finds, in the order that suits a user. */
   searchList(request: SearchRequest): Promise<Reply> {
     return this.send("POST", "/v1/search", request);
-  }
-
-  /** Put items into the order that suits a visitor. */
-  rank(request: RankRequest): Promise<Reply> {
-    return this.send("POST", "/v1/rank", request);
   }
 
   /** List items like one item. */
