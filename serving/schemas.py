@@ -131,7 +131,7 @@ class Request(Strict):
     """``start`` for the first page of a list, then what the page before gave; pages never repeat an
     item. Without it a reply has no cursor."""
     candidates: list[Id] | None = Field(default=None, min_length=1, max_length=MAX_CANDIDATES)
-    """Only these items are listed, in the order that suits the visitor, items of the history too."""
+    """Only these are listed, in the order that suits the visitor, items of the history too."""
 
     @model_validator(mode="after")
     def _can_be_explained(self) -> Request:
