@@ -1,5 +1,8 @@
 """SmolLM2 for real, read once: enrichment offline, and behind a chat endpoint on a real socket."""
 
+from functools import cache
+
+import gguf
 import pytest
 
 from recsys.content.attributes import checked
@@ -12,8 +15,11 @@ BAG = "cosmetic bag travel bag. Tools & Accessories, Bags & Cases, Cosmetic Bags
 CONFIG = EnrichmentConfig(token_budget=10**6, max_reply_tokens=40, max_attempts=1)
 
 
-def test_an_item_is_described_offline(tmp_path):
+def test_an_item_is_described_offline(tmp_path, monkeypatch):
     """The schema held, words of the item in the answer, and nothing requested twice."""
+    # Transformers reads the file three times, and the names of tensors once a module.
+    for name in ("GGUFReader", "get_tensor_name_map"):
+        monkeypatch.setattr(gguf, name, cache(getattr(gguf, name)))
     smollm2 = LocalLanguageModel(device="cpu")
     result = enrich([BAG], smollm2, tmp_path, CONFIG)
     attributes = result.attributes[0]
