@@ -68,10 +68,10 @@ class Measured:
         """Return the seconds that a stage took; 0 before it ran."""
         return read_seconds(self.config.workspace, stage)
 
-    def rows(self, stage: str) -> int:
-        """Return the number of rows that a stage read."""
+    def rows(self, stage: str, which: str = "in") -> int:
+        """Return the number of rows that a stage read, or wrote (``out``)."""
         path = self.config.workspace / stage / "manifest.json"
-        return int(read_json(path)["rows"]["in"]) if path.exists() else 0
+        return int(read_json(path)["rows"][which]) if path.exists() else 0
 
     def needed(self, one: Candidate, config: RunConfig) -> dict[str, float]:
         """Estimate the seconds of every stage that a candidate makes again, in order."""
@@ -151,7 +151,7 @@ def generation(done: Measured) -> Candidate | str:
         return f"generative_training.enabled = {str(own).lower()} is set"
     if not done.config.sequence_training.enabled:
         return NO_SEQUENCE
-    if done.config.semantic_ids.method == "none":
+    if not done.rows("build_semantic_ids", "out"):
         return "items have no semantic IDs"
     passes = done.config.sequence_training.max_epochs
     one = GENERATED_PASS * done.took("train_sequence") / max(1.0, passes)

@@ -54,7 +54,7 @@ class Stages:
         np.save(partial / "given" / "values_fast.npy", 0.5 + NOISE * (added != 0) + added)
         (partial / "width.txt").write_text(str(made_from["width"]))
         manifest = Manifest(
-            stage=name, inputs={}, config=made_from, versions={}, rows={"in": 1}, files={}
+            stage=name, inputs={}, config=made_from, versions={}, rows={"in": 1, "out": 1}, files={}
         )
         commit(partial, final, manifest=manifest, run={"seconds": 0.1})
 
