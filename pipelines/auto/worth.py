@@ -11,7 +11,7 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
 from pipelines.inputs.tensors import released_order
 from pipelines.ranking.artefact import FILE as DECISION
-from pipelines.semantic_ids.artefact import read_version
+from pipelines.semantic_ids.artefact import REPORT
 
 PARTS = {
     "semantic IDs": "",
@@ -47,8 +47,11 @@ def measured_gains(config: RunConfig) -> dict[str, str]:
         before = decision["validation"]["blend"]
         found = Gain(decision["metric"], decision["ahead"], decision["standard_error"], before)
         gains["ranker"] = f"trained: {found.words()}"
-    if read_version(config.workspace / "build_semantic_ids") is not None:
+    report = read_json(config.workspace / "build_semantic_ids" / REPORT)
+    if report["method"] != "none":
         gains["semantic IDs"] = "built; generation alone reads them, so its line is their gain"
+    elif config.semantic_ids.method != "none":
+        gains["semantic IDs"] = f"left out: {report['reason']}"
     return gains
 
 

@@ -1,0 +1,42 @@
+import json
+from dataclasses import replace
+
+from pipelines.auto.beside import Gain
+from pipelines.auto.plan import PlanPart
+from pipelines.auto.trials import Trial
+from pipelines.auto.worth import named_parts
+from tests.pipelines.auto.test_rounds import automatic, planned, round_of, sources
+
+__all__ = ["sources"]
+
+
+def test_every_named_part_has_its_number_or_its_reason(sources):
+    run, plan = automatic(sources, []), planned(round_of("a", 1.0), finished=1)
+    gain = {"difference": 0.01, "standard_error": 0.002, "queries": 50}
+    blend = {"served": "learned", "metric": "ndcg@10", "validation": {"learned": 0.21}}
+    ids = {"method": "none", "reason": "no item has content"}
+    for path, document in {
+        "fit_blend/given/blends.json": {
+            "profiles": {"fast": blend | {"gains": {"sequence": gain}}}
+        },
+        "build_semantic_ids/semantic_ids_report.json": ids,
+    }.items():
+        file = run.base.workspace / path
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(document))
+    late = PlanPart("two-tower", "", "90 s are needed, 60 s are left", 90.0)
+    plan.plan = replace(plan.plan, left_out=(late,))
+    lost = Trial(name="ranker", what="", seconds=1.0, gain=Gain("ndcg@10", -0.001, 0.002, 0.2))
+    short = Trial(
+        name="generation", what="", seconds=1.0, begun=False, reason="no time left: needs 140 s"
+    )
+    plan.trials, plan.stopped = [lost.table(), short.table()], "no time is left for generation"
+    assert Trial.of_table(json.loads(json.dumps(lost.table()))) == lost
+    assert dict(named_parts(plan, run.round_config(plan.plan.rounds[0]))) == {
+        "semantic IDs": "left out: no item has content",
+        "generation": "left out: no time left: needs 140 s",
+        "ranker": "tried: -0.5% +- 1.0% ndcg@10 on validation",
+        "adapters": "left out: no time is left for generation",
+        "sequence model": "trained: +5.0% +- 1.0% ndcg@10 on validation",
+        "two-tower": "left out: 90 s are needed, 60 s are left",
+    }
