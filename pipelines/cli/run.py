@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from pipelines.presets.resolve import ConfigSources
     from pipelines.update.policy import UpdateDecision
 
+SENDING_SHARE, LEAST_SENDING = 0.04, 10.0
+"""Share of the budget, and least seconds, for records of MLflow."""
+
 
 def run(
     name: OptionalRun = None,
@@ -103,7 +106,7 @@ def run_recorded(
     recording.at(settings.workspace)
     reads_raw = any(one.name == "build_features" for one in chosen)
     settings = with_data(settings, recording) if reads_raw else with_dataset(settings)
-    with tracked(settings) as recorder:
+    with tracked(within_budget(settings)) as recorder:
         run_them = partial(
             run_stages,
             force=force,
@@ -133,6 +136,17 @@ def run_recorded(
     path = report_path(settings.workspace)
     if path.exists() and any(outcome.stage == "report" for outcome in outcomes):
         print_lines(f"report: {path}", note=True)
+
+
+def within_budget(config: RunConfig) -> RunConfig:
+    """Bound the seconds in which an automatic run sends its records; what is late waits."""
+    from pipelines.config.operation import budget_seconds
+
+    if not config.auto.enabled:
+        return config
+    share = max(LEAST_SENDING, SENDING_SHARE * budget_seconds(config.auto.budget))
+    tracking = replace(config.tracking, sync_seconds=min(share, config.tracking.sync_seconds))
+    return replace(config, tracking=tracking)
 
 
 def update(
