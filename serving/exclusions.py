@@ -222,7 +222,7 @@ class Exclusions:
             if rule.kind == "hide":
                 detail = f"rule {rule.name!r} hides it on this surface"
                 yield Exclusion("hidden", detail, rows=self.rule_rows.hidden(rule))
-        named = np.append(self._find_rows(query.request.exclude), query.item_row)
+        named = self._find_rows(query.request.exclude, query.item_row)
         yield Exclusion("excluded", "the request leaves it out", rows=named)
         if page is not None:
             detail = "a page before this one showed it"
@@ -286,10 +286,10 @@ class Exclusions:
         allowed[np.asarray(item_rows, np.int64)] = True
         return allowed
 
-    def _find_rows(self, item_ids: Iterable[str]) -> Rows:
-        """Look items up; unknown ones are left out."""
+    def _find_rows(self, item_ids: Iterable[str], *others: int) -> Rows:
+        """Look items up, unknown ones are left out; others follow by their rows."""
         rows = map(self.bundle.catalogue.row_of, item_ids)
-        return np.array([row for row in rows if row is not None], np.int64)
+        return np.array([*(row for row in rows if row is not None), *others], np.int64)
 
 
 def _intersect(masks: Sequence[Exclusion]) -> tuple[Mask | None, str]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.top_k import OneList
+from recsys.kernels.one_query.op import leading
 from recsys.models.names import CONTENT, MODELS, POPULARITY, TWO_TOWER
 from recsys.retrieval.blend.one import MergedOne, fused_one
 from recsys.retrieval.blend.source_features import ABSENT, CONSTANT
@@ -73,9 +74,9 @@ class RankedItems(NamedTuple):
         """Return the source that added most to each item; among equals the better rank."""
         if len(self.item_rows) == 0:
             return []
+        if (found := leading(self.ranks, self.contributions)) is not None:
+            return [self.sources[place] if place >= 0 else RULES for place in found]
         present = self.ranks != ABSENT
-        if len(self.sources) == 1:
-            return [self.sources[0] if there else RULES for there in present[:, 0].tolist()]
         parts = np.where(present, self.contributions, -np.inf)
         most = parts == parts.max(1, keepdims=True)
         places = np.where(most & present, self.ranks, LAST).argmin(1)

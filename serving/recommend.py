@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -104,12 +105,14 @@ class Recommender:
         self._exclusions = Exclusions(bundle=bundle, rule_rows=rule_rows, live=self.live)
         self.retrieval = Retrieval(bundle, options, adapters)
         self._steering = Steering(bundle, self.retrieval, self.arranger.vectors)
-        self._served_by = ServedBy(
+        of_all = ServedBy(
             bundle=bundle.version,
             index=bundle.retriever.index_name if bundle.retriever else None,
             semantic_ids=bundle.semantic_ids.version if bundle.semantic_ids else None,
             profile=self.profile,
         )
+        self._served_by: dict[tuple[str | None, str | None], ServedBy] = {(None, None): of_all}
+        """By adapter and ranker."""
 
     @cached_property
     def search(self) -> ItemSearch:
@@ -210,7 +213,8 @@ class Recommender:
         unreadable: tuple[Degraded, ...] = ()
         if visitor is None:
             visitor, unreadable = self.live.visitor(request, surface.max_history, page and now_ms)
-        with torch.inference_mode():
+        # A worker is in it from its start: to enter it takes longer than some stages.
+        with nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode():
             wishes = self._steering.read(visitor, without)
             query = hydrate(request, self.bundle, surface, visitor, now_ms // 1_000, wishes.unread)
             clock.lap("hydrate")
@@ -261,10 +265,12 @@ class Recommender:
         """Return the parts of the bundle that made the list."""
         queried = () if query.item_row else candidates
         domain = query.request.context.domain
-        adapter = self.adapters.used(domain, queried)
-        if adapter is None and ranker is None:
-            return self._served_by
-        return replace(self._served_by, adapter=adapter, ranker=ranker)
+        parts = self.adapters.used(domain, queried), ranker
+        if (known := self._served_by.get(parts)) is None:
+            adapter, ranker = parts
+            known = replace(self._served_by[None, None], adapter=adapter, ranker=ranker)
+            self._served_by[parts] = known
+        return known
 
     def recommend(
         self, users: pl.DataFrame | Sequence[str], k: int = 20, unix_time: int | None = None

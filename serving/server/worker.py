@@ -39,7 +39,8 @@ def run_worker(jobs: socket.socket, recommender: Recommender, settings: Settings
     recommender.connect(store_opener(settings), keeps_lists=settings.log_lists)
     # Garbage of a request is freed at once; cycles are rare, and looking for them costs.
     gc.set_threshold(20_000, 20, 50)
-    Worker(jobs, Handlers(recommender)).run()
+    with torch.inference_mode():
+        Worker(jobs, Handlers(recommender)).run()
 
 
 class Worker:

@@ -428,3 +428,20 @@ i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *l
     }
     return length;
 }
+
+/* Find the list that added most to each of n items; of equals that of the better rank, -1 for none. */
+i64 leading(const i64 *ranks, const float *contributions, i64 n, i64 num_lists, i64 *out) {
+    for (i64 i = 0; i < n; i++) {
+        const i64 *rank = ranks + i * num_lists;
+        const float *own = contributions + i * num_lists;
+        i64 best = -1;
+        for (i64 list = 0; list < num_lists; list++) {
+            if (!rank[list]) continue;
+            int better = best < 0 || own[list] > own[best] ||
+                         (own[list] == own[best] && rank[list] < rank[best]);
+            if (better) best = list;
+        }
+        out[i] = best;
+    }
+    return n;
+}

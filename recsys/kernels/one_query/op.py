@@ -46,6 +46,7 @@ class _Functions:
         self.similar = _typed(library.similar, p, n, p, p, n, p, n, d, p)
         self.by_weights = _typed(library.by_weights, p, p, n, p, n, n, p, p)
         self.merge = _typed(library.merge, p, p, p, p, p, n, n, p, n, p)
+        self.leading = _typed(library.leading, p, p, n, n, p)
         self.encode = _typed(library.encode, p, p, n, p, p, p)
         self.keys = _typed(library.keys, p, p, n, p)
         self.read_events = _typed(library.read_events, p, p, n, p, p)
@@ -394,3 +395,15 @@ class BlendOfOne:
         ranks = places[taken:].reshape(taken, width)[:number]
         shares = values[taken:].reshape(3, taken, width)
         return places[:number], values[:number], ranks, *(one[:number] for one in shares)
+
+
+def leading(ranks: Rows, contributions: Floats) -> list[int] | None:
+    """Find the list that added most to each item, [n, S] each; -1 where none has it."""
+    found, (number, width) = functions(), ranks.shape
+    if found is None or number == 0:
+        return None
+    out = np.empty(number, np.int64)
+    kept = np.ascontiguousarray(ranks, np.int64), np.ascontiguousarray(contributions, np.float32)
+    found.leading(*map(memory_address, kept), number, width, memory_address(out))
+    places: list[int] = out.tolist()
+    return places

@@ -309,10 +309,16 @@ static void linear_features(const Features *all, const i64 *rows, i64 n, const i
     float *scores = out, *above = out + n, *recent = out + 2 * n, mean = 0, spread = 0;
     /* Whole rows of weights are added faster than single ones are found. */
     memset(sums, 0, (size_t)(2 * all->stride) * sizeof(float));
-    for (i64 i = 0; i < m; i++) {
-        i64 place = all->places[history[i] < beyond ? history[i] : beyond];
-        add_scaled(i < first ? sums : sums + all->stride, all->weights + place * all->stride, 1,
-                   all->stride);
+    for (i64 i = 0, many; i < m; i += many) {
+        i64 left = (i < first ? first : m) - i;
+        const float *from[4], one[4] = {1, 1, 1, 1};
+        for (i64 e = 0; e < 4 && e < left; e++)
+            from[e] = all->weights +
+                      all->places[history[i + e] < beyond ? history[i + e] : beyond] * all->stride;
+        float *to = i < first ? sums : sums + all->stride;
+        many = left < 4 ? 1 : 4;
+        if (many == 4) add_four(to, from, one, all->stride);
+        else add_scaled(to, from[0], 1, all->stride);
     }
     for (i64 c = 0; c < n; c++) {
         i64 place = all->places[rows[c] < beyond ? rows[c] : beyond];
