@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 
 from serving.online.sqlite_files import FILES_LOCK, SqliteFile, describe_failure
@@ -177,9 +178,13 @@ def _name(day: str) -> str:
 
 def _day(time_ms: int) -> str:
     """Return the day of a time in UTC; times before 1970 and after 9999 count as those days."""
-    last = 253_402_300_799_999
-    time = EPOCH + timedelta(milliseconds=min(max(time_ms, 0), last))
-    return f"{time:%Y-%m-%d}"
+    return _date(min(max(time_ms, 0), 253_402_300_799_999) // 86_400_000)
+
+
+@lru_cache(maxsize=100)
+def _date(days: int) -> str:
+    """Write the date that is so many days after 1970 began."""
+    return f"{EPOCH + timedelta(days=days):%Y-%m-%d}"
 
 
 def _day_of_id(request_id: str) -> str:

@@ -89,6 +89,11 @@ class WorkerLink(asyncio.Protocol):
         self.last_reply = 0.0
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """Lists in hand, then jobs."""
+        return self.num_lists, len(self.jobs)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
 
@@ -273,10 +278,11 @@ class Dispatcher:
 
     def _least_busy(self, limit: int) -> WorkerLink | None:
         """Find a worker with fewer lists in hand than a limit."""
-        best = min(
-            self.workers, key=lambda worker: (worker.num_lists, len(worker.jobs)), default=None
-        )
-        return best if best is not None and best.num_lists < limit else None
+        best: WorkerLink | None = None
+        for worker in self.workers:
+            if worker.num_lists < limit and (best is None or worker.load < best.load):
+                best = worker
+        return best
 
     def _feed(self, now: float) -> None:
         while self.queue and (worker := self._least_busy(IN_HAND)) is not None:

@@ -173,7 +173,7 @@ class Front:
         end = len(frame.body) - sum(lengths)
         if self._fleet.request_log is not None:
             self._fleet.request_log.log(frame.body[end:], lengths)
-        return frame._replace(body=frame.body[:end])
+        return Frame(frame.job, frame.head, frame.body[:end])
 
     def _caller(self, scope: Scope) -> Caller:
         """Find out who calls."""
