@@ -61,7 +61,8 @@ def part_of(frame: FrameType | None) -> str:
             if file.endswith(end) and of in ("", function):
                 best, name = place, part
                 if part == "source":
-                    name = f"source {frame.f_locals.get('name', '')}".strip()
+                    source = frame.f_locals.get("name")
+                    name = f"source {source}" if source else "retrieve, the rest"
                 break
         frame = frame.f_back
     return name
