@@ -29,17 +29,17 @@ typedef struct { float *to; i64 ldo; const i64 *which; int add; } Target;
 
 static void product(Source from, Target to, i64 n, const float *panels, i64 in, i64 out,
                     const float *bias) {
-    for (i64 first = 0; first < n; first += TOGETHER) {
-        const float *x[TOGETHER];
-        i64 many = n - first < TOGETHER ? n - first : TOGETHER;
-        for (i64 r = 0; r < TOGETHER; r++) {
-            i64 row = first + (r < many ? r : many - 1);
-            x[r] = from.x + (from.which ? from.which[row] : row) * from.ldx;
-        }
-        const float *w = panels;
-        for (i64 o = 0; o < out; o += PANEL) {
+    /* A panel stays in the nearest cache while all rows pass by. */
+    for (i64 o = 0; o < out; o += PANEL, panels += in * PANEL) {
+        for (i64 first = 0; first < n; first += TOGETHER) {
+            const float *x[TOGETHER], *w = panels;
+            i64 many = n - first < TOGETHER ? n - first : TOGETHER;
             v8 a[TOGETHER], b[TOGETHER];
-            for (int r = 0; r < TOGETHER; r++) a[r] = b[r] = fill(0);
+            for (i64 r = 0; r < TOGETHER; r++) {
+                i64 row = first + (r < many ? r : many - 1);
+                x[r] = from.x + (from.which ? from.which[row] : row) * from.ldx;
+                a[r] = b[r] = fill(0);
+            }
             for (i64 i = 0; i < in; i++, w += PANEL) {
                 v8 left = load(w), right = load(w + 8);
                 for (int r = 0; r < TOGETHER; r++) {
