@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +54,11 @@ class _Stopwatch:
     def total(self) -> dict[str, float]:
         total = round(1_000 * (time.perf_counter() - self._started), 3)
         return {**self.timings_ms, "total": total}
+
+
+def _inference_mode() -> AbstractContextManager[None]:
+    """Enter inference mode, unless it is on: a worker is in it, since to enter takes time."""
+    return nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode()
 
 
 class Made(NamedTuple):
@@ -213,8 +218,7 @@ class Recommender:
         unreadable: tuple[Degraded, ...] = ()
         if visitor is None:
             visitor, unreadable = self.live.visitor(request, surface.max_history, page and now_ms)
-        # A worker is in it from its start: to enter it takes longer than some stages.
-        with nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode():
+        with _inference_mode():
             wishes = self._steering.read(visitor, without)
             query = hydrate(request, self.bundle, surface, visitor, now_ms // 1_000, wishes.unread)
             clock.lap("hydrate")

@@ -18,7 +18,7 @@ from recsys.reranking.steering import DISLIKE_STRENGTH, MAX_FACTOR, dislike_pull
 from serving.bundle.load import Bundle
 from serving.exclusions import Exclusion
 from serving.online.store import MAX_REFUSALS, Visitor
-from serving.query import Query, Rows
+from serving.query import NOTHING, Query, Rows
 from serving.ranking import RankedItems
 from serving.retrieval import Candidates, Retrieval
 from serving.schemas import Degraded, Steered
@@ -57,6 +57,8 @@ class Steering:
 
     def read(self, visitor: Visitor, unread: Rows) -> Wishes:
         """Read what a visitor asked for; ``unread`` are further items that models do not read."""
+        if not visitor.refused:
+            return Wishes(unread, NOTHING, (), ())
         row_of = self._bundle.catalogue.row_of
         known = [(row, event) for event in visitor.refused if (row := row_of(event.item_id))]
         rows = np.array([row for row, _ in known], np.int64)
