@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -232,4 +233,5 @@ def reranked(merged: MergedOne, scores: NDArray[np.float32], k: int) -> MergedOn
         after = np.arange(len(scores), min(k, len(merged.item_rows)))
         places = np.concatenate([places, after])
         ranked = np.append(ranked, np.repeat(ranked[-1:], len(after)))
-    return MergedOne(*(part.take(places, 0) for part in merged))._replace(scores=ranked)
+    parts: list[Any] = [part.take(places, 0) for part in merged]
+    return MergedOne(*parts)._replace(scores=ranked)
