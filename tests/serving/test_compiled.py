@@ -8,6 +8,7 @@ import pytest
 
 from recsys.kernels.choice import without
 from recsys.kernels.one_query.op import functions
+from serving.ranking import RankedItems
 from serving.recommend import Recommender
 from serving.schemas import Request
 
@@ -51,3 +52,18 @@ def test_same_lists_as_by_numpy_and_torch(ranked, ranker):
         for one, other in zip(found.reply.items, expected.reply.items, strict=True):
             assert (one.item_id, one.source) == (other.item_id, other.source)
             assert one.score == pytest.approx(other.score, rel=1e-5, abs=1e-5)
+
+
+def test_same_leading_sources_as_by_numpy():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        shape = rng.integers(1, 30), rng.integers(1, 7)
+        # Equal contributions and ranks, and items of no source.
+        shares = (rng.integers(-2, 3, shape) / 2).astype(np.float32)
+        rows, scores = np.arange(shape[0]), np.zeros(shape[0], np.float32)
+        ranked = RankedItems(
+            rows, scores, tuple("abcdef"[: shape[1]]), rng.integers(0, 4, shape), shares
+        )
+        found = ranked.leading()
+        with without("one_query"):
+            assert found == ranked.leading()
