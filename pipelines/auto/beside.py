@@ -120,9 +120,13 @@ def has_won(workspace: Path, key: object) -> bool:
 def adopt(workspace: Path) -> None:
     """Put the artefacts of a round that won into the workspace; finish what a kill cut off."""
     side = workspace / FOLDER
+    (side / BEFORE).mkdir(parents=True, exist_ok=True)
+    for name in ENDS[:-1]:
+        # They are made again in the workspace itself.
+        if (workspace / name).exists() and not (side / BEFORE / name).exists():
+            shutil.copytree(workspace / name, side / BEFORE / name, copy_function=os.link)
     for name in read_json(side / WON) if (side / WON).exists() else ():
         if (side / name).exists():
-            (side / BEFORE).mkdir(exist_ok=True)
             if (workspace / name).exists() and not (side / BEFORE / name).exists():
                 (workspace / name).rename(side / BEFORE / name)
             move_into_place(side / name, workspace / name)

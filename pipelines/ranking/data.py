@@ -17,7 +17,7 @@ from torch import Tensor
 from pipelines.candidates.blends import source_lists
 from pipelines.config.run import RunConfig
 from pipelines.engine.stage import StageContext
-from pipelines.inputs.tensors import HeldOut
+from pipelines.inputs.tensors import HeldOut, split_kind
 from pipelines.ranking.examples import (
     candidate_builder,
     ranking_examples,
@@ -69,7 +69,8 @@ def ranking_data(
 ) -> RankingData:
     """Build the examples of a tie order."""
     config, features = context.config, context.inputs["build_features"]
-    held_back = hold_back(inputs, config.ranker_training, config.seed)
+    by_time = split_kind(features) == "global_time"
+    held_back = hold_back(inputs, config.ranker_training, config.seed, by_time=by_time)
     check_enough(len(held_back.held_out.positions), config)
     refitted = refitted_sources(context, held_back, order, tuple(sources))
     counts = held_back.inputs.item_counts("train")

@@ -52,6 +52,19 @@ def held_back_ends(sequences: Sequences, config: RankerTrainingConfig) -> Rows:
     return ends
 
 
+def ends_before_moment(sequences: Sequences, share: float) -> Rows:
+    """Find where each user's train events end before a moment after which a share of them is, [U].
+
+    What is asked after a moment wants other weights than each user's latest event.
+    """
+    starts, times = sequences.offsets[:-1], np.asarray(sequences.times)
+    positions = concatenated_ranges(starts, np.asarray(sequences.train_end))
+    moment = np.quantile(times[positions], 1.0 - share)
+    early = sequences.users_of(positions[times[positions] < moment])
+    ends: Rows = np.asarray(starts + np.bincount(early, minlength=len(starts)))
+    return ends
+
+
 def queries_at(sequences: Sequences, positions: Rows) -> HeldOut:
     """Make one query for each position [P], whose event is the target."""
     users = sequences.users_of(positions)
@@ -64,11 +77,20 @@ def queries_at(sequences: Sequences, positions: Rows) -> HeldOut:
     )
 
 
-def hold_back(inputs: ModelInputs, config: RankerTrainingConfig, seed: int) -> HeldBack:
-    """Hold back each user's latest train events; sample ``max_queries`` of them as queries."""
+def hold_back(
+    inputs: ModelInputs, config: RankerTrainingConfig, seed: int, *, by_time: bool = False
+) -> HeldBack:
+    """Hold back each user's latest train events; sample ``max_queries`` of them as queries.
+
+    Args:
+        by_time: Hold back those after a moment instead, as validation does.
+    """
     sequences = inputs.sequences
     ends = held_back_ends(sequences, config)
-    positions = concatenated_ranges(ends, np.asarray(sequences.train_end))
+    if by_time and sequences.times is not None:
+        ends = ends_before_moment(sequences, config.share_held_back)
+    last = np.minimum(sequences.train_end, ends + config.max_held_back)
+    positions = concatenated_ranges(ends, np.asarray(last))
     if len(positions) > config.max_queries:
         rng = np.random.default_rng([seed, len(positions)])
         positions = np.sort(rng.choice(positions, config.max_queries, replace=False))

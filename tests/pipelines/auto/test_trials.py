@@ -151,7 +151,7 @@ def test_a_refused_release_puts_back_what_was_there(served):
     further_rounds(run, plan, stages)
     assert "refused: worse" in tried(plan)["reason"]
     assert (len(plan.plan.rounds), plan.finished) == (1, 1)
-    assert (run.base.workspace / "train_sequence" / "width.txt").read_text() == "32"
+    assert widths(run.base.workspace) == {"32"}
     saved = json.loads((run.base.workspace / "plan.json").read_text())
     assert saved["trials"] == plan.trials
 

@@ -124,6 +124,15 @@ def test_the_latest_train_events_are_queries_with_what_precedes_them():
     assert before.train_end.tolist() == before.offsets[1:].tolist() == [0, 17, 17, 19, 19]
 
 
+def test_after_a_moment_everyone_is_asked_with_what_precedes_the_event():
+    config = RankerTrainingConfig(max_held_back=3, share_held_back=0.2)
+    held_back = hold_back(inputs(), config, seed=0, by_time=True)
+    # A fifth of the 23 train events are later than 1,760: two of one user, all of another.
+    assert held_back.held_out.targets.values.tolist() == [19, 20, 25, 26, 27]
+    assert held_back.held_out.seen.lengths().tolist() == [18, 19, 0, 1, 2]
+    assert held_back.inputs.sequences.item_rows.tolist() == [*range(1, 19)]
+
+
 def test_queries_are_sampled_by_the_seed():
     config = RankerTrainingConfig(max_held_back=10, share_held_back=0.9, max_queries=5)
     first, again, other = (hold_back(inputs(), config, seed) for seed in (1, 1, 2))
