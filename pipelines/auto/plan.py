@@ -133,6 +133,8 @@ class Planner:
         """List a part that takes too long, with its seconds and ``more`` of them."""
         seconds = part.seconds + more
         why = f"{seconds:,.0f} s are needed, {max(0.0, self.left):,.0f} s are left"
+        if seconds <= self.left:
+            why += ", of which it may take a share"
         self.left_out.append(replace(part, why=why, seconds=seconds))
 
     def plan(self) -> Plan:

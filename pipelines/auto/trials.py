@@ -78,6 +78,13 @@ class Trial:
         return cls(**{**table, "gain": None if gain is None else Gain(**gain)})
 
 
+def in_short(error: Exception) -> str:
+    """Return the first failed check of a refusal, or the first line of another error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = lines or [type(error).__name__]
+    return lines[min(1, len(lines) - 1)] if isinstance(error, RefusedError) else lines[0]
+
+
 def further_rounds(run: Automatic, planned: Planned, run_stages: RunStages) -> list[StageOutcome]:
     """Try what may be added while time is left, and say why it stops."""
     rounds, trials = planned.plan.rounds, Trials(run, planned, run_stages)
@@ -157,7 +164,7 @@ class Trials:
             reason = f"given up after {time.perf_counter() - begin:,.0f} s, too late to serve it"
             told = replace(told, kept=False, reason=reason)
         except (RefusedError, UnstableTrainingError, MemoryError, ValueError) as error:
-            told = replace(told, kept=False, reason=f"failed: {error}")
+            told = replace(told, kept=False, reason=f"failed: {in_short(error)}")
         if told.kept:
             part = PlanPart(one.name, one.what, told.words(), told.seconds)
             told = self.serve(replace(added, parts=(part,)), told)
@@ -220,6 +227,6 @@ class Trials:
         except RefusedError as error:
             put_back(workspace)
             self.planned.plan = plan
-            return replace(told, kept=False, reason=f"refused: {error}")
+            return replace(told, kept=False, reason=f"refused: {in_short(error)}")
         self.planned.finished = len(self.planned.plan.rounds)
         return told
