@@ -403,7 +403,9 @@ def leading(ranks: Rows, contributions: Floats) -> list[int] | None:
     if found is None or number == 0:
         return None
     out = np.empty(number, np.int64)
-    kept = np.ascontiguousarray(ranks, np.int64), np.ascontiguousarray(contributions, np.float32)
-    found.leading(*map(memory_address, kept), number, width, memory_address(out))
+    kept_ranks = np.ascontiguousarray(ranks, np.int64)
+    kept = np.ascontiguousarray(contributions, np.float32)
+    addresses = memory_address(kept_ranks), memory_address(kept)
+    found.leading(*addresses, number, width, memory_address(out))
     places: list[int] = out.tolist()
     return places
