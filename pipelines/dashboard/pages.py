@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pipelines.dashboard.compare.compare import ENTRY as COMPARE
 from pipelines.dashboard.context import PageEntry
-from pipelines.dashboard.experts import ENTRY as EXPERTS
 from pipelines.dashboard.items import ENTRY as ITEMS
 from pipelines.dashboard.releases import ENTRY as RELEASES
-from pipelines.dashboard.replay import ENTRY as REPLAY
 from pipelines.dashboard.runs.run import ENTRY as RUN
 from pipelines.dashboard.runs.runs import ENTRY as RUNS
 from pipelines.dashboard.semantic_ids import ENTRY as SEMANTIC_IDS
@@ -22,8 +20,6 @@ PAGES: tuple[PageEntry, ...] = (
     COMPARE,
     WHY,
     ITEMS,
-    REPLAY,
     RELEASES,
     SEMANTIC_IDS,
-    EXPERTS,
 )

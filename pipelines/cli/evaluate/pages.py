@@ -48,7 +48,7 @@ def dashboard(
     ] = None,
     show: Open = False,
 ) -> None:
-    """Show which bundle to release and why: runs, comparisons, replay, releases, serving.
+    """Show which bundle to release and why: runs, comparisons, releases, semantic IDs.
 
     Reads workspaces and bundles as they are; nothing leaves the machine. With
     --export it writes one file that opens anywhere, without a server.

@@ -47,11 +47,11 @@ OTHER_PAGES = (
     ("why", "Why a model wins"),
     ("items", "Items"),
     ("semantic-ids", "Semantic IDs"),
-    ("experts", "Experts and adapters"),
 )
 SHOWN_FILES = (
     "report/report.html",
     "monitoring/monitor.html",
+    "backtest/backtest.html",
     "config.toml",
     "evaluate/metrics.json",
     "evaluate/analysis.json",

@@ -26,7 +26,6 @@ from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.decisions import LOG as DECISIONS
 from pipelines.engine.workspace import RELEASED, UPDATE
 from pipelines.publishing.released import shop_workspace
-from recsys.replay.replay import DESCRIPTION
 from serving.bundle.manifest import CURRENT, MANIFEST
 
 SHOWN_AFTER = 0.3
@@ -39,8 +38,8 @@ MAX_DEPTH = 8
 BUNDLES = "bundles"
 BEGUN = frozenset({"lock", "build_features", ".partial-build_features"})
 PASSED_OVER = re.compile(r"\.|\w+=")
-BACKTEST, DOCUMENT = "backtest", "backtest.json"
-"""Folder of a run's own backtest, and what marks a folder whose workspace is part of one."""
+DOCUMENT = "backtest.json"
+"""Marks a folder whose workspaces are parts of a backtest."""
 
 
 def is_workspace(names: set[str]) -> bool:
@@ -49,10 +48,10 @@ def is_workspace(names: set[str]) -> bool:
 
 
 def find_below(root: Path) -> Iterator[tuple[Path, str]]:
-    """List workspaces, the increments' below them, folders of bundles, and backtests.
+    """List workspaces, the increments' below them, and folders of bundles.
 
-    Each comes with its kind, ``workspace``, ``bundles`` or ``backtest``. Descends into no
-    workspace, hidden folder, link, or partition (``day=2026-01-01``).
+    Each comes with its kind, ``workspace`` or ``bundles``. Descends into no workspace, hidden
+    folder, link, or partition (``day=2026-01-01``).
     """
     waiting = [(str(root), 0)]
     while waiting:
@@ -70,8 +69,6 @@ def find_below(root: Path) -> Iterator[tuple[Path, str]]:
             yield from _below_workspace(path, names)
         elif any(name.startswith("bundle-") for name in names):
             yield path, "bundles"
-        elif DESCRIPTION in names and "steps" in names:
-            yield path, "backtest"
         elif depth < MAX_DEPTH and DOCUMENT not in names:
             below = [entry for name, entry in listed.items() if not PASSED_OVER.match(name)]
             waiting += [(one.path, depth + 1) for one in below if one.is_dir(follow_symlinks=False)]
@@ -80,8 +77,6 @@ def find_below(root: Path) -> Iterator[tuple[Path, str]]:
 def _below_workspace(path: Path, names: set[str]) -> Iterator[tuple[Path, str]]:
     if BUNDLES in names:
         yield path / BUNDLES, "bundles"
-    if BACKTEST in names and (path / BACKTEST / DESCRIPTION).exists():
-        yield path / BACKTEST, "backtest"
     if UPDATE in names and is_workspace(set(names_in(path / UPDATE))):
         yield path / UPDATE, "workspace"
 
@@ -148,7 +143,6 @@ class Stores:
         self.places = places
         self._kept: dict[Path, tuple[object, Any]] = {}
         self._before = self._kept
-        self._backtests: list[Path] = []
         self._snapshot = Snapshot()
         self._shown: list[Run] = []
         self._watch, self._every = watch, every
@@ -203,7 +197,6 @@ class Stores:
         """Return the runs, in no order, and the faults of the places."""
         found, problems = self._find()
         self._before, self._kept = self._kept, {}
-        self._backtests = [path for path, kind in found.items() if kind == "backtest"]
         workspaces = [path for path, kind in found.items() if kind == "workspace"]
         runs: list[Run] = []
         shown = time.monotonic()
@@ -290,11 +283,6 @@ class Stores:
     def bundles(self) -> Sequence[Run]:
         """Return the released bundles, the newest first."""
         return [run for run in self.runs() if run.kind == "bundle"]
-
-    def backtests(self) -> Sequence[Path]:
-        """Return the folders of backtests, each once."""
-        self.now()
-        return list({path.resolve(): path for path in self._backtests}.values())
 
     def problems(self) -> Sequence[str]:
         """Return which places cannot be read now, in words; the page shows it above all."""

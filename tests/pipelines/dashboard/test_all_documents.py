@@ -19,10 +19,8 @@ NEXT_STEPS = {
     "compare": "recsys run shop.toml",
     "why": "recsys run shop.toml",
     "items": "recsys run shop.toml",
-    "replay": "recsys backtest",
     "releases": "recsys run shop.toml",
     "semantic-ids": "recsys run --until build_semantic_ids",
-    "experts": "[ranker_training]",
 }
 
 
@@ -67,7 +65,7 @@ def test_without_a_run_a_page_says_what_to_do(tmp_path, entry):
 @ENTRIES
 def test_a_run_that_is_gone_is_not_found(context, entry):
     query = Query.of(run="gone", runs=("gone", "gone2"))
-    if entry.name in ("runs", "replay"):
+    if entry.name == "runs":
         return
     with pytest.raises(NotFoundError, match="no run 'gone'"):
         entry.build(context, query)
