@@ -53,8 +53,6 @@ class Context:
     cache: Cache = field(default_factory=lambda: Cache(512))
     tables: Cache = field(default_factory=lambda: Cache(16))
     """Tables with a row for each user."""
-    key: str | None = None
-    """That an action needs; None where actions are switched off."""
     exported: bool = False
     """True if the page goes into a file, where nothing can be queried later."""
 
@@ -62,7 +60,6 @@ class Context:
 Build = Callable[[Context, Query], Page]
 RowsOf = Callable[[Context, Query, Window], Rows]
 Suggest = Callable[[Context, Query, str], Sequence[Option]]
-Act = Callable[[Context, Mapping[str, str]], str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +74,6 @@ class PageEntry:
     """Windows of long tables, by `Table.source`."""
     suggest: Mapping[str, Suggest] = field(default_factory=dict)
     """Options of a search, by `Control.suggest`: at most 20, the best first."""
-    actions: Mapping[str, Act] = field(default_factory=dict)
-    """Actions of the page by `Action.name`; each returns its change in words."""
     exports: Callable[[Context, Query], Sequence[Query]] | None = None
     """Queries whose pages an exported file holds, for the runs that it is about; the given one
     alone without."""

@@ -1,18 +1,14 @@
-"""Page ``releases``: the served version, every decision from the log, promote and roll back.
-
-The actions are the functions of the command line.
-"""
+"""Page ``releases``: the served version, and every decision from the log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipelines.dashboard.context import Act, Context, PageEntry
-from pipelines.dashboard.query import NotFoundError, Query, QueryError
+from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.files import names_in, place_key
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.decisions import (
@@ -23,12 +19,9 @@ from pipelines.engine.decisions import (
     read_challenger,
     read_decisions,
 )
-from pipelines.engine.errors import RefusedError, WorkspaceBusyError
 from pipelines.engine.signing import KEY, signing_key
-from pipelines.operations.state import move_alias
 from pipelines.pages.charts import numbers, texts
 from pipelines.pages.document import (
-    Action,
     Block,
     Cell,
     Column,
@@ -42,7 +35,7 @@ from pipelines.pages.document import (
     select,
 )
 from pipelines.publishing.comparison import format_result, found_in, is_untested
-from pipelines.publishing.promotion import champions, promote, rollback, served_version
+from pipelines.publishing.promotion import served_version
 from pipelines.publishing.released import shop_workspace
 from serving.bundle.manifest import MANIFEST, bundle_directory
 
@@ -60,14 +53,10 @@ NOTHING = (
     "Nothing was released yet. A run writes a bundle and decides on it: recsys run "
     "shop.toml. To see the bundles of another folder, name it with --root or --bundles."
 )
-PATIENCE_SECONDS = 2.0
-"""Time that a click waits for another command that publishes."""
-MAX_REASON = 500
-NO_KEY = (
-    "nothing can be changed here: this dashboard was started without a key; use "
-    "recsys release promote and recsys release rollback, or start it with a key"
+TO_CHANGE = (
+    "recsys release promote serves another version, recsys release rollback the one before; both "
+    "write the decision down."
 )
-FIELDS = (("reason", "Reason, written into the decision"), ("confirm", "Version, to confirm"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,11 +168,9 @@ def build(context: Context, query: Query) -> Page:
     blocks: list[Block] = []
     if on:
         blocks.append(_decision_section(on, folder))
-    if not context.exported:
-        offered = version if version in there else None
-        blocks.append(actions_section(folder, offered, log.served, with_key=bool(context.key)))
     if log.decisions:
         blocks.append(_decisions_table(log, folder))
+    blocks.append(Words(lines=[TO_CHANGE], tone="note"))
     folders = {one.key: one.name for one in known[:MAX_OPTIONS]}
     control = select("bundles", "Workspace", folder.key, folders, clears=("version", "run"))
     return Page(
@@ -319,84 +306,4 @@ def _gate(decision: Decision, folder: Folder) -> Table:
     )
 
 
-def goes_back_to(folder: Folder) -> str | None:
-    """Return the version that a rollback would serve; None if there is none before."""
-    try:
-        stack = champions(folder.bundles)
-    except ValueError:
-        # The page names the fault.
-        return None
-    return stack[-2] if len(stack) > 1 else None
-
-
-def actions_section(
-    folder: Folder, version: str | None, served: str | None, *, with_key: bool
-) -> Section:
-    """Offer to promote the chosen version, and to roll back."""
-    offered = []
-    if with_key and version is not None and version != served:
-        note = (
-            f"{version} becomes champion in place of {served or 'nothing'}: servers load it "
-            "within a second. It is verified first, and the decision is written down."
-        )
-        offered.append(("promote", version, f"Serve {version}", note))
-    if with_key and (back := goes_back_to(folder)) is not None:
-        note = (
-            f"{back}, the champion before, is served in place of {served}. Doing it once more "
-            "goes back one further."
-        )
-        offered.append(("rollback", back, f"Roll back to {back}", note))
-    words = "The chosen version is served, and there is none before it. Choose another one."
-    if not with_key:
-        words = f"{NO_KEY[0].upper()}{NO_KEY[1:]}."
-    blocks: list[Block] = [
-        Action(
-            key=name,
-            title=title,
-            note=f"{note} To confirm, write {one}.",
-            name=name,
-            values={"bundles": folder.key, "served": served or "", "version": one},
-            fields=FIELDS,
-        )
-        for name, one, title, note in offered
-    ]
-    blocks = blocks or [Words(lines=[words], tone="note")]
-    return Section(key="actions", title="Promote or roll back", blocks=blocks)
-
-
-def move(context: Context, values: Mapping[str, str], *, action: str) -> str:
-    """Check the values, move the alias, and return the change in words."""
-    if context.key is None:
-        raise QueryError(NO_KEY)
-    version, reason = values.get("version", ""), " ".join(values.get("reason", "").split())
-    if not version or values.get("confirm", "").strip() != version:
-        raise QueryError(f"nothing was changed: to confirm, write {version or 'the version'}")
-    if not reason:
-        raise QueryError("nothing was changed: give a reason, it is written into the decision")
-    if len(reason) > MAX_REASON:
-        raise QueryError(f"the reason has {len(reason)} characters; {MAX_REASON} are allowed")
-    folder, _ = choose_folder(context, Query.of(bundles=values.get("bundles", "-")))
-    assert folder is not None
-    if action == "rollback" and goes_back_to(folder) != version:
-        raise QueryError(
-            f"nothing was changed: a rollback would not serve {version} any more; reload the page"
-        )
-    change_alias: Callable[..., Decision] = rollback
-    if action == "promote":
-        change_alias = partial(promote, version=version)
-    by_hand = partial(
-        change_alias,
-        reason=f"{reason} (from the dashboard)",
-        expected=values.get("served", ""),
-        patience_seconds=PATIENCE_SECONDS,
-    )
-    try:
-        change = move_alias(action, folder.bundles, by_hand, folder.workspace).change
-    except (WorkspaceBusyError, RefusedError, ValueError, OSError) as error:
-        raise QueryError(f"nothing was changed: {error}") from error
-    before = f", before it was {change.champion}" if change.champion else ""
-    return f"{change.alias} is {change.version}{before}. The decision was written with your reason."
-
-
-ACTIONS: Mapping[str, Act] = {name: partial(move, action=name) for name in ("promote", "rollback")}
-ENTRY = PageEntry(name="releases", title=TITLE, build=build, keeps=("run",), actions=ACTIONS)
+ENTRY = PageEntry(name="releases", title=TITLE, build=build, keeps=("run",))

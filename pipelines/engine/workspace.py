@@ -224,15 +224,15 @@ PATIENCE_SECONDS = 60.0
 
 
 @contextmanager
-def publishing(bundles: Path, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
+def publishing(bundles: Path) -> Iterator[None]:
     """Hold the folder of bundles."""
     path = bundles / LOCK
-    with locked(path, wait=patience_seconds) as held:
+    with locked(path, wait=PATIENCE_SECONDS) as held:
         if not held:
             raise WorkspaceBusyError(
                 f"the folder of bundles {bundles.absolute()} is in use by "
                 f"{read_holder(path) or 'an unknown process'}, for more than "
-                f"{patience_seconds:.0f} s. Nothing was published; run this command when that "
+                f"{PATIENCE_SECONDS:.0f} s. Nothing was published; run this command when that "
                 "process has ended"
             )
         with named_in(path):

@@ -167,21 +167,6 @@ class Code:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Action:
-    """Something the reader can have done, after a confirmation and with a key."""
-
-    key: str
-    title: str
-    note: str
-    name: str
-    """Action function of the page."""
-    values: Mapping[str, str]
-    fields: Sequence[tuple[str, str]] = ()
-    """Names and labels of texts that the reader adds, such as a reason."""
-    kind: Literal["action"] = "action"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Section:
     """A part of a page under its heading."""
 
@@ -193,7 +178,7 @@ class Section:
 
 
 Numbered = Chart | Table | Lists
-Block = Words | Tiles | Numbered | Code | Action | Section
+Block = Words | Tiles | Numbered | Code | Section
 
 
 def with_origins(section: Section, origins: Sequence[Origin]) -> Section:

@@ -130,7 +130,7 @@ def html_of(documents: Sequence[Document], navigation: Sequence[Navigated], titl
         settings="SETTINGS",
         scripts="\n".join(f'<script type="module">{one}</script>' for one in code),
     )
-    settings = {"pages": navigation, "acts": False, "exported": documents}
+    settings = {"pages": navigation, "exported": documents}
     head, tail = without.split(">SETTINGS<")
     return f"{head}>{for_script(settings)}<{tail}"
 

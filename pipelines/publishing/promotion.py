@@ -25,7 +25,7 @@ from pipelines.engine.decisions import (
 )
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.signing import KEY, TamperedError, signing_key
-from pipelines.engine.workspace import PATIENCE_SECONDS, publishing
+from pipelines.engine.workspace import publishing
 from serving.bundle.manifest import (
     CURRENT,
     BundleManifest,
@@ -122,12 +122,12 @@ def _decide(bundles: Path, version: str, outcome: Outcome, **about: Any) -> Deci
     return append_decision(bundles, decision, signing_key())
 
 
-def promote(bundles: Path, version: str | None, **by_hand: Any) -> Decision:
+def promote(bundles: Path, version: str | None, *, force: bool = False) -> Decision:
     """Serve a version as champion.
 
     Args:
         version: None takes the challenger.
-        by_hand: Options of `make_champion`.
+        force: As of `make_champion`.
 
     Raises:
         ValueError: If there is no such bundle, or a file of it is missing or altered.
@@ -138,10 +138,10 @@ def promote(bundles: Path, version: str | None, **by_hand: Any) -> Decision:
         raise ValueError(f"no challenger in {bundles}; name a version: {listed(bundles)}")
     if find_bundle(bundles, version) is None:
         raise ValueError(f"no bundle {version!r} in {bundles}; there are: {listed(bundles)}")
-    return make_champion(bundles, version, "promote", **by_hand)
+    return make_champion(bundles, version, "promote", force=force)
 
 
-def rollback(bundles: Path, **by_hand: Any) -> Decision:
+def rollback(bundles: Path) -> Decision:
     """Serve the champion before this one again; once more goes back one further.
 
     Raises:
@@ -157,37 +157,20 @@ def rollback(bundles: Path, **by_hand: Any) -> Decision:
             f"the champion before this one, {version}, is no longer in {bundles}; promote one "
             f"that is: {listed(bundles)}"
         )
-    return make_champion(bundles, version, "rollback", **by_hand)
+    return make_champion(bundles, version, "rollback")
 
 
-def make_champion(
-    bundles: Path,
-    version: str,
-    action: str,
-    *,
-    force: bool = False,
-    reason: str = "",
-    expected: str | None = None,
-    patience_seconds: float = PATIENCE_SECONDS,
-) -> Decision:
+def make_champion(bundles: Path, version: str, action: str, *, force: bool = False) -> Decision:
     """Point ``current`` at a version that may be served, then record it.
 
     Args:
         force: Serve it though it was refused or has no decision.
-        reason: Words of the person, for the decision.
-        expected: Abort unless this version is still served ('' is none); None does not check.
 
     Raises:
         ValueError: It, or what it was appended to, is missing or altered.
-        RefusedError: It was refused, its decision cannot be verified, or another one is served.
+        RefusedError: It was refused, or its decision cannot be verified.
     """
-    with publishing(bundles, patience_seconds):
-        served = served_version(bundles) or ""
-        if expected not in (None, served):
-            raise RefusedError(
-                f"{served or 'nothing'} is served by now, not {expected or 'nothing'}: somebody "
-                "else moved it meanwhile. Nothing was changed; look at it, then decide"
-            )
+    with publishing(bundles):
         overridden = check_approved(bundles, version, action=action, force=force)
         refused, final = refused_directory(bundles, version), bundle_directory(bundles, version)
         if refused.is_dir() and not final.exists():
@@ -196,8 +179,6 @@ def make_champion(
         words = [f"{version} became champion by recsys {action}."]
         if overridden is not None:
             words.append(f"Forced, although {overridden}.")
-        if reason:
-            words.append(f"Reason given: {reason}")
         return note_champion(bundles, version, action, words=words, forced=overridden is not None)
 
 

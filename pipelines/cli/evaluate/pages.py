@@ -27,7 +27,8 @@ def dashboard(
     host: Host = "127.0.0.1",
     port: Port = 8100,
     key_file: Annotated[
-        Path | None, typer.Option(help="File with the key for promote and rollback, on one line.")
+        Path | None,
+        typer.Option(help="File with the key that readers on other machines give, on one line."),
     ] = None,
     key: Annotated[
         str | None, typer.Option(envvar="RECSYS_DASHBOARD_KEY", hidden=True, help="The key itself.")
@@ -57,7 +58,7 @@ def dashboard(
 
       recsys dashboard --open
 
-      recsys dashboard --root runs --root /srv/runs --key-file key.txt
+      recsys dashboard --root runs --root /srv/runs
 
       recsys dashboard --export shop.html --run runs/shop
     """
@@ -69,7 +70,7 @@ def dashboard(
         raise ValueError("--run says what --export writes; a served dashboard shows all runs")
     stores = Stores(find_places(root, bundles, run), watch=export is None)
     known = key or None if key_file is None else read_key(key_file)
-    context = Context(stores=stores, key=known, exported=export is not None)
+    context = Context(stores=stores, exported=export is not None)
     if export is not None:
         from pipelines.dashboard.web.export import find_run, write
 
@@ -80,7 +81,7 @@ def dashboard(
     from pipelines.dashboard.web.access import AccessRules
     from pipelines.dashboard.web.app import serve
 
-    access = AccessRules(host=host, key=context.key, public=public, names=tuple(name or ()))
+    access = AccessRules(host=host, key=known, public=public, names=tuple(name or ()))
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
     print_lines(f"dashboard: {address} (Ctrl-C ends it)", note=True)
     if show:

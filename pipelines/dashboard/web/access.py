@@ -1,4 +1,4 @@
-"""Access to the dashboard: reading, and actions."""
+"""Access to the dashboard, which only reads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AccessRules:
 
     host: str = "127.0.0.1"
     key: str | None = None
-    """For actions, and for reading where other machines reach it and it is not public."""
+    """That readers give once where other machines reach it and it is not public."""
     public: bool = False
     """Everyone who reaches it may read."""
     names: Sequence[str] = ()
@@ -95,10 +95,7 @@ class AccessRules:
         """Refuse a request without the key, or from another site's page."""
         self._check_origin(request)
         if self.key is None:
-            raise AccessError(
-                403,
-                "this dashboard has no key, so nothing can be changed; start it with --key-file",
-            )
+            raise AccessError(403, "this dashboard has no key; start it with --key-file")
         given = request.headers.get("x-api-key", "")
         if not hmac.compare_digest(given.encode(), self.key.encode()):
             async with self._wrong:

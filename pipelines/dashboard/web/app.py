@@ -1,4 +1,4 @@
-"""The routes of the dashboard: pages as documents, windows of tables, suggestions, actions, files.
+"""The routes of the dashboard: pages as documents, windows of tables, suggestions, files.
 
 All below ``/api`` answer JSON; a refusal is ``{"error": words}``.
 """
@@ -14,7 +14,6 @@ from functools import cached_property, wraps
 from pathlib import Path
 from typing import TypeVar
 
-import orjson
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -32,7 +31,6 @@ from pipelines.pages.encoding import encoded, for_script
 from pipelines.pages.file import FIRST, LATER, SHELL, filled
 
 log = logging.getLogger("recsys.dashboard")
-MAX_BODY_BYTES = 65_536
 MAX_LENGTH = 1_000
 """Rows of a window."""
 POLICY = (
@@ -62,7 +60,7 @@ SANDBOX = (
 )
 """A report's own script runs, in an origin of its own from which nothing can be reached."""
 T = TypeVar("T")
-Check = Callable[["Site", Request], Awaitable[tuple[Mapping[str, str], ...]]]
+Check = Callable[["Site", Request], Awaitable[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +136,7 @@ def shell(site: Site, _: Request) -> Response:
     modules = sorted((name for name in assets() if name.endswith(".js")), key=LATER.__contains__)
     head = [f'<link rel="stylesheet" href="{folder}/{name}">' for name in STYLES]
     head += [f'<link rel="modulepreload" href="{folder}/{name}">' for name in modules]
-    acts = site.access.key is not None
-    settings = {"pages": navigation(site.pages), "acts": acts, "exported": None}
+    settings = {"pages": navigation(site.pages), "exported": None}
     text = filled(
         SHELL,
         policy="",
@@ -215,28 +212,7 @@ def file(site: Site, request: Request) -> Response:
     return FileResponse(found, media_type=TYPES[found.suffix.lower()], headers=headers)
 
 
-async def _values(request: Request) -> dict[str, str]:
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise AccessError(413, f"the body may have at most {MAX_BODY_BYTES} bytes")
-    try:
-        values = orjson.loads(body or b"{}")
-    except orjson.JSONDecodeError:
-        raise AccessError(400, "the body is not JSON") from None
-    if not isinstance(values, dict) or not all(isinstance(one, str) for one in values.values()):
-        raise AccessError(400, "the body must be an object of texts")
-    return values
-
-
-def act(site: Site, request: Request, values: Mapping[str, str]) -> Response:
-    """Run an action of a page."""
-    find = _named(site.page(request).actions, request.path_params["action"], "action")
-    return json_response({"done": find(site.context, values)})
-
-
-def enter(site: Site, _: Request, __: Mapping[str, str]) -> Response:
+def enter(site: Site, _: Request) -> Response:
     """Set the cookie of a reader for a request with the key."""
     found = json_response({"done": "welcome"})
     session = site.access.session
@@ -244,18 +220,16 @@ def enter(site: Site, _: Request, __: Mapping[str, str]) -> Response:
     return found
 
 
-async def _anyone(_: Site, __: Request) -> tuple[()]:
-    return ()
+async def _anyone(_: Site, __: Request) -> None:
+    pass
 
 
-async def _reader(site: Site, request: Request) -> tuple[()]:
+async def _reader(site: Site, request: Request) -> None:
     site.access.check_reader(request)
-    return ()
 
 
-async def _key_holder(site: Site, request: Request) -> tuple[Mapping[str, str]]:
+async def _key_holder(site: Site, request: Request) -> None:
     await site.access.check_key(request)
-    return (await _values(request),)
 
 
 def _route(site: Site, path: str, answer: Callable[..., Response], check: Check) -> Route:
@@ -265,8 +239,8 @@ def _route(site: Site, path: str, answer: Callable[..., Response], check: Check)
     async def endpoint(request: Request) -> Response:
         try:
             site.access.check_host(request)
-            given = await check(site, request)
-            response = await run_in_threadpool(answer, site, request, *given)
+            await check(site, request)
+            response = await run_in_threadpool(answer, site, request)
         except Exception as error:
             response = refuse(error)
         for name, value in HEADERS.items():
@@ -286,7 +260,6 @@ def create_app(site: Site) -> Starlette:
         ("/api/rows/{name}/{source}", rows, _reader),
         ("/api/suggest/{name}/{search}", suggest, _reader),
         ("/files/{key}/{path:path}", file, _reader),
-        ("/api/act/{name}/{action}", act, _key_holder),
         ("/api/enter", enter, _key_holder),
     ]
     return Starlette(routes=[_route(site, *route) for route in routes])

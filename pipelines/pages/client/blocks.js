@@ -1,5 +1,4 @@
 // Blocks of a page, drawn by their kind.
-import { actionBlock } from "./action.js";
 import { chartBlock } from "./chart.js";
 import { button, make, text } from "./element.js";
 import { linked, linkList, originLine, target } from "./links.js";
@@ -120,10 +119,9 @@ const KINDS = {
   table: tableBlock,
   lists: listsBlock,
   code: codeBlock,
-  action: actionBlock,
   section: sectionBlock,
 };
-const SIDE_BY_SIDE = new Set(["chart", "action"]);
+const SIDE_BY_SIDE = new Set(["chart"]);
 
 // Draw blocks in their order; charts that follow each other stand side by side.
 export function drawBlocks(view, blocks, level) {

@@ -19,7 +19,6 @@ const first = (shown[0] ?? settings.pages[0])?.name ?? "";
 let view = null;
 let loading = null;
 let refreshing = null;
-let said = "";
 
 function addressed() {
   const found = parse(location.hash);
@@ -33,14 +32,12 @@ function viewOf({ page, parameters }) {
     parameters,
     first,
     known: settings.pages.some((one) => one.name === page),
-    said,
     charts: new Map(),
     tables: [],
     later: [],
     leaving: [],
     announce,
     reload: () => show(addressed()),
-    say: (words) => said = words,
     go(name, given) {
       const before = location.hash;
       location.hash = hrefOf(name, given);
@@ -125,7 +122,6 @@ async function show(address) {
   else if (failure) drawError(next, main, failure);
   else drawPage(next, main, found);
   main.removeAttribute("aria-busy");
-  said = "";
   const heading = main.querySelector("h1");
   document.title = `${heading.textContent} \u00b7 Recsys`;
   drawNavigation(next.page, next.parameters);

@@ -3,7 +3,7 @@ import { drawBlocks } from "./blocks.js";
 import { controlsBar } from "./controls.js";
 import { button, make, text } from "./element.js";
 import { hrefOf } from "./address.js";
-import { keepKey, keyField } from "./action.js";
+import { keepKey, keyField } from "./key.js";
 
 function contents(view, blocks) {
   const sections = blocks.filter((block) => block.kind === "section");
@@ -30,7 +30,6 @@ export function drawPage(view, main, document_) {
       text(document_.lead, "p", { class: "answer" }),
     ),
     ...[
-      view.said ? make("p", { class: "said", role: "status" }, text(view.said)) : null,
       notices(document_.notices),
       controlsBar(view, document_.controls),
       list,

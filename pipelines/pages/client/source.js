@@ -52,7 +52,6 @@ function windowQuery(parameters, window) {
 
 export class Served {
   constructor(settings) {
-    this.acts = settings.acts;
     this.exported = false;
     this.names = new Set(settings.pages.map((page) => page.name));
   }
@@ -71,11 +70,6 @@ export class Served {
     return got(path, queryOf({ ...ofPage(parameters), "w.text": typed }), signal);
   }
 
-  act(name, action, values, key) {
-    const path = `/api/act/${encodeURIComponent(name)}/${encodeURIComponent(action)}`;
-    return posted(path, values, key);
-  }
-
   enter(key) {
     return posted("/api/enter", {}, key);
   }
@@ -88,7 +82,6 @@ export class Served {
 export class Exported {
   // documents: [{name, parameters, page}]
   constructor(documents) {
-    this.acts = false;
     this.exported = true;
     this.documents = documents;
   }

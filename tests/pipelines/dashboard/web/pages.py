@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.pages.charts import figure, numbers, share_chart, texts
 from pipelines.pages.document import (
-    Action,
     Chart,
     Column,
     Control,
@@ -39,7 +38,6 @@ HOSTILE = (
 ORIGIN = Origin(run="0123456789ab", name=HOSTILE[0], config_digest="c" * 64, data_digest="d" * 64)
 
 NUM_ROWS = 2_000
-DONE: list[Mapping[str, str]] = []
 
 
 def chart(key: str, color: str = "var(--m2)") -> Chart:
@@ -94,14 +92,6 @@ def lists() -> Lists:
 
 def blocks() -> Sequence[object]:
     opens = Link(label="", page="every", parameters={"node": "1"})
-    action = Action(
-        key="promote",
-        title="Promote bundle-v2",
-        note="It will be served within two seconds.",
-        name="promote",
-        values={"version": "bundle-v2"},
-        fields=[("reason", "Reason")],
-    )
     rows = [row(place) for place in range(60)]
     kept = {"columns": COLUMNS, "page_length": 10}
     note = "Rows of the document."
@@ -128,7 +118,7 @@ def blocks() -> Sequence[object]:
             blocks=[chart("first"), chart("second", "var(--m1)")],
         ),
         Section(key="tables", title="Tables", blocks=[table, long]),
-        Section(key="others", title="Lists", blocks=[lists(), action]),
+        Section(key="others", title="Lists", blocks=[lists()]),
     ]
 
 
@@ -175,11 +165,6 @@ def items(context: Context, query: Query, text: str) -> Sequence[Option]:
     return [one for one in every_item if text.lower() in one.label.lower()]
 
 
-def promote(context: Context, values: Mapping[str, str]) -> str:
-    DONE.append(dict(values))
-    return f"{values['version']} is served: {values['reason']}"
-
-
 def other(context: Context, query: Query) -> Page:
     if query.text("item") == "404":
         raise NotFoundError("no item '404'; see the page Items")
@@ -197,7 +182,6 @@ PAGES = (
         build=every,
         rows={"long": long_rows},
         suggest={"items": items},
-        actions={"promote": promote},
     ),
     PageEntry(name="other", title="Other page", build=other, keeps=("model",)),
     PageEntry(name="hidden", title="Hidden", build=other, in_navigation=False),

@@ -98,7 +98,6 @@ def test_controls_offer_what_the_file_holds(window):
     assert options.nth(1).inner_text() == "Model 0 (not in this file)"
     assert page.locator("#control-k").is_disabled()
     assert page.locator("#control-item").is_disabled()
-    assert page.locator("#act-promote").is_disabled()
     assert "This file holds some of the values" in page.inner_text(".controls")
     page.select_option("#control-model", "2")
     window.until("document.querySelector('.answer').textContent.startsWith('Model 2')")

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.dashboard.context import Context
 from tests.pipelines.dashboard.browser import HEIGHT, WIDTHS, served, windows
-from tests.pipelines.dashboard.web.pages import DONE, HOSTILE, NUM_ROWS, PAGES
+from tests.pipelines.dashboard.web.pages import HOSTILE, NUM_ROWS, PAGES
 from tests.pipelines.dashboard.web.test_server import OneRun
 
 pytestmark = pytest.mark.slow
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    with served(Context(stores=OneRun(folder), key="key"), PAGES, key="key") as found:
+    with served(Context(stores=OneRun(folder)), PAGES, key="key") as found:
         yield found
 
 
@@ -136,31 +136,6 @@ def test_a_chart_has_a_table_downloads_and_a_tooltip(window):
     assert b"var(--" not in saved["SVG"]
     assert b"<img" not in saved["SVG"]
     assert b"NDCG@10" in saved["SVG"]
-
-
-def test_an_action_needs_confirmation_and_the_key(window):
-    shown = window()
-    shown.open("every")
-    page = shown.page
-    DONE.clear()
-    page.get_by_role("button", name="Promote bundle-v2").click()
-    dialog = page.locator("dialog")
-    assert "within two seconds" in dialog.inner_text()
-    assert shown.axe() == []
-    page.keyboard.press("Escape")
-    dialog.wait_for(state="detached")
-    assert focused(shown) == "act-promote"
-    page.keyboard.press("Enter")
-    page.get_by_label("Reason").fill("better for all")
-    page.get_by_label("Key").fill("key")
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".said")
-    assert page.inner_text(".said") == "bundle-v2 is served: better for all"
-    assert DONE == [{"version": "bundle-v2", "reason": "better for all"}]
-    stored = page.evaluate(
-        "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])"
-    )
-    assert "key" not in stored
 
 
 def test_it_is_navigated_by_keyboard_and_announced(window):

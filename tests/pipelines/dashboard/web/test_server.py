@@ -12,7 +12,7 @@ from pipelines.dashboard.web.access import AccessRules
 from pipelines.dashboard.web.app import Site, create_app
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.assets import version
-from tests.pipelines.dashboard.web.pages import DONE, HOSTILE, PAGES
+from tests.pipelines.dashboard.web.pages import HOSTILE, PAGES
 
 KEY = "a-long-key"
 
@@ -33,7 +33,7 @@ class OneRun:
 
 
 def client_of(path: Path, *, base_url: str = "http://127.0.0.1:8100", **access) -> TestClient:
-    context = Context(stores=OneRun(path), key=access.get("key"))
+    context = Context(stores=OneRun(path))
     site = Site(context=context, pages=PAGES, access=AccessRules(**access))
     return TestClient(create_app(site), base_url=base_url)
 
@@ -105,32 +105,17 @@ def test_a_window(client):
     assert [row[0]["sort"] for row in window["rows"]] == [1996, 1995]
 
 
-def test_an_action_needs_the_key_and_a_page_of_ours(keyed):
-    address, values = "/api/act/every/promote", {"version": "v2", "reason": "better"}
-    DONE.clear()
-    assert keyed.post(address, json=values).status_code == 401
-    wrong = keyed.post(address, json=values, headers={"x-api-key": "wrong"})
-    assert (wrong.status_code, wrong.json()["error"]) == (401, "the key is wrong")
+def test_the_key_is_taken_from_a_page_of_ours_alone(keyed, client):
+    assert keyed.post("/api/enter", json={}).status_code == 401
     for header in (
         {"origin": "http://elsewhere.example"},
         {"sec-fetch-site": "cross-site"},
         {"content-type": "text/plain"},
     ):
         given = {"x-api-key": KEY, **header}
-        assert keyed.post(address, json=values, headers=given).status_code == 403
-    assert keyed.post(address, json={"version": 2}, headers={"x-api-key": KEY}).status_code == 400
-    assert DONE == []
-    done = keyed.post(
-        address, json=values, headers={"x-api-key": KEY, "origin": "http://127.0.0.1:8100"}
-    )
-    assert done.json() == {"done": "v2 is served: better"}
-    assert [values] == DONE
-
-
-def test_without_a_key_nothing_can_be_changed(client):
-    reply = client.post("/api/act/every/promote", json={}, headers={"x-api-key": ""})
-    assert reply.status_code == 403
-    assert "--key-file" in reply.json()["error"]
+        assert keyed.post("/api/enter", json={}, headers=given).status_code == 403
+    reply = client.post("/api/enter", json={}, headers={"x-api-key": ""})
+    assert (reply.status_code, "--key-file" in reply.json()["error"]) == (403, True)
 
 
 def test_a_host_that_is_not_ours_is_refused(client):
