@@ -96,11 +96,6 @@ class EnrichItemsConfig(EnrichmentConfig):
         check_model_name("model", self.model, LANGUAGE_MODELS)
         if self.model == "endpoint" and self.endpoint is None:
             raise ValueError('model = "endpoint" needs a table [enrichment.endpoint]')
-        if self.samples > 1 and self.model not in ("none", "endpoint"):
-            raise ValueError(
-                f'samples = {self.samples} needs model = "endpoint": a local model answers alike '
-                "each time; leave samples out"
-            )
         check_bounds(self, batch_size=">= 1")
 
 

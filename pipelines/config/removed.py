@@ -23,10 +23,7 @@ RENAMED_KEYS: Mapping[str, str] = {
 FIXED_KEYS: Mapping[str, str] = {
     "torchrun": "device_memory host_memory batch_size",
     "filters": "earliest_year",
-    "enrichment": (
-        "max_reply_tokens max_attempts max_text_chars sample_temperature agreement "
-        "max_unreachable batch_size"
-    ),
+    "enrichment": ("max_reply_tokens max_attempts max_text_chars max_unreachable batch_size"),
     "enrichment.endpoint": "first_wait_seconds temperature",
     "content": "word_weight",
     "content.endpoint": "first_wait_seconds temperature token_limit_field max_text_chars",
@@ -93,6 +90,10 @@ REMOVED_KEYS: Mapping[str, str] = {
     "release.gate.min_judged": "leave it out: it was for judges of lists",
     "monitoring.max_examples": "leave it out: the two-sample test was removed",
     "enrichment.gate": "leave it out: name the attributes to read in [[enrichment.attributes]]",
+    **dict.fromkeys(
+        [f"enrichment.{key}" for key in ("samples", "sample_temperature", "agreement")],
+        "leave it out: a model that repeats its errors agrees with itself",
+    ),
     "enrichment.keep_helpful": "leave it out: name the attributes in [[enrichment.attributes]]",
     "report": "leave it out: a report is named after its data set",
     "data.watermark_days": "leave it out: an absent day is missing three days later",

@@ -1,6 +1,6 @@
 """Stage enrich_items: item attributes by a language model; off unless a model is named.
 
-enrichment.parquet      item_row, item_id, attribute, values, agreement, model, prompt_version, time
+enrichment.parquet      item_row, item_id, attribute, values, model, prompt_version, time
 not_enriched.parquet    item_row, item_id, reason
 enrichment.json         model, counts, tokens and cost of all runs on these items
 """
@@ -34,7 +34,6 @@ ATTRIBUTE_COLUMNS: dict[str, Any] = {
     "item_id": pl.String,
     "attribute": pl.String,
     "values": pl.List(pl.String),
-    "agreement": pl.Float64,
     "model": pl.String,
     "prompt_version": pl.String,
     "time": pl.String,
@@ -113,9 +112,9 @@ def write_enrichment(
         if attributes is None:
             missing.append((row, item_id, result.reasons[place]))
             continue
-        for name, (value, made, agreement) in attributes.items():
+        for name, (value, made) in attributes.items():
             values = [value] if isinstance(value, str) else list(value)
-            known.append((row, item_id, name, values, agreement, *made))
+            known.append((row, item_id, name, values, *made))
     pl.DataFrame(known, ATTRIBUTE_COLUMNS, orient="row").write_parquet(folder / ENRICHMENT_FILE)
     pl.DataFrame(missing, MISSING_COLUMNS, orient="row").write_parquet(
         folder / "not_enriched.parquet"

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from recsys.content.attributes import (
@@ -19,8 +18,6 @@ from recsys.content.attributes import (
     PROMPT_VERSION,
     SCHEMA,
     TEXT_ATTRIBUTES,
-    Attribute,
-    Value,
 )
 from recsys.content.config import AttributeConfig, check_attributes
 from recsys.content.prompt import (
@@ -123,37 +120,3 @@ def said_by(entries: list[str], kind: Schema) -> object:
         found = re.search(r"-?\d{1,15}(\.\d{1,9})?", line)
         return float(found[0]) if found else None
     return line
-
-
-def agreed(draws: Sequence[Mapping[str, Attribute] | None], share: float) -> dict[str, Attribute]:
-    """Keep the values that at least a share of the draws gives, with that share.
-
-    Self-consistency (Wang et al. 2022, arXiv:2203.11171): a guessed value differs between draws.
-
-    Of a list, each entry is kept by itself, in the order of the draw that names it first.
-    """
-    kept: dict[str, Attribute] = {}
-    for name in dict.fromkeys(name for draw in draws for name in draw or ()):
-        given = [draw[name] for draw in draws if draw and name in draw]
-        votes = Counter(vote for one in given for vote in distinct_votes(one.value))
-        found = {vote: votes[vote] / len(draws) for vote in votes}
-        found = {vote: part for vote, part in found.items() if part >= share}
-        if not found:
-            continue
-        first = given[0]
-        named = [one for each in reversed(given) for one in as_entries(each.value)]
-        written = {one.casefold(): one for one in named}
-        entries = tuple(written[vote] for vote in found)
-        value: Value = entries[0] if isinstance(first.value, str) else entries
-        kept[name] = first._replace(value=value, agreement=min(found.values()))
-    return kept
-
-
-def as_entries(value: Value) -> tuple[str, ...]:
-    """Return the entries of a list, or a text as the only one."""
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
-def distinct_votes(value: Value) -> list[str]:
-    """List an answer's entries once each, in any case."""
-    return list(dict.fromkeys(one.casefold() for one in as_entries(value)))

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from recsys.content.config import MAX_CHARS, NOTHING
-from recsys.content.prompt import Prompt, PromptExample, Schema, clean_text, may_be_null, type_of
+from recsys.content.prompt import PromptExample, Schema, clean_text, may_be_null, type_of
 
 Value = str | tuple[str, ...]
 SCHEMA: dict[str, Any] = {
@@ -109,13 +109,6 @@ class Attribute(NamedTuple):
 
     value: Value
     provenance: AttributeSource
-    agreement: float = 1.0
-    """Share of the draws that gave this value."""
-
-
-def prompt_for(text: str) -> Prompt:
-    """Ask for the attributes of one item."""
-    return Prompt(INSTRUCTIONS, text, EXAMPLES)
 
 
 def parse_reply(reply: str, mark: str, schema: Schema = SCHEMA) -> dict[str, Value]:

@@ -15,7 +15,6 @@ MAX_ATTRIBUTES = 20
 MAX_VALUES = 100
 MAX_VALUE_CHARS = 60
 MAX_DESCRIPTION_CHARS = 300
-MAX_TEMPERATURE = 2.0
 MAX_CHARS = {"topics": 60, "audience": 120, "style": 120, "summary": 400, "queries": 120}
 """Most characters of each built-in attribute."""
 NOTHING = ("", "null", "none", "unknown", "n/a")
@@ -197,13 +196,6 @@ class EnrichmentConfig:
     first report the error."""
     max_text_chars: int = 2000
     """Most characters of an item's text that are sent."""
-    samples: int = 1
-    """Answers to one text, each a request of its own, so n times the tokens; of ``attributes``
-    alone. What they do not agree on is left out."""
-    sample_temperature: float = 0.7
-    """Temperature of several answers: at 0 they would be alike."""
-    agreement: float = 0.6
-    """Share of the answers that must give a value."""
     max_unreachable: int = 5
     """Stop when this many requests in a row get no answer after all their retries."""
 
@@ -220,24 +212,9 @@ class EnrichmentConfig:
                 "(money for a million tokens)"
             )
         whole = ("max_reply_tokens", "max_attempts", "max_text_chars", "max_unreachable")
-        for name in (*whole, "samples"):
+        for name in whole:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        self._check_samples()
-
-    def _check_samples(self) -> None:
-        if self.samples > 1 and not self.attributes:
-            raise ValueError(
-                f"samples = {self.samples} needs [[enrichment.attributes]] of your own: summaries "
-                "and queries in free words never agree"
-            )
-        if not 0 < self.sample_temperature <= MAX_TEMPERATURE:
-            raise ValueError(
-                f"sample_temperature must be > 0 and <= {MAX_TEMPERATURE:g}, got "
-                f"{self.sample_temperature}"
-            )
-        if not 0.5 < self.agreement <= 1:
-            raise ValueError(f"agreement must be > 0.5 and <= 1, got {self.agreement}")
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
         """Price tokens."""

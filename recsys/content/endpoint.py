@@ -191,8 +191,7 @@ class Endpoint:
         if held:
             answer = {"name": "answer", "schema": dict(schema), "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": answer}
-        own = prompt.temperature is not None
-        temperature = prompt.temperature if own else self.config.temperature
+        temperature = self.config.temperature
         return body if temperature is None else body | {"temperature": temperature}
 
     def _wait_seconds(self, attempt: int, retry_after: str | None) -> float:

@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from recsys.content.attribute_schema import Extraction, agreed, build_extraction
-from recsys.content.attributes import Attribute, parse_reply
+from recsys.content.attribute_schema import Extraction, build_extraction
+from recsys.content.attributes import parse_reply
 from recsys.content.config import EnrichmentConfig
 from recsys.content.enrichment_ledger import (
     BudgetSpentError,
-    Draw,
     Enrichment,
     EnrichmentLedger,
     open_ledger,
@@ -40,14 +39,6 @@ MAX_FAULT_CHARS = 400
 """Most characters of a fault that the next request quotes."""
 
 
-def list_draws(config: EnrichmentConfig, key: str, line: str) -> dict[str, Draw]:
-    """List the requests for a text, by their keys in the ledger."""
-    if config.samples == 1:
-        return {key: Draw(line)}
-    heat = config.sample_temperature
-    return {f"{key}-{heat:g}-{at}": Draw(line, at, heat) for at in range(config.samples)}
-
-
 def enrich(
     texts: Sequence[str],
     model: LanguageModel,
@@ -60,17 +51,13 @@ def enrich(
     keys = [text_key(line) for line in lines]
     extraction = build_extraction(config.attributes)
     with open_ledger(cache_dir, model.name, extraction.version, extraction.schema) as ledger:
-        draws = [
-            list_draws(config, *one) if one[1] else {} for one in zip(keys, lines, strict=True)
-        ]
-        # All draws of a text before the next one's: a short budget ends with whole texts.
-        wanted = {key: draw for one in draws for key, draw in one.items()}
+        wanted = {key: line for key, line in zip(keys, lines, strict=True) if line}
         session = Session(ledger, model, config, wanted, progress)
         session.run()
-        attributes = [session.attributes(list(one)) or None for one in draws]
+        attributes = [ledger.answers.get(key) or None if key in wanted else None for key in keys]
         reasons = [
-            None if found else session.reason(list(one)) if one else "no text"
-            for found, one in zip(attributes, draws, strict=True)
+            None if found else session.reason(key) if key in wanted else "no text"
+            for found, key in zip(attributes, keys, strict=True)
         ]
         result = Enrichment(
             attributes=list(attributes),
@@ -79,8 +66,8 @@ def enrich(
             num_requests=session.num_requests,
             budget_reached=session.budget_reached,
             num_left_out=sum(
-                found is None and any(key in ledger.failures for key in one)
-                for found, one in zip(attributes, draws, strict=True)
+                found is None and key in wanted and key in ledger.failures
+                for found, key in zip(attributes, keys, strict=True)
             ),
         )
     logger.info(
@@ -104,7 +91,7 @@ class Session:
         ledger: EnrichmentLedger,
         model: LanguageModel,
         config: EnrichmentConfig,
-        texts: Mapping[str, Draw],
+        texts: Mapping[str, str],
         progress: Callable[[int, int], None] | None,
     ) -> None:
         self._ledger, self._model, self._config, self._texts = ledger, model, config, texts
@@ -139,9 +126,8 @@ class Session:
 
     def _prompt(self, key: str) -> Prompt:
         """Ask about one text; again with the faults of the reply before."""
-        faults, draw = self._ledger.failures.get(key, [""]), self._texts[key]
-        prompt = self._extraction.prompt(draw.line, repair=faults[-1][:MAX_FAULT_CHARS])
-        return prompt._replace(draw=draw.number, temperature=draw.temperature)
+        faults = self._ledger.failures.get(key, [""])
+        return self._extraction.prompt(self._texts[key], repair=faults[-1][:MAX_FAULT_CHARS])
 
     def charge(self, index: int) -> None:
         """Reserve what a request takes at most."""
@@ -179,22 +165,12 @@ class Session:
             if self._progress is not None and self._fatal is None and not self.budget_reached:
                 self._progress(self._done, len(self._keys))
 
-    def attributes(self, keys: Sequence[str]) -> Mapping[str, Attribute]:
-        """Read what the answers to a text agree on, by their keys."""
-        answers = [self._ledger.answers.get(key) for key in keys]
-        if len(keys) == 1:
-            return answers[0] or {}
-        return agreed(answers, self._config.agreement)
-
-    def reason(self, keys: Sequence[str]) -> str:
+    def reason(self, key: str) -> str:
         """Return why a text has no attributes."""
-        for key in keys:
-            if reasons := self._ledger.failures.get(key):
-                return reasons[-1]
-            if key not in self._ledger.answers:
-                return self._without_answer.get(key) or "not requested: the budget is spent"
-        if any(self._ledger.answers[key] for key in keys):
-            return f"no value that {self._config.agreement:.0%} of {len(keys)} answers give"
+        if reasons := self._ledger.failures.get(key):
+            return reasons[-1]
+        if key not in self._ledger.answers:
+            return self._without_answer.get(key) or "not requested: the budget is spent"
         return "the text says none of the attributes"
 
     def _settle(self, key: str, tokens: Tokens | None) -> None:

@@ -153,14 +153,6 @@ def text_key(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-class Draw(NamedTuple):
-    """One of the answers to a text."""
-
-    line: str
-    number: int = 0
-    temperature: float | None = None
-
-
 class BudgetSpentError(ValueError):
     """The next request could exceed the budget."""
 

@@ -89,10 +89,6 @@ class Prompt(NamedTuple):
     instructions: str
     text: str
     examples: tuple[PromptExample, ...] = ()
-    temperature: float | None = None
-    """None leaves it to the model's settings."""
-    draw: int = 0
-    """Which of several answers to one text; seeds a local model."""
     repair: str = ""
     """Fault of the answer before; it may quote that answer, so it is data too."""
 

@@ -123,8 +123,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (EmbeddingEndpointConfig, {**ENDPOINT, "dim": 1, "batch_size": 0}, "batch_size must be >= 1"),
     (EnrichmentConfig, {"samples": 0, "attributes": (KIND,)}, "samples must be >= 1, got 0"),
     (EnrichmentConfig, {"samples": 3}, "samples = 3 needs [[enrichment.attributes]] of your own"),
-    (EnrichmentConfig, {"sample_temperature": 0.0}, "sample_temperature must be > 0 and <= 2"),
-    (EnrichmentConfig, {"agreement": 0.5}, "agreement must be > 0.5 and <= 1, got 0.5"),
     (EnrichmentConfig, {"attributes": (KIND, KIND)}, "each of another name"),
     (EnrichmentConfig, {"token_budget": -1}, "token_budget must be >= 0, got -1"),
     (EnrichmentConfig, {"cost_budget": -0.5}, "cost_budget must be >= 0"),

@@ -1,8 +1,7 @@
 """Routers: which experts a row goes to, and how evenly they are used.
 
 Top-k whose biases balance without a loss: Wang et al. 2024, arXiv:2408.15664, as in DeepSeek-V3,
-arXiv:2412.19437. Entropies that make rows choose plainly: LIMoE, Mustafa et al. 2022,
-arXiv:2206.02770.
+arXiv:2412.19437.
 
 Axes: B rows, D width, E experts, K experts chosen of each row, G groups of rows. A name ends in its
 axes where they change often: ``scores_BE``.
@@ -39,14 +38,10 @@ class Routing(NamedTuple):
     """[B, K] int64, the best expert first."""
     weights: Tensor
     """[B, K] float32, >= 0; what each chosen expert's output is multiplied by."""
-    loss: Tensor
-    """Scalar to add to the training loss; zero where balance needs none, or out of training."""
 
     def of_rows(self, rows: Tensor) -> Routing:
         """Take some rows, [M] of [B]."""
-        return Routing(
-            self.experts.index_select(0, rows), self.weights.index_select(0, rows), self.loss
-        )
+        return Routing(self.experts.index_select(0, rows), self.weights.index_select(0, rows))
 
 
 class ExpertUse(NamedTuple):
@@ -117,9 +112,6 @@ class BiasedRouter(nn.Module):
         if scores not in ("sigmoid", "softmax"):
             raise ValueError(f"scores is 'sigmoid' or 'softmax', got {scores!r}")
         self.top_k = top_k
-        self.certainty_weight = self.evenness_weight = 0.0
-        """Weights of the entropy of a row's chances (a row goes to one expert) and of minus the
-        entropy of the mean chances (clusters get experts of their own); only studies set them."""
         self.by_softmax = scores == "softmax"
         self.moves_by_batch = True
         """True if a training step moves biases."""
@@ -132,35 +124,28 @@ class BiasedRouter(nn.Module):
     def forward(self, rows: Tensor) -> Routing:
         """Route rows, [B, D]."""
         if can_route(rows, len(self.bias), self.top_k):
-            logits_BE, experts_BK, weights_BK = route(
+            _, experts_BK, weights_BK = route(
                 rows, self.scores.weight, self.bias, top_k=self.top_k, by_softmax=self.by_softmax
             )
-            chances_BE = None
         else:
-            logits_BE, scores_BE = self._scored(rows)
+            scores_BE = self._scored(rows)
             experts_BK = best_experts(scores_BE.detach() + self.bias, self.top_k)
             chosen_BK = scores_BE.gather(1, experts_BK)
             # A single expert's share of the chosen would always be 1 and teach the router nothing.
             parts = scores_BE if self.top_k == 1 else chosen_BK
             weights_BK = chosen_BK / (parts.sum(1, keepdim=True) + 1e-9)
-            chances_BE = scores_BE if self.by_softmax else None
         if self.training:
             self.steps += 1
             if self.moves_by_batch:
                 self._move_bias(experts_BK)
-        loss = logits_BE.new_zeros(())
-        if self.training and self.certainty_weight + self.evenness_weight > 0:
-            chances_BE = logits_BE.softmax(1) if chances_BE is None else chances_BE
-            of_rows, of_all = entropies(chances_BE)
-            loss = self.certainty_weight * of_rows - self.evenness_weight * of_all
-        return Routing(experts_BK, weights_BK, loss)
+        return Routing(experts_BK, weights_BK)
 
-    def _scored(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits and scores, [B, E] each."""
+    def _scored(self, rows: Tensor) -> Tensor:
+        """Compute scores, [B, E]."""
         with without_autocast(rows.device.type):
             logits_BE: Tensor = self.scores(rows.float())
         # Down the columns of the transpose: of a few experts, seven times faster on a CPU.
-        return logits_BE, logits_BE.T.softmax(0).T if self.by_softmax else logits_BE.sigmoid()
+        return logits_BE.T.softmax(0).T if self.by_softmax else logits_BE.sigmoid()
 
     @torch.no_grad()
     def settle(
@@ -172,7 +157,7 @@ class BiasedRouter(nn.Module):
             rows: What is served, [B, D], on the router's device.
             counts: How often, [B], not all 0.
         """
-        _, scores_BE = self._scored(rows)
+        scores_BE = self._scored(rows)
         shares_B = counts.float() / counts.sum()
         bias_E, kept_E = self.bias.clone(), self.bias.clone()
         least = torch.full((), torch.inf, device=rows.device)
@@ -196,13 +181,6 @@ class BiasedRouter(nn.Module):
         self.bias += BIAS_RATE * lack.clamp(-1, 1)
         # Only differences matter; left alone the mean would drift.
         self.bias -= self.bias.mean()
-
-
-def entropies(chances_BE: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean entropy of the rows' chances, and the entropy of their mean; never below it."""
-    of_rows: Tensor = torch.special.entr(chances_BE.clamp(min=1e-9)).sum(1).mean()
-    of_all: Tensor = torch.special.entr(chances_BE.mean(0)).sum()
-    return of_rows, of_all
 
 
 def best_experts(scores_BE: Tensor, top_k: int) -> Tensor:

@@ -210,7 +210,7 @@ class Ranker(CatalogueModel):
         )
 
     def loss_of(self, ranked: Ranked, labels: Tensor, share: StepShare = WHOLE) -> Tensor:
-        """Compute the weighted loss of all tasks and of the router, for this process's share.
+        """Compute the weighted loss of all tasks, for this process's share.
 
         Args:
             labels: 0 or 1, NaN where not observed, [M, T].
@@ -222,7 +222,7 @@ class Ranker(CatalogueModel):
         # A weight for each task is learned (Kendall et al., arXiv:1705.07115).
         weighted = torch.exp(-self.log_variances) * (per_task * share.weight(observed))
         total: Tensor = (weighted + self.log_variances / 2).sum()
-        return total if ranked.routing is None else total + ranked.routing.loss
+        return total
 
     def logits(self, batch: RankingBatch) -> Tensor:
         """Predict by tiles, [M, T]; a row's bits depend on its query and itself only."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from recsys.content.attributes import SCHEMA, prompt_for
+from recsys.content.attribute_schema import BUILT_IN
+from recsys.content.attributes import SCHEMA
 from recsys.content.config import EmbeddingEndpointConfig, EndpointConfig
 from recsys.content.embedding_cache import encode_cached
 from recsys.content.encoder import HashEncoder
@@ -60,7 +61,9 @@ def ask(
     log, waits = log or Log(), list[float]()
     with openai_server(chat=chat) as server:
         endpoint = Endpoint(config_of(server.base_url, **more), sleep=waits.append)
-        endpoint.complete_json([prompt_for(text) for text in texts], SCHEMA, max_tokens=77, log=log)
+        endpoint.complete_json(
+            [BUILT_IN.prompt(text) for text in texts], SCHEMA, max_tokens=77, log=log
+        )
     return log, server.requests, waits
 
 
@@ -81,7 +84,7 @@ def test_a_request_carries_the_schema_and_the_text_as_data():
     system, user = request["messages"]
     assert text not in system["content"]
     first, middle, last = user["content"].split("\n")
-    assert first == last == prompt_for(text).mark
+    assert first == last == BUILT_IN.prompt(text).mark
     assert first not in text
     assert json.loads(middle) == text
 
@@ -133,7 +136,7 @@ def test_the_key_comes_from_the_named_variable_only(monkeypatch):
     for variable, expected in (("MY_KEY", f"Bearer {SECRET}"), ("", "Bearer none")):
         with openai_server(chat=lambda _: chat_reply("{}")) as server:
             config = config_of(server.base_url, api_key_variable=variable)
-            Endpoint(config).complete_json([prompt_for("a")], SCHEMA, max_tokens=9, log=Log())
+            Endpoint(config).complete_json([BUILT_IN.prompt("a")], SCHEMA, max_tokens=9, log=Log())
         headers = {name.lower(): value for name, value in server.headers[0].items()}
         assert headers["authorization"] == expected
         assert SECRET not in repr(config)

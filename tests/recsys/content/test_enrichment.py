@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from recsys.content.attribute_schema import agreed
-from recsys.content.attributes import PROMPT_VERSION, Attribute, AttributeSource, enriched_text
-from recsys.content.config import AttributeConfig, EndpointConfig, EnrichmentConfig
+from recsys.content.attributes import PROMPT_VERSION, enriched_text
+from recsys.content.config import EndpointConfig, EnrichmentConfig
 from recsys.content.endpoint import Endpoint
 from recsys.content.enrichment import enrich
 from recsys.content.enrichment_ledger import Enrichment
@@ -245,29 +244,3 @@ def test_a_server_that_goes_away_stops_the_run_after_some_misses(tmp_path):
     assert len(requests) == 36
     # Requests without an answer were not paid for.
     assert result.spent == Tokens(4000, 2000)
-
-
-def test_a_value_is_kept_where_enough_draws_give_it() -> None:
-    made = AttributeSource("oracle", "own", "now")
-    oak, upper, ash = ({"kind": Attribute(kind, made)} for kind in ("oak", "Oak", "ash"))
-    draws = [upper, oak, ash, None, oak]
-    assert agreed(draws, 0.6) == {"kind": Attribute("Oak", made, 0.6)}
-    assert agreed(draws, 0.7) == {}
-    assert agreed([None, None], 0.6) == {}
-
-
-class Draws(Script):
-    """A model that answers each draw with another word of the text."""
-
-    def answer(self, prompt: Prompt) -> str:
-        return json.dumps({"kind": prompt.text.split()[prompt.draw]})
-
-
-def test_items_keep_what_draws_agree_on_and_others_a_reason(tmp_path):
-    kinds = ("oak", "ash", "elm")
-    kind = AttributeConfig(name="kind", type="choice", description="What it is.", values=kinds)
-    config = EnrichmentConfig(token_budget=10**9, attributes=(kind,), samples=5)
-    result = enrich(["oak ash oak ash oak", "oak ash oak ash elm"], Draws(), tmp_path, config)
-    assert values_of(result.attributes[0]) == {"kind": "oak"}
-    assert result.attributes[1] is None
-    assert result.reasons == [None, "no value that 60% of 5 answers give"]

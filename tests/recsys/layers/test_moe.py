@@ -53,27 +53,6 @@ def test_settled_biases_balance_rows_as_often_as_they_are_counted(scores):
     torch.testing.assert_close(router.bias, before, atol=0.05, rtol=0)
 
 
-@pytest.mark.parametrize("scores", ["sigmoid", "softmax"])
-def test_certainty_sends_rows_that_cluster_to_one_expert(scores):
-    """Four clusters, and a direction in which each spreads as far as they lie apart."""
-    torch.manual_seed(3)
-    clusters = torch.arange(400) % 4
-    rows = 3 * torch.eye(4)[clusters]
-    rows = torch.cat([rows + 0.3 * torch.randn(400, 4), 2 * torch.randn(400, 1)], dim=1)
-    torch.manual_seed(0)
-    router = BiasedRouter(5, 4, 1, scores=scores)
-    router.certainty_weight = router.evenness_weight = 1.0
-    optimizer = torch.optim.Adam(router.parameters(), lr=0.02)
-    for _ in range(200):
-        optimizer.zero_grad()
-        router(rows).loss.backward()
-        optimizer.step()
-    experts = router.eval()(rows).experts[:, 0]
-    counts = torch.bincount(4 * clusters + experts, minlength=16).view(4, 4)
-    assert bool((counts.amax(1) > 97).all())
-    assert len(counts.argmax(1).unique()) == 4
-
-
 def test_load_by_group_is_each_groups_share():
     experts = torch.tensor([[0, 1], [0, 2], [1, 2]])
     table = load_by_group(experts, torch.tensor([0, 0, 2]), 3, 3)
