@@ -12,8 +12,7 @@ from pipelines.adapters.task import load_task
 from pipelines.config.run import RunConfig
 from pipelines.engine.workspace import Workspace, bundles_dir, publishing
 from serving.bundle.adapters import BASES, publish_adapter, write_adapter
-from serving.bundle.manifest import CURRENT
-from serving.bundle.published import read_chain
+from serving.bundle.manifest import CURRENT, read_chain
 
 
 @dataclass(frozen=True, kw_only=True)

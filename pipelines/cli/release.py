@@ -72,8 +72,7 @@ def move_champion(command: str, run: Path, move: Callable[..., Decision]) -> Non
 
 def read_verified(run: Path) -> tuple[Path, list[Written], list[str]]:
     """Read a run's decisions and their faults."""
-    from pipelines.engine.decisions import LOG, read_decisions
-    from pipelines.engine.signing import KEY, signing_key
+    from pipelines.engine.decisions import KEY, LOG, read_decisions, signing_key
 
     bundles, _ = find_bundles(run)
     if not (bundles / LOG).exists():

@@ -44,6 +44,7 @@ from pipelines.config.trainings import (
     TorchrunConfig,
     TwoTowerTrainingConfig,
 )
+from recsys.evaluation.config import ReplayConfig
 from recsys.evaluation.ranking import RankingConfig, check_metric_name
 from recsys.models.configs import (
     ContentSimilarityConfig,
@@ -60,7 +61,6 @@ from recsys.models.generative.config import GenerativeConfig
 from recsys.models.names import check_outside
 from recsys.models.ranker.config import RankerConfig
 from recsys.models.sequence.config import SequenceConfig
-from recsys.replay.steps import ReplayConfig
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.training.passes import TrainingConfig as TrainingConfig

@@ -13,13 +13,14 @@ from pipelines.dashboard.workspaces.files import names_in, place_key
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.decisions import (
     ALTERED,
+    KEY,
     LOG,
     Decision,
     Written,
     read_challenger,
     read_decisions,
+    signing_key,
 )
-from pipelines.engine.signing import KEY, signing_key
 from pipelines.pages.charts import numbers, texts
 from pipelines.pages.document import (
     Block,

@@ -17,14 +17,12 @@ from pipelines.engine.history import RUNNING, read_history, read_result
 from pipelines.engine.memory import GIB
 from pipelines.operations.collect import ADAPTER, folder_size, linked, written_at
 from pipelines.operations.state import bundles_of
-from pipelines.partitions.manifest import PartitionsManifest
-from pipelines.partitions.source import parse_end
+from pipelines.partitions.manifest import PartitionsManifest, parse_end
 from pipelines.publishing.promotion import served_version
 from pipelines.publishing.released import Released, released_folder
 from pipelines.tracking.outbox import open_outbox
 from recsys.data.durable import shared
-from serving.bundle.manifest import CURRENT, bundle_directory
-from serving.bundle.published import ADAPTERS
+from serving.bundle.manifest import ADAPTERS, CURRENT, bundle_directory
 
 DAY = timedelta(days=1)
 LATE = 1.5 * DAY

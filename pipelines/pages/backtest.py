@@ -27,8 +27,8 @@ from pipelines.pages.document import (
     with_origins,
 )
 from pipelines.pages.wording import metric_label, metric_meaning, model_label
+from recsys.evaluation.config import POLICIES
 from recsys.replay.folder import SERVED
-from recsys.replay.steps import POLICIES
 
 POLICY_NAMES = {
     "full": "retrained before every step",

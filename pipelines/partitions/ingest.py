@@ -21,9 +21,16 @@ from pipelines.engine.daily_state import DailyState
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.forgotten import forgotten_users
 from pipelines.partitions.forget import leave_out_forgotten
-from pipelines.partitions.manifest import Partition, PartitionsManifest, SetAside
+from pipelines.partitions.manifest import (
+    Partition,
+    PartitionsManifest,
+    SetAside,
+    SourceFile,
+    parse_begin,
+    parse_end,
+)
 from pipelines.partitions.reading import PartitionReader, ReadingFailedError, ReadRequest
-from pipelines.partitions.source import Source, SourceFile, open_source, parse_begin, parse_end
+from pipelines.partitions.source import Source, open_source
 from recsys.data.durable import PARTIAL, fsync, fsync_tree, locked
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS)

@@ -9,17 +9,27 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from features.schema import CLEAN
 from pipelines.engine.artifacts import digest_of_json, to_json
 from pipelines.engine.daily_state import SCHEMA, DailyState
-from pipelines.partitions.source import SourceFile, keys_between, parse_begin, parse_end
 from recsys.data.durable import write_durably
 
 WATERMARK_DAYS = 3
 """Days after the newest partition until an earlier one counts as missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """One file of a partition, as the store lists it."""
+
+    path: str
+    size: int
+    mark: str
+    """Mark of a version of the file: its ETag, or its time of writing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,3 +173,19 @@ def _with_files(table: Mapping[str, Any]) -> dict[str, Any]:
     if "digests" in found:
         found["digests"] = tuple(found["digests"])
     return {**found, "files": tuple(SourceFile(**one) for one in table["files"])}
+
+
+def parse_begin(key: str) -> datetime:
+    """Return when a partition begins (UTC)."""
+    return datetime.fromisoformat(key).replace(tzinfo=UTC)
+
+
+def parse_end(key: str) -> datetime:
+    """Return when a partition ends (UTC)."""
+    return parse_begin(key) + timedelta(days=1)
+
+
+def keys_between(first: str, last: str) -> list[str]:
+    """List the keys from one partition to another, both included."""
+    begin, end = date.fromisoformat(first), date.fromisoformat(last)
+    return [str(begin + timedelta(days=place)) for place in range((end - begin).days + 1)]

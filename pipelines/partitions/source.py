@@ -16,29 +16,20 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from features.reading.databases import DatabaseTable, is_database
 from features.schema import EVENT_TIME, JSON_LINES, SEPARATED
 from pipelines.config.run import DataConfig
+from pipelines.partitions.manifest import SourceFile, parse_end
 from recsys.data.durable import digest_of_file
 
 ENDINGS = (".parquet", *SEPARATED, *JSON_LINES)
 _DATE = re.compile(
     r"(?<!\d)(?P<year>\d{4})(?P<by>[-_/]?)(?P<month>\d{2})(?P=by)(?P<day>\d{2})(?!\d{3})"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceFile:
-    """One file of a partition, as the store lists it."""
-
-    path: str
-    size: int
-    mark: str
-    """Mark of a version of the file: its ETag, or its time of writing."""
 
 
 @dataclass(frozen=True)
@@ -175,19 +166,3 @@ def read_key(relative: str, place: str) -> str:
         "are named by day, such as date=2026-11-22/part-0.parquet, 2026-11-22.csv or "
         "2026/11/22/a.jsonl"
     )
-
-
-def parse_begin(key: str) -> datetime:
-    """Return when a partition begins (UTC)."""
-    return datetime.fromisoformat(key).replace(tzinfo=UTC)
-
-
-def parse_end(key: str) -> datetime:
-    """Return when a partition ends (UTC)."""
-    return parse_begin(key) + timedelta(days=1)
-
-
-def keys_between(first: str, last: str) -> list[str]:
-    """List the keys from one partition to another, both included."""
-    begin, end = date.fromisoformat(first), date.fromisoformat(last)
-    return [str(begin + timedelta(days=place)) for place in range((end - begin).days + 1)]

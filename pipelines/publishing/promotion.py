@@ -16,15 +16,17 @@ from pipelines.engine.decisions import (
     ACTIONS,
     CHALLENGER,
     CHAMPION,
+    KEY,
     Decision,
     Outcome,
+    TamperedError,
     append_decision,
     decision_on,
     read_challenger,
     read_champions,
+    signing_key,
 )
 from pipelines.engine.errors import RefusedError
-from pipelines.engine.signing import KEY, TamperedError, signing_key
 from pipelines.engine.workspace import publishing
 from serving.bundle.manifest import (
     CURRENT,
@@ -32,9 +34,9 @@ from serving.bundle.manifest import (
     OtherVersionError,
     bundle_directory,
     publish,
+    read_chain,
     read_manifest,
 )
-from serving.bundle.published import read_chain
 
 REFUSED_BUNDLES = "refused"
 """Folder of the bundle that was refused last, to look at and to force."""

@@ -27,8 +27,7 @@ from pipelines.engine.artifacts import MANIFEST, Manifest, to_json
 from pipelines.engine.daily_state import DailyState
 from pipelines.engine.workspace import RELEASED, UPDATE, Workspace
 from pipelines.inputs.tensors import released_order
-from pipelines.partitions.manifest import PartitionsManifest
-from pipelines.partitions.source import parse_begin
+from pipelines.partitions.manifest import PartitionsManifest, parse_begin
 from recsys.data.dataset import Sequences
 from recsys.data.durable import new_directory, write_durably
 from serving.bundle.manifest import BundleManifest, bundle_directory, read_manifest

@@ -19,7 +19,7 @@ from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Rows
 from recsys.fitting.blend import SourceLists
 from recsys.fitting.queries import ModelInputs
-from recsys.models.item_weights.ease import Ease
+from recsys.models.item_weights.ease import fit_ease
 from recsys.models.ranker.batch import Candidates
 from recsys.retrieval.blend.candidate_features import CandidateBuilder
 from recsys.retrieval.blend.history_features import HistoryFeatures
@@ -117,7 +117,7 @@ def candidate_builder(
     """
     sequences = inputs.sequences
     visible = sequences.positions_before(ends)
-    ease = Ease.fit(
+    ease = fit_ease(
         sequences.users_of(visible),
         np.asarray(sequences.item_rows[visible]),
         inputs.sizes.num_item_rows,

@@ -5,10 +5,10 @@ Axes: N item rows (row 0 is padding), I id rows (row 0 is none), D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,23 +17,64 @@ from torch import Tensor
 
 from pipelines.config.content import BEHAVIOUR, SemanticIdsConfig
 from pipelines.engine.artifacts import plain
-from pipelines.semantic_ids.artefact import Content
 from pipelines.semantic_ids.store import SemanticIdStore, SemanticIdVersion
 from recsys.semantic_ids.behaviour import BehaviourIds, behaviour_ids
-from recsys.semantic_ids.codes import NO_CODE, SemanticIds
+from recsys.semantic_ids.codes import NO_CODE, SemanticIds, digest_of
 from recsys.semantic_ids.collisions import (
     NoFreeIdError,
     assign_semantic_ids,
+    item_rows_with_content,
     rows_with_content,
 )
-from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.lifecycle import KeptShares, align, append
-from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
+from recsys.semantic_ids.rq_kmeans import KMeansConfig, ResidualKMeans, ResidualKMeansConfig
 
 How = Literal["trained", "appended", "aligned", "kept"]
 FULL = 0.8
 """Share of all possible IDs in use from which level sizes that follow the catalogue are chosen
 again: new items would find no free ID near their content."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """Content and behaviour that semantic IDs are made from."""
+
+    item_ids: Sequence[str]
+    """Ids of item rows 1 .. N - 1."""
+    vectors: Tensor
+    """[N, D]; a zero row has no content."""
+    encoder: str
+    """Identity of the vectors."""
+    behaviour: Tensor | None = None
+    """Item vectors of a sequence model, [N, D'], where IDs are made from them."""
+
+    def is_known(self) -> Tensor:
+        """Return which item rows have content, [N] bool."""
+        return item_rows_with_content(self.vectors)
+
+    def origin(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Describe what a quantiser is fitted on."""
+        made = self._identity(settings)
+        if self.behaviour is not None:
+            digest = digest_of({}, {"item_vectors": self.behaviour})
+            made["behaviour"] = {"dim": self.behaviour.shape[1], "item_vectors": digest}
+        return made
+
+    def extends(self, origin: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+        """Return True if published IDs of this origin are appended to.
+
+        Behaviour does not count: its vectors change with every training.
+        """
+        identity = self._identity(settings)
+        known = {name: origin.get(name) for name in identity}
+        # Settings that were removed since then count for nothing.
+        published = known["settings"] or {}
+        known["settings"] = {name: published[name] for name in settings if name in published}
+        return known == identity
+
+    def _identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        dim = self.vectors.shape[1]
+        return {"encoder": self.encoder, "dim": dim, "settings": dict(settings)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,8 +31,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pipelines.config.operation import TrackingConfig
 from pipelines.engine.artifacts import MANIFEST, RUN, Manifest, read_json
-from pipelines.engine.decisions import CHAMPION, Decision
-from pipelines.engine.signing import KEY, check_signature, signed, signing_key
+from pipelines.engine.decisions import CHAMPION, KEY, Decision, check_signature, signed, signing_key
 from pipelines.engine.stage import RunLog
 from recsys.data.durable import write_durably
 from serving.bundle.manifest import CURRENT, bundle_directory, read_manifest

@@ -1,8 +1,9 @@
-"""Settings of intervals and of paired comparisons."""
+"""Settings of intervals, of paired comparisons and of replays."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,3 +58,81 @@ class PairedConfig:
         return BootstrapConfig(
             confidence=self.confidence, num_resamples=self.num_resamples, seed=self.seed
         )
+
+
+Policy = Literal["full", "incremental", "never"]
+POLICIES: dict[Policy, str] = {
+    "full": "all models are retrained from scratch before every step",
+    "incremental": "counts are recomputed; trained models continue from earlier weights",
+    "never": "models and blend weights of the first step serve all steps",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """How the past is replayed."""
+
+    num_steps: int = 15
+    """Steps that are judged; without ``step_days`` each has about as many events."""
+    step_days: float | None = None
+    """Length of a step, such as 1 or 7; the last ``num_steps`` steps with events are judged."""
+    first_share: float = 0.5
+    """Share of the events that come before the first judged step, without ``step_days``."""
+    policies: tuple[Policy, ...] = ("full", "incremental", "never")
+    """How models are kept up to date, side by side."""
+    models: tuple[str, ...] = ()
+    """Models that are replayed; empty takes those of profile ``fast`` that the run trains."""
+    max_queries: int = 5_000
+    """Queries of a step, drawn by the seed."""
+    new_passes: float = 2.0
+    """Passes of an incremental training over the windows with new events."""
+    replay_share: float = 0.25
+    """Windows of an incremental training besides the new ones: drawn from older events, as a
+    share of all older windows."""
+    new_rate: float = 0.3
+    """Peak learning rate of an incremental training, as a share of the schedule's."""
+    continue_from: Literal["last", "full"] = "last"
+    """Weights that an incremental training continues: ``last``, of the training before it, or
+    ``full``, of the last training from scratch, on all events since."""
+    full_every: int = 0
+    """Steps from one training from scratch to the next in policy ``incremental``, such as 7 where
+    a step is a day; 0 trains from scratch before the first step alone."""
+    jobs: int = 1
+    """Fits at a time, in processes of their own."""
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise ValueError(f"backtest.num_steps must be >= 1, got {self.num_steps}")
+        if self.step_days is not None and not 0 < self.step_days < float("inf"):
+            raise ValueError(f"backtest.step_days must be > 0 or left out, got {self.step_days}")
+        if not 0 < self.first_share < 1:
+            raise ValueError(f"backtest.first_share must be in (0, 1), got {self.first_share}")
+        if not self.policies or set(self.policies) - set(POLICIES):
+            raise ValueError(
+                f"backtest.policies must be some of {', '.join(POLICIES)}, got "
+                f"{list(self.policies)}"
+            )
+        if self.max_queries < 1 or self.jobs < 1:
+            raise ValueError(
+                f"backtest.max_queries and jobs must be >= 1, got {self.max_queries} and "
+                f"{self.jobs}"
+            )
+        if not self.new_passes > 0 or not self.new_rate > 0:
+            raise ValueError(
+                f"backtest.new_passes and new_rate must be > 0, got {self.new_passes} and "
+                f"{self.new_rate}"
+            )
+        if self.full_every < 0 or self.continue_from not in ("last", "full"):
+            raise ValueError(
+                "backtest.full_every must be >= 0 and continue_from 'last' or 'full', got "
+                f"{self.full_every} and {self.continue_from!r}"
+            )
+        if not 0 <= self.replay_share <= 1:
+            raise ValueError(f"backtest.replay_share must be in [0, 1], got {self.replay_share}")
+
+    def continued_step(self, number: int) -> int | None:
+        """Return the step whose weights ``incremental`` continues, or None to start again."""
+        last_full = 1 + (number - 1) // self.full_every * self.full_every if self.full_every else 1
+        if number == last_full:
+            return None
+        return last_full if self.continue_from == "full" else number - 1

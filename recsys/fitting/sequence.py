@@ -25,7 +25,8 @@ from recsys.fitting.spec import (
     fit_retriever,
     vector_source,
 )
-from recsys.models.item_to_item import ItemNeighbours
+from recsys.models.item_to_item import counted_neighbours
+from recsys.models.item_weights.model import ItemNeighbours
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import alone, first_members, side_by_side
 from recsys.models.sequence.model import SequenceModel
@@ -108,7 +109,7 @@ def near_items(inputs: ModelInputs, split: FitSplit, num_neighbours: int) -> Ite
     if not num_neighbours:
         return None
     events = inputs.sequences
-    return ItemNeighbours.counted(
+    return counted_neighbours(
         np.asarray(events.item_rows),
         np.asarray(events.offsets[:-1]),
         np.asarray(events.visible_end(split)),

@@ -21,11 +21,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from recsys.data.dataset import concatenated_ranges
 from recsys.models.configs import ItemToItemConfig
-from recsys.models.item_weights.model import HistoryWeights, ItemWeights, WeightTable
+from recsys.models.item_weights.model import (
+    HistoryWeights,
+    ItemNeighbours,
+    ItemWeights,
+    WeightTable,
+)
 
 Rows = NDArray[np.int64]
 
@@ -197,55 +201,25 @@ WINDOW = 20
 """Largest distance between two events that make their items neighbours, chosen on validation."""
 
 
-class ItemNeighbours(NamedTuple):
-    """The nearest items of each item, strongest first; the item tower reads their ids too.
+def counted_neighbours(
+    item_rows: Rows, starts: Rows, ends: Rows, num_item_rows: int, num_neighbours: int
+) -> ItemNeighbours:
+    """Count which items occur near each other, either way; near ones count more.
 
-    They are counted in the events that the model is fitted on: a new item has none, and a refit
-    counts them again. No weight depends on which they are.
+    Args:
+        item_rows: All users' events, oldest first within a user, [E].
+        starts: Where each user's visible events begin, [U].
+        ends: Where they end (exclusive), [U].
+        num_item_rows: Item rows with row 0.
     """
-
-    rows: Tensor
-    """[N, K] int64; 0 where there are fewer."""
-    shares: Tensor
-    """[N, K] float32, of an item they sum to 1, or to 0 where it has none."""
-
-    @classmethod
-    def counted(
-        cls, item_rows: Rows, starts: Rows, ends: Rows, num_item_rows: int, num_neighbours: int
-    ) -> ItemNeighbours:
-        """Count which items occur near each other, either way; near ones count more.
-
-        Args:
-            item_rows: All users' events, oldest first within a user, [E].
-            starts: Where each user's visible events begin, [U].
-            ends: Where they end (exclusive), [U].
-            num_item_rows: Item rows with row 0.
-        """
-        # One more than K, because an item that repeats is near itself.
-        config = ItemToItemConfig(
-            num_neighbours=num_neighbours + 1,
-            window=WINDOW,
-            distance_power=1.0,
-            reverse_weight=1.0,
-            source_power=0.5,
-            target_power=0.5,
-        )
-        counted = count_neighbours(item_rows, starts, ends, num_item_rows, config)
-        return cls.of(counted, num_neighbours)
-
-    @classmethod
-    def of(cls, neighbours: WeightTable, num_neighbours: int) -> ItemNeighbours:
-        """Keep at most ``num_neighbours`` others of each item, with the shares of their weights."""
-        lengths = neighbours.offsets.diff()
-        item = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-        other = neighbours.rows.long() != item
-        item, rows = item[other], neighbours.rows[other].long()
-        first = torch.searchsorted(item, item)  # of the same item
-        place = torch.arange(len(item)) - first
-        kept = place < num_neighbours
-        item, place = item[kept], place[kept]
-        table = torch.zeros(len(lengths), num_neighbours, dtype=torch.int64)
-        weights = torch.zeros(len(lengths), num_neighbours)
-        table[item, place] = rows[kept]
-        weights[item, place] = neighbours.weights[other][kept]
-        return cls(table, weights / weights.sum(1, keepdim=True).clamp(min=1e-30))
+    # One more than K, because an item that repeats is near itself.
+    config = ItemToItemConfig(
+        num_neighbours=num_neighbours + 1,
+        window=WINDOW,
+        distance_power=1.0,
+        reverse_weight=1.0,
+        source_power=0.5,
+        target_power=0.5,
+    )
+    counted = count_neighbours(item_rows, starts, ends, num_item_rows, config)
+    return ItemNeighbours.of(counted, num_neighbours)

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from recsys.data.dataset import Sequences
+from recsys.evaluation.config import ReplayConfig
 from recsys.fitting.catalogue import SPECS
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, NewEvents, measure
 from recsys.fitting.spec import ModelSpec, Refit, Start, device_named
@@ -43,7 +44,7 @@ from recsys.replay.folder import (
     save_source,
     write_json,
 )
-from recsys.replay.steps import ReplayConfig, Step, StepQueries, Timeline, cut_steps
+from recsys.replay.steps import Step, StepQueries, Timeline, cut_steps
 from recsys.retrieval.blend.demand import demand_before
 from recsys.retrieval.sources import Source
 

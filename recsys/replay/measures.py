@@ -19,13 +19,13 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.evaluation.bootstrap import bootstrap_intervals
-from recsys.evaluation.config import BootstrapConfig
+from recsys.evaluation.config import POLICIES, BootstrapConfig
 from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.fitting.spec import device_named, device_text
 from recsys.replay.fits import Replay
 from recsys.replay.folder import PEER, SERVED, read_json
 from recsys.replay.replay import answered_by
-from recsys.replay.steps import POLICIES, SECONDS_PER_DAY, StepQueries
+from recsys.replay.steps import SECONDS_PER_DAY, StepQueries
 
 METRICS = ("ndcg@10", "recall@10")
 RARE, FREQUENT = 5, 50

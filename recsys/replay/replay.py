@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from recsys.evaluation.config import ReplayConfig
 from recsys.fitting.blend import FittedBlend, SourceLists
 from recsys.fitting.spec import device_named
 from recsys.replay.experiment import PreparedData
@@ -32,7 +33,6 @@ from recsys.replay.folder import (
     save_lists,
     write_json,
 )
-from recsys.replay.steps import ReplayConfig
 
 
 def answered_by(policy: str, number: int) -> str:

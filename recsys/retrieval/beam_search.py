@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.top_k import NO_ROW, ItemMask, TopK, no_items
-from recsys.layers.codes.tokens import Beams, Decoded, DecodeStep
+from recsys.layers.codes.decoder import Beams, Decoded, DecodeStep
 from recsys.semantic_ids.trie import Restriction, Trie
 
 __all__ = ["BeamSearch", "Beams", "CapturedSearch", "DecodeStep", "Decoded", "check_scores"]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
 from recsys.kernels.choice import is_on
-from recsys.layers.codes.tokens import Beams, Decoded
+from recsys.layers.codes.decoder import Beams, Decoded
 from recsys.models.generative.model import BeamState, GenerativeContext, GenerativeModel
 from recsys.retrieval.beam_search import BeamSearch, CapturedSearch, check_scores
 from recsys.retrieval.sources import LateError, Ranking, Source, with_history

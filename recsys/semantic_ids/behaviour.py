@@ -18,8 +18,7 @@ from torch import Tensor
 
 from recsys.semantic_ids.codes import NO_CODE, SemanticIds
 from recsys.semantic_ids.collisions import item_rows_with_content, resolve_collisions
-from recsys.semantic_ids.kmeans import Centres
-from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
+from recsys.semantic_ids.rq_kmeans import Centres, ResidualKMeans, ResidualKMeansConfig
 
 FAR = 1e3
 """Largest squared lengths by which a code without items is out of reach."""

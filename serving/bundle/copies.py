@@ -137,7 +137,7 @@ def send(bundles: Path, version: str, address: str) -> None:
         ValueError: A file of it is missing or altered, or the place has another bundle of its name.
         UnreachableError: The place failed; copied files are kept for the next time.
     """
-    from serving.bundle.published import read_chain
+    from serving.bundle.manifest import read_chain
 
     with reaching(address):
         place = CopyPlace(address)

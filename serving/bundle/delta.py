@@ -21,9 +21,8 @@ import recsys.models.names as names
 from recsys.data.durable import new_directory
 from serving.bundle.arrays import check_rows, load_array, reading
 from serving.bundle.catalogue import Catalogue
-from serving.bundle.manifest import Dimensions, Parent, bundle_directory, seal
+from serving.bundle.manifest import Dimensions, Link, Parent, bundle_directory, read_chain, seal
 from serving.bundle.properties import Properties, load_properties
-from serving.bundle.published import Link, read_chain
 from serving.bundle.semantic_ids import ItemSemanticIds, NewIds, check_source
 
 Vectors = NDArray[np.float32]

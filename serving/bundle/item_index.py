@@ -1,4 +1,4 @@
-"""Indexes of a bundle's item vectors, with the two-tower that the first one belongs to.
+"""Indexes of a bundle's item vectors, read and written, with the two-tower of the first one.
 
     two_tower/   config.json, two_tower.safetensors     recsys/models/two_tower.py
                  item_vectors.npy [N, D]
@@ -9,7 +9,7 @@ Up to `COMPARED_UP_TO` item rows a request of the others compares every vector, 
 takes less time than a search. Beyond, a search looks into the fewest lists that find 99% of the
 best 100 for users' histories (``tuned_index``). The manifest's metrics have the recall.
 
-Axes: N item rows, D width of item vectors.
+Axes: N item rows, D width of item vectors, Q queries.
 """
 
 from __future__ import annotations
@@ -24,16 +24,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recsys.models.content_similarity import ContentSimilarity
+from recsys.models.content_similarity import OneContentHistory as OneContent
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.names import TWO_TOWER
+from recsys.models.sequence.model import SequenceModel
+from recsys.models.sequence.one import OneHistory
 from recsys.models.two_tower import TwoTower
-from recsys.retrieval.faiss_index import FaissIndex
+from recsys.retrieval.faiss_index import FaissIndex, meta_path
 from recsys.retrieval.faiss_library import FaissIndexConfig
-from recsys.retrieval.index_file import meta_path
+from recsys.retrieval.index_recall import tuned_index
 from serving.bundle.arrays import check_rows, load_array, reading
 from serving.bundle.delta import Delta
-from serving.bundle.history_models import check_inputs, encode_items
+from serving.bundle.history_models import (
+    CONTENT_SIMILARITY,
+    ENSEMBLE,
+    SEQUENCE,
+    check_inputs,
+    encode_items,
+)
 from serving.bundle.manifest import BundleManifest
+from serving.bundle.users import Users
 
 FOLDER = "index"
 ItemIndexes = Mapping[str, FaissIndex]
@@ -140,3 +151,59 @@ def grown_retriever(retriever: Retriever, items: ItemCatalogue, delta: Delta) ->
     check_rows(delta.directory, delta.item_vectors.shape, (delta.num_new_items, index.dim))
     index.add(torch.from_numpy(delta.item_vectors))
     return Retriever(model=retriever.model.grown(items), index=index)
+
+
+NUM_QUERIES = 300
+RECALL = "recall@100"
+
+
+def write_indexes(
+    directory: Path, items: ItemCatalogue, users: Users
+) -> dict[str, dict[str, float]]:
+    """Index the models of a bundle that is being written, if it has many items.
+
+    Args:
+        directory: Holds the copied models.
+        items: Content and categories of every item row.
+        users: Some of their histories are the queries that an index is tuned on.
+
+    Returns:
+        Metrics of each index.
+    """
+    found: dict[str, dict[str, float]] = {}
+    if len(items.content) <= COMPARED_UP_TO:
+        return found
+    (directory / FOLDER).mkdir(exist_ok=True)
+    with torch.no_grad():
+        for part in (SEQUENCE, ENSEMBLE):
+            if (directory / part).exists():
+                model = SequenceModel.load(directory / part, items, backend="torch")
+                one = OneHistory(model)
+                queries = _queries(users, one.query_vector)
+                found |= _write_index(directory, part, model.all_item_vectors(), queries)
+        if (directory / CONTENT_SIMILARITY).exists():
+            similarity = ContentSimilarity.load(directory / CONTENT_SIMILARITY, items.content)
+            content = OneContent(similarity)
+            queries = _queries(users, lambda rows, _: content.query_vector(rows))
+            found |= _write_index(directory, CONTENT_SIMILARITY, similarity.vectors, queries)
+    return found
+
+
+def _queries(users: Users, encode: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:
+    """Encode histories of evenly chosen users, [Q, D]."""
+    known = np.flatnonzero(np.diff(users.offsets) > 0)
+    chosen = known[np.unique(np.linspace(0, len(known) - 1, NUM_QUERIES).astype(int))]
+    found = []
+    for row in chosen.tolist():
+        rows, times, _ = users.events(row)
+        seconds = None if times is None else torch.from_numpy(np.array(times))
+        found.append(encode(torch.from_numpy(np.array(rows)), seconds))
+    return torch.stack(found)
+
+
+def _write_index(
+    directory: Path, part: str, vectors: Tensor, queries: Tensor
+) -> dict[str, dict[str, float]]:
+    index, recall = tuned_index(vectors, queries)
+    index.save(directory / FOLDER / f"{part}.faiss")
+    return {f"index of {part}": {RECALL: recall, "lists": index.effort}}

@@ -28,8 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recsys.semantic_ids.codes import FILE_NAME, NO_CODE, ItemCodes, SemanticIds
-from recsys.semantic_ids.tensor_file import read_description
+from recsys.semantic_ids.codes import FILE_NAME, NO_CODE, ItemCodes, SemanticIds, read_description
 from serving.bundle.arrays import check_rows, load_array, load_rows, reading
 from serving.bundle.manifest import SemanticIdSource
 

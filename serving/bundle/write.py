@@ -24,7 +24,7 @@ from serving.bundle.history_models import (
     SEQUENCE,
     drop_item_vectors,
 )
-from serving.bundle.item_index import TwoTowerParts, write_two_tower
+from serving.bundle.item_index import TwoTowerParts, write_indexes, write_two_tower
 from serving.bundle.items import TEXT_SEARCH, Vectors, known_categories, write_content
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import (
@@ -40,7 +40,6 @@ from serving.bundle.properties import NO_PROPERTIES, Properties
 from serving.bundle.ranker import RANKER
 from serving.bundle.semantic_ids import ItemSemanticIds, copy_semantic_ids
 from serving.bundle.users import Users
-from serving.bundle.write_indexes import write_indexes
 
 
 class OutsideParts(NamedTuple):

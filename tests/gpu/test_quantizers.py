@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from recsys.semantic_ids.collisions import resolve_collisions
-from recsys.semantic_ids.kmeans import KMeansConfig
-from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
+from recsys.semantic_ids.rq_kmeans import KMeansConfig, ResidualKMeans, ResidualKMeansConfig
 
 pytestmark = pytest.mark.gpu
 

@@ -14,14 +14,12 @@ from click.testing import Result
 
 from pipelines.presets.resolve import resolve
 from pipelines.semantic_ids.append import load_bundle_quantizer
-from pipelines.semantic_ids.artefact import read_item_codes
-from pipelines.semantic_ids.store import SemanticIdStore
+from pipelines.semantic_ids.store import SemanticIdStore, read_item_codes
 from pipelines.stages.build_semantic_ids import read_behaviour
 from recsys.data.top_k import ItemMask
 from recsys.retrieval.generated import timed_source
 from recsys.semantic_ids.behaviour import behaviour_ids
-from recsys.semantic_ids.kmeans import KMeansConfig
-from recsys.semantic_ids.rq_kmeans import ResidualKMeansConfig
+from recsys.semantic_ids.rq_kmeans import KMeansConfig, ResidualKMeansConfig
 from serving.bundle.load import load_bundle
 from serving.model_sources import ContentNeighbours
 from serving.query import hydrate

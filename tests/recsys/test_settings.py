@@ -10,11 +10,10 @@ import torch
 
 from recsys.content.config import AttributeConfig, EmbeddingEndpointConfig, EnrichmentConfig
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.evaluation.config import PairedConfig
+from recsys.evaluation.config import PairedConfig, ReplayConfig
 from recsys.evaluation.sequential import SequentialConfig, sample_ratio
 from recsys.evaluation.significance import ComparisonConfig
-from recsys.layers.moe.experts import Experts, SparseMoe, SparseMoeConfig
-from recsys.layers.moe.routing import BiasedRouter
+from recsys.layers.moe.experts import BiasedRouter, Experts, SparseMoe, SparseMoeConfig
 from recsys.models.configs import (
     ContentSimilarityConfig,
     EaseWeightsConfig,
@@ -26,7 +25,6 @@ from recsys.models.configs import (
 from recsys.models.generative.config import GenerativeConfig, TeachingConfig
 from recsys.models.ranker.config import RankerConfig
 from recsys.models.sequence.config import SequenceConfig
-from recsys.replay.steps import ReplayConfig
 from recsys.retrieval.faiss_index import FaissIndexConfig
 from recsys.training.passes import (
     AdamWConfig,

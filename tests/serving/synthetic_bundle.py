@@ -34,7 +34,7 @@ from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.item_weights.co_occurrence import CoOccurrence, UserItems
-from recsys.models.item_weights.ease import Ease, ease_model, most_frequent, shared_users
+from recsys.models.item_weights.ease import ease_model, fit_ease, most_frequent, shared_users
 from recsys.models.popularity import Popularity
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
@@ -321,7 +321,7 @@ def _ranker(directory: Path, items: ItemCatalogue, blend: Path, size: SyntheticS
     config = RankerConfig(embedding_dim=8, hidden_dim=8, num_experts=4, backend="torch")
     Ranker(config, inputs, items).save(directory)
     rows = np.arange(1, min(size.num_items, MAX_EXACT) + 1)
-    ease = Ease.fit(rows % 3, rows, size.num_items + 1)
+    ease = fit_ease(rows % 3, rows, size.num_items + 1)
     CandidateBuilder(
         blend=merging,
         history_features=HistoryFeatures(items, ease),

@@ -23,8 +23,16 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.layers.attention.softmax import SequenceLayout
-from recsys.layers.codes.decoder import CodeBlock, DistanceBias, OwnTokens, SharedContext
-from recsys.layers.codes.tokens import Beams, CodeChildren, CodeTokens, Decoded
+from recsys.layers.codes.decoder import (
+    Beams,
+    CodeBlock,
+    CodeChildren,
+    CodeTokens,
+    Decoded,
+    DistanceBias,
+    OwnTokens,
+    SharedContext,
+)
 from recsys.layers.embedding.tables import Backend
 from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
 from recsys.models.generative.loss import (
@@ -258,7 +266,7 @@ class GenerativeModel(RetrievalModel):
     def decode_step(
         self, context: GenerativeContext, beams: Beams[BeamState] | None, /
     ) -> Decoded[BeamState]:
-        """Score the next code of every beam, see ``recsys.layers.codes.tokens``."""
+        """Score the next code of every beam, see ``recsys.layers.codes.decoder``."""
         softmax_over = self.config.softmax_over
         if beams is None:
             hidden, state = self._decode(context, self._first_token(context), None)

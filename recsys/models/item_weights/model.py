@@ -21,8 +21,9 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional
 
-from recsys.data.batch import JaggedBatch, all_finite
+from recsys.data.batch import Jagged, JaggedBatch, all_finite
 from recsys.data.dataset import concatenated_ranges
 from recsys.kernels.one_query.op import WeightsOfOne
 
@@ -244,3 +245,89 @@ class ItemWeights:
         scores = torch.zeros(num_queries * self.num_item_rows, device=seeds.weight.device)
         scores.index_add_(0, cell, amount)
         return scores.masked_fill_(scores == 0, -torch.inf).view(num_queries, self.num_item_rows)
+
+
+class ItemNeighbours(NamedTuple):
+    """The nearest items of each item, strongest first; the item tower reads their ids too.
+
+    They are counted in the events that the model is fitted on: a new item has none, and a refit
+    counts them again. No weight depends on which they are.
+    """
+
+    rows: Tensor
+    """[N, K] int64; 0 where there are fewer."""
+    shares: Tensor
+    """[N, K] float32, of an item they sum to 1, or to 0 where it has none."""
+
+    @classmethod
+    def of(cls, neighbours: WeightTable, num_neighbours: int) -> ItemNeighbours:
+        """Keep at most ``num_neighbours`` others of each item, with the shares of their weights."""
+        lengths = neighbours.offsets.diff()
+        item = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        other = neighbours.rows.long() != item
+        item, rows = item[other], neighbours.rows[other].long()
+        first = torch.searchsorted(item, item)  # of the same item
+        place = torch.arange(len(item)) - first
+        kept = place < num_neighbours
+        item, place = item[kept], place[kept]
+        table = torch.zeros(len(lengths), num_neighbours, dtype=torch.int64)
+        weights = torch.zeros(len(lengths), num_neighbours)
+        table[item, place] = rows[kept]
+        weights[item, place] = neighbours.weights[other][kept]
+        return cls(table, weights / weights.sum(1, keepdim=True).clamp(min=1e-30))
+
+
+EASE_FILE = "ease.safetensors"
+
+
+class Ease:
+    """Dense weights among the items with the most events; others have none."""
+
+    def __init__(self, item_rows: Tensor, weights: Tensor, num_item_rows: int) -> None:
+        """Wrap fitted weights.
+
+        Args:
+            item_rows: Items with weights, [K] int64, ascending, none twice.
+            weights: From each (row) to each (column), [K, K] float32.
+        """
+        if weights.shape != (len(item_rows), len(item_rows)):
+            raise ValueError(
+                f"weights must be [{len(item_rows)}, {len(item_rows)}] for as many items, got "
+                f"{tuple(weights.shape)}"
+            )
+        if not bool(weights.isfinite().all()):
+            raise ValueError("weights must be finite; fit them again with a larger l2")
+        # The last row and column stand for items without weights.
+        self.weights = functional.pad(weights, (0, 1, 0, 1))
+        self.item_rows = item_rows
+        self.places = torch.full((num_item_rows,), len(item_rows))
+        self.places[item_rows] = torch.arange(len(item_rows))
+
+    def score(self, history: Jagged, candidates: Tensor) -> Tensor:
+        """Sum the weights from each history to its candidates, [B, k].
+
+        Args:
+            candidates: Item rows, [B, k]; unknown and appended items score 0.
+        """
+        places = self.index_places(history.values)
+        every = functional.embedding_bag(places, self.weights, history.offsets[:-1], mode="sum")
+        return every.gather(1, self.index_places(candidates))
+
+    def index_places(self, rows: Tensor) -> Tensor:
+        """Index items among those with weights; K for all others."""
+        inside = (rows >= 0) & (rows < len(self.places))
+        return torch.where(inside, self.places[torch.where(inside, rows, 0)], len(self.item_rows))
+
+    def save(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        state = {
+            "weights": self.weights[:-1, :-1].contiguous(),
+            "item_rows": self.item_rows,
+            "num_item_rows": torch.tensor(len(self.places)),
+        }
+        save_file(state, directory / EASE_FILE)
+
+    @classmethod
+    def load(cls, directory: Path) -> Ease:
+        state = load_file(directory / EASE_FILE)
+        return cls(state["item_rows"], state["weights"], int(state["num_item_rows"]))

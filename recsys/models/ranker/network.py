@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from recsys.data.batch import JaggedBatch
 from recsys.layers.attention.target import ReadableHistory
 from recsys.layers.embedding.collection import EmbeddingBags
-from recsys.layers.moe.experts import SparseMoe, SparseMoeConfig
-from recsys.layers.moe.routing import Routing
+from recsys.layers.moe.experts import Routing, SparseMoe, SparseMoeConfig
 from recsys.layers.wide_linear import WideLinear, wide_product
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 

@@ -29,7 +29,6 @@ from recsys.data.batch import WHOLE, Jagged, JaggedBatch, StepShare, latest, mov
 from recsys.data.windows import next_events
 from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
 from recsys.layers.embedding.tables import Backend, looked_up
-from recsys.models.item_to_item import ItemNeighbours
 from recsys.models.item_tower import (
     FeatureSizes,
     ItemCatalogue,
@@ -38,6 +37,7 @@ from recsys.models.item_tower import (
     read_settings,
     types_table,
 )
+from recsys.models.item_weights.model import ItemNeighbours
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.encoder import Encoders, unit_shares
 

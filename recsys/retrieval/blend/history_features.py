@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, latest
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.item_weights.ease import Ease
+from recsys.models.item_weights.model import Ease
 
 HISTORY_FEATURES = (
     *(f"linear.{what}" for what in ("history", "z_score", "latest")),

@@ -17,8 +17,7 @@ from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.generated import generated_source
 from recsys.semantic_ids.behaviour import behaviour_ids
 from recsys.semantic_ids.codes import ItemCodes
-from recsys.semantic_ids.kmeans import KMeansConfig
-from recsys.semantic_ids.rq_kmeans import ResidualKMeansConfig
+from recsys.semantic_ids.rq_kmeans import KMeansConfig, ResidualKMeansConfig
 from tests.benchmarks.recipes.fit import SPECS, Experiment, FittedSource, fit_source
 
 TEACHER = "sequence_model"

@@ -5,9 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.engine.decisions import Decision, append_decision, read_decisions
+from pipelines.engine.decisions import (
+    Decision,
+    append_decision,
+    key_name,
+    read_decisions,
+    signing_key,
+)
 from pipelines.engine.errors import RefusedError
-from pipelines.engine.signing import key_name, signing_key
 from pipelines.publishing.promotion import champions, promote, rollback
 from serving.bundle.manifest import read_manifest
 from tests.serving.synthetic_bundle import write_synthetic_bundle

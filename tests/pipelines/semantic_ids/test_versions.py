@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from pipelines.config.content import SemanticIdsConfig
-from pipelines.semantic_ids.artefact import Content
 from pipelines.semantic_ids.store import SemanticIdStore
-from pipelines.semantic_ids.versions import NextVersion, next_version, refit_ids
+from pipelines.semantic_ids.versions import Content, NextVersion, next_version, refit_ids
 from recsys.semantic_ids.collisions import NoFreeIdError
 
 CONFIG = SemanticIdsConfig()

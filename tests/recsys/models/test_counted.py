@@ -17,8 +17,8 @@ from recsys.models import content_similarity, item_to_item
 from recsys.models.configs import ContentSimilarityConfig, ItemToItemConfig, PopularityConfig
 from recsys.models.content_similarity import ContentSimilarity, Whitening
 from recsys.models.item_to_item import ItemToItem
-from recsys.models.item_weights.ease import Ease
-from recsys.models.item_weights.model import ItemWeights
+from recsys.models.item_weights.ease import fit_ease
+from recsys.models.item_weights.model import Ease, ItemWeights
 from recsys.models.popularity import Popularity
 from tests.recsys.models.contracts import assert_retriever_contract
 from tests.recsys.testing.refusals import assert_refused
@@ -155,7 +155,7 @@ def test_only_the_items_with_the_most_events_have_weights(tmp_path: Path) -> Non
     """Of more users than a block, each with a few items of 1 to 8, some twice."""
     rng, users = np.random.default_rng(0), np.repeat(np.arange(1500), 4)
     items = rng.integers(1, 9, len(users)) * (rng.random(len(users)) < 0.9)
-    model = Ease.fit(users, items, 9, max_items=3)
+    model = fit_ease(users, items, 9, max_items=3)
     counts = np.bincount(items, minlength=9)[1:]
     assert set(model.item_rows.tolist()) == {*(np.argsort(-counts, kind="stable")[:3] + 1).tolist()}
     model.save(tmp_path)

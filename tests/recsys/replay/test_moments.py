@@ -9,15 +9,9 @@ from hypothesis import strategies as st
 
 from recsys.data.dataset import Sequences
 from recsys.data.windows import training_windows
+from recsys.evaluation.config import ReplayConfig
 from recsys.fitting.queries import NewEvents
-from recsys.replay.steps import (
-    SECONDS_PER_DAY,
-    ReplayConfig,
-    Step,
-    StepQueries,
-    Timeline,
-    cut_steps,
-)
+from recsys.replay.steps import SECONDS_PER_DAY, Step, StepQueries, Timeline, cut_steps
 from tests.recsys.testing.refusals import assert_refused
 
 DAY = SECONDS_PER_DAY

@@ -11,6 +11,7 @@ import torch
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
+from recsys.evaluation.config import ReplayConfig
 from recsys.fitting.queries import ModelInputs, RetrievalSettings
 from recsys.models.configs import EaseWeightsConfig, ItemToItemConfig, PopularityConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
@@ -20,7 +21,7 @@ from recsys.replay.fits import Replay
 from recsys.replay.folder import SERVED
 from recsys.replay.measures import measure_replay
 from recsys.replay.replay import describe_replay, run
-from recsys.replay.steps import SECONDS_PER_DAY, ReplayConfig
+from recsys.replay.steps import SECONDS_PER_DAY
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.training.passes import ScheduleConfig, TrainingConfig
 

@@ -12,9 +12,15 @@ import pytest
 import torch
 
 from recsys.data.durable import digest_of_file
-from recsys.retrieval.faiss_index import FaissIndex, build_index
+from recsys.retrieval.faiss_index import (
+    FaissIndex,
+    IndexFileMeta,
+    build_index,
+    meta_path,
+    read_verified_meta,
+    write_meta,
+)
 from recsys.retrieval.faiss_library import FaissIndexConfig
-from recsys.retrieval.index_file import IndexFileMeta, meta_path, read_verified_meta, write_meta
 
 KINDS = ("flat", "hnsw", "ivf_sq8")
 

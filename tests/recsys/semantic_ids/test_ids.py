@@ -13,9 +13,8 @@ from torch import Tensor
 from recsys.semantic_ids import collisions
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.collisions import assign_semantic_ids, resolve_collisions
-from recsys.semantic_ids.kmeans import Centres
 from recsys.semantic_ids.quality import quality_report
-from recsys.semantic_ids.rq_kmeans import ResidualKMeans
+from recsys.semantic_ids.rq_kmeans import Centres, ResidualKMeans
 from recsys.semantic_ids.trie import Trie
 from tests.recsys.testing.refusals import assert_refused
 

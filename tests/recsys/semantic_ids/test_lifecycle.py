@@ -12,9 +12,8 @@ from torch import Tensor
 
 from recsys.semantic_ids.codes import NO_CODE, SemanticIds
 from recsys.semantic_ids.collisions import assign_semantic_ids
-from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.lifecycle import align, append
-from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
+from recsys.semantic_ids.rq_kmeans import KMeansConfig, ResidualKMeans, ResidualKMeansConfig
 from recsys.semantic_ids.version_store import VersionStore
 from tests.recsys.testing.refusals import assert_refused
 

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from recsys.semantic_ids.behaviour import behaviour_ids
-from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.lifecycle import align, append
-from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
+from recsys.semantic_ids.rq_kmeans import KMeansConfig, ResidualKMeans, ResidualKMeansConfig
 from tests.recsys.testing.refusals import assert_refused
 
 pytestmark = pytest.mark.numerics

@@ -16,7 +16,7 @@ from recsys.retrieval.blend.history_features import HistoryFeatures
 from recsys.semantic_ids.codes import NO_CODE
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
-from serving.bundle.published import read_chain
+from serving.bundle.manifest import read_chain
 from serving.bundle.semantic_ids import NewIds
 from serving.recommend import Recommender
 from serving.schemas import Request

@@ -14,7 +14,7 @@ from torch import Tensor
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import ItemMask, TopK
-from recsys.layers.codes.tokens import Beams
+from recsys.layers.codes.decoder import Beams
 from recsys.models.generative.config import GenerativeConfig
 from recsys.models.generative.model import GenerativeInputs, GenerativeModel
 from recsys.retrieval.beam_search import BeamSearch

@@ -15,8 +15,9 @@ from recsys.fitting.queries import ModelInputs
 from recsys.fitting.sequence import fit_sequence, near_items
 from recsys.fitting.spec import Refit, TrainingRun
 from recsys.layers.attention.latest import SHORTEST_WITH_BLOCKS
-from recsys.models.item_to_item import ItemNeighbours
+from recsys.models.item_to_item import counted_neighbours
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.item_weights.model import ItemNeighbours
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.sequence.one import KeptHistories, OneHistory, States
@@ -137,7 +138,7 @@ NEIGHBOURLY = SequenceConfig(
 def counted(*events: int) -> ItemNeighbours:
     """Count one user's events."""
     offsets = np.array([0]), np.array([len(events)])
-    return ItemNeighbours.counted(np.array(events), *offsets, FEW_ROWS, 2)
+    return counted_neighbours(np.array(events), *offsets, FEW_ROWS, 2)
 
 
 def test_near_items_weigh_by_the_inverse_of_their_distance() -> None:

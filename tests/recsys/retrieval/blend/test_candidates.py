@@ -11,7 +11,7 @@ from torch.nn import functional
 from recsys.data.batch import Jagged
 from recsys.data.top_k import OneList, TopK
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.item_weights.ease import Ease
+from recsys.models.item_weights.model import Ease
 from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
 from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
 from recsys.retrieval.blend.config import LearnedBlendConfig
