@@ -239,8 +239,6 @@ class Page:
     controls: Sequence[Control] = ()
     notices: Sequence[str] = ()
     """Warnings, such as a missing store or a half-written run."""
-    refresh_seconds: float | None = None
-    """Time after which the open page is rebuilt; None for never."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,8 +88,6 @@ class Influences:
     """Items of the history that hold up each item of a list."""
 
     by_row: Mapping[int, Influence]
-    num_history: int
-    """Different items of the history."""
     num_left_out: int
     """Those that were left out, one at a time."""
 
@@ -130,7 +128,7 @@ class _Removal:
             self._without[row] = _Ranking.of(self._make(np.array([row], np.int64)))
         listed = [row for row in item_rows if row in self._whole.places]
         found = {row: self._influence(row, listed) for row in listed}
-        return Influences(found, len(history), len(self._without))
+        return Influences(found, len(self._without))
 
     def _influence(self, row: int, listed: Sequence[int]) -> Influence:
         place = self._whole.places[row]

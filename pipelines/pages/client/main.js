@@ -18,7 +18,6 @@ const first = (shown[0] ?? settings.pages[0])?.name ?? "";
 
 let view = null;
 let loading = null;
-let refreshing = null;
 
 function addressed() {
   const found = parse(location.hash);
@@ -96,7 +95,6 @@ async function show(address) {
   const next = viewOf(address);
   const isNew = !before || before.page !== next.page;
   loading?.abort();
-  clearTimeout(refreshing);
   loading = new AbortController();
   const { signal } = loading;
   root.dataset.page = "loading";
@@ -135,11 +133,6 @@ async function show(address) {
   main.style.minHeight = "";
   if (isNew) toSection(address.section);
   if (before) announce(failure ? heading.textContent : `${heading.textContent}: shown`);
-  if (found?.refresh_seconds) {
-    refreshing = setTimeout(
-      () => view === next && show(addressed()), 1000 * found.refresh_seconds
-    );
-  }
   performance.mark("page-drawn");
   root.dataset.page = failure ? "failed" : "drawn";
 }

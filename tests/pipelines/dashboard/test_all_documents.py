@@ -48,7 +48,6 @@ def test_a_file_offers_nothing_to_query(context, entry):
     page = document(entry, exported, Query()).page
     assert [one.name for one in page.controls if one.kind in ("search", "several")] == []
     assert [one.key for one in blocks_of(page.blocks, Table) if one.source is not None] == []
-    assert page.refresh_seconds is None
     assert len(encoded(page)) < 250_000
 
 
