@@ -13,7 +13,7 @@ from pipelines.inputs.tensors import released_order
 from pipelines.publishing.items import content_source, take_properties
 from pipelines.ranking.artefact import served_ranker
 from pipelines.searching.texts import item_texts
-from pipelines.semantic_ids.store import read_version
+from pipelines.semantic_ids.artefact import read_version
 from recsys.fitting.queries import ModelInputs
 from recsys.models.names import (
     CONTENT,

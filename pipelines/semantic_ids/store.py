@@ -6,8 +6,7 @@
 
 Item rows may change from one run to the next, because each run builds its vocabulary. A published
 ID must not, so versions are stored by id row, and item_ids.json only grows: it is replaced before a
-version is published, so a kill in between leaves id rows without an ID. A run's own version is in
-the artefact of build_semantic_ids until ``publish_version``.
+version is published, so a kill in between leaves id rows without an ID.
 """
 
 from __future__ import annotations
@@ -19,12 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from pipelines.config.run import RunConfig
 from recsys.data.durable import locked, write_durably
-from recsys.semantic_ids.codes import FILE_NAME, ItemCodes, SemanticIds, read_description
+from recsys.semantic_ids.codes import FILE_NAME, SemanticIds, read_description
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans
 from recsys.semantic_ids.version_store import VersionStore
 
@@ -148,60 +145,3 @@ class SemanticIdStore:
                 f"but {self.directory} is at {(current or 'none')[:12]} with {known:,} items: "
                 "IDs were published meanwhile; run again to keep them"
             )
-
-
-REPORT = "semantic_ids_report.json"
-ID_ROWS = "id_rows.npy"
-ORDERS = "orders"
-QUANTIZER = "quantizer"
-
-
-def read_version(artefact: Path) -> SemanticIdVersion | None:
-    """Read the version of an artefact; None where items have no IDs."""
-    report = json.loads((artefact / REPORT).read_text(encoding="utf-8"))
-    if report["method"] == "none":
-        return None
-    return SemanticIdVersion(
-        ids=SemanticIds.load(artefact, report["version"]),
-        quantizer=ResidualKMeans.load(artefact / QUANTIZER),
-        origin=report["origin"],
-    )
-
-
-def read_item_codes(artefact: Path, order: str | None = None) -> ItemCodes:
-    """Read the semantic IDs by item row.
-
-    Args:
-        order: Of tied times that is measured; None and the released order have the published IDs.
-    """
-    version = read_version(artefact)
-    if version is None:
-        raise ValueError(
-            "there are no semantic IDs to generate: no item has content, or "
-            'semantic_ids.method = "none". Give items text, or set '
-            "generative_training.enabled = false"
-        )
-    if order is not None and (artefact / ORDERS / order).exists():
-        ids = SemanticIds.load(artefact / ORDERS / order)
-        return ids.by_item_row(torch.arange(ids.num_item_rows))
-    id_rows = np.load(artefact / ID_ROWS, allow_pickle=False)
-    return version.ids.by_item_row(torch.from_numpy(id_rows))
-
-
-def open_id_store(config: RunConfig) -> SemanticIdStore:
-    """Open the published versions next to a run's bundles."""
-    return SemanticIdStore((config.release.bundles or config.workspace / "bundles") / FOLDER)
-
-
-def publish_version(artefact: Path, store: SemanticIdStore) -> str | None:
-    """Make the version of an artefact current in the store; return it, None without one.
-
-    Where items were appended to it meanwhile, the store keeps their IDs.
-    """
-    version = read_version(artefact)
-    if version is None:
-        return None
-    if not store.leads_from(version.ids.version):
-        item_ids = read_item_ids(artefact / ITEM_IDS)
-        store.publish(version.ids, version.quantizer, item_ids, version.origin)
-    return version.ids.version

@@ -13,7 +13,7 @@ from click.testing import Result
 from pipelines.config.trainings import GenerativeTrainingConfig, SequenceTrainingConfig
 from pipelines.inputs.tensors import load_catalogue
 from pipelines.presets import PRESETS
-from pipelines.semantic_ids.store import read_item_codes
+from pipelines.semantic_ids.artefact import read_item_codes
 from recsys.models.generative.config import GenerativeConfig, TeachingConfig
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.sequence.model import SequenceModel

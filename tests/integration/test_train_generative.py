@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from pipelines.candidates.blends import FILE
-from pipelines.semantic_ids.store import read_item_codes
+from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.stages.report import report_path
 
 Recsys = Callable[..., Result]

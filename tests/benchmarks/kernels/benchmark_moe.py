@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import recsys.layers.moe.experts as moe_routing
 from recsys.kernels.choice import without
 from recsys.layers.moe import experts as moe_experts
-from recsys.layers.moe import routing as moe_routing
 from recsys.layers.moe.experts import Experts, SparseMoe, SparseMoeConfig
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.kernels.comparison import error_row, largest_error
