@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from recsys.content.prompt import clean_text
-
 MAX_ATTRIBUTES = 20
 MAX_VALUES = 100
 MAX_VALUE_CHARS = 60
@@ -106,7 +104,7 @@ class AttributeConfig:
             )
         if self.name in MAX_CHARS:
             raise ValueError(f"name {self.name!r} is that of a built-in attribute; take another")
-        if clean_text(self.description) != self.description or not self.description:
+        if not _is_plain(self.description):
             raise ValueError(f"description of {self.name!r} must be one line of plain text")
         if len(self.description) > MAX_DESCRIPTION_CHARS:
             raise ValueError(
@@ -131,7 +129,7 @@ class AttributeConfig:
         if len({value.casefold() for value in self.values}) < len(self.values):
             raise ValueError(f"attribute {self.name!r} has a value twice: {self.values}")
         for value in self.values:
-            unclean = clean_text(value) != value or ";" in value or value.casefold() in NOTHING
+            unclean = not _is_plain(value) or ";" in value or value.casefold() in NOTHING
             if unclean or len(value) > MAX_VALUE_CHARS:
                 raise ValueError(
                     f"attribute {self.name!r}: value {value!r} must be 1 to {MAX_VALUE_CHARS} "
@@ -163,6 +161,11 @@ class AttributeConfig:
             "yes_no": "true, false or null.",
         }[self.type]
         return f"- {self.name}: {self.description.rstrip('.')}. {form}"
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether a text is one line of words, without tags and spaces around them."""
+    return bool(text) and text.isprintable() and text == " ".join(text.split()) and "<" not in text
 
 
 def check_attributes(attributes: Sequence[AttributeConfig]) -> None:
