@@ -119,8 +119,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (FaissIndexConfig, {"hnsw_neighbors": 0}, "hnsw_neighbors must be >= 1, got 0"),
     (EmbeddingEndpointConfig, {**ENDPOINT, "dim": 0}, "dim must be >= 1"),
     (EmbeddingEndpointConfig, {**ENDPOINT, "dim": 1, "batch_size": 0}, "batch_size must be >= 1"),
-    (EnrichmentConfig, {"samples": 0, "attributes": (KIND,)}, "samples must be >= 1, got 0"),
-    (EnrichmentConfig, {"samples": 3}, "samples = 3 needs [[enrichment.attributes]] of your own"),
     (EnrichmentConfig, {"attributes": (KIND, KIND)}, "each of another name"),
     (EnrichmentConfig, {"token_budget": -1}, "token_budget must be >= 0, got -1"),
     (EnrichmentConfig, {"cost_budget": -0.5}, "cost_budget must be >= 0"),
