@@ -15,7 +15,7 @@ from pathlib import Path
 from features.forget_list import ForgetList, UserKeys
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
-from pipelines.engine.daily_state import DailyState
+from pipelines.engine.workspace import DailyState
 from recsys.data.durable import locked, write_durably
 
 FORMAT = 2

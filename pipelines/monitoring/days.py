@@ -13,7 +13,7 @@ import polars as pl
 from features.reading.scan import naming
 from features.schema import CLEAN
 from pipelines.config.run import RunConfig
-from pipelines.engine.daily_state import DailyState
+from pipelines.engine.workspace import DailyState
 from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, list_parts, scan_parts
 from pipelines.partitions.manifest import Partition, PartitionsManifest
 

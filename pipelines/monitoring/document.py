@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from pipelines.config.operation import MIN_PAST
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import MANIFEST
-from pipelines.engine.daily_state import SCHEMA
-from pipelines.engine.workspace import bundles_dir
+from pipelines.engine.workspace import SCHEMA, bundles_dir
 from pipelines.monitoring.judged import SignalDay, SignalRecord
 from pipelines.monitoring.signals import SIGNALS, Signal
 from serving.bundle.manifest import CURRENT

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from pipelines.config.operation import HISTORY_DAYS
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
-from pipelines.engine.daily_state import DailyState
 from pipelines.engine.errors import WorkspaceBusyError
+from pipelines.engine.workspace import DailyState
 from pipelines.monitoring.days import (
     EventCounts,
     EventDays,

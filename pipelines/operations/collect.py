@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipelines.engine.artifacts import Manifest
-from pipelines.engine.daily_state import DailyState
 from pipelines.engine.decisions import CHALLENGER, read_challenger
 from pipelines.engine.errors import WorkspaceBusyError
-from pipelines.engine.workspace import Workspace, publishing
+from pipelines.engine.workspace import DailyState, Workspace, publishing
 from pipelines.operations.state import parents, served_until
 from pipelines.publishing.promotion import champions
 from pipelines.publishing.released import Released

@@ -20,9 +20,8 @@ from features.people import count_rows
 from features.reading.databases import is_address
 from features.schema import USER_ID, SourceConfig
 from pipelines.config.run import RunConfig
-from pipelines.engine.daily_state import DailyState
 from pipelines.engine.forgotten import add_to_list, list_path, read_list
-from pipelines.engine.workspace import bundles_dir
+from pipelines.engine.workspace import DailyState, bundles_dir
 from pipelines.inputs.exported import EXPORTED, RECORDS, REQUESTS, exporting
 from pipelines.inputs.opened_store import find_store, forget_in_store
 from pipelines.inputs.snapshots import snapshots

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.engine.artifacts import MANIFEST
-from pipelines.engine.daily_state import DailyState
 from pipelines.engine.decisions import history, read_challenger
 from pipelines.engine.history import RUNNING, read_history, read_result
 from pipelines.engine.memory import GIB
+from pipelines.engine.workspace import DailyState
 from pipelines.operations.collect import ADAPTER, folder_size, linked, written_at
 from pipelines.operations.state import bundles_of
 from pipelines.partitions.manifest import PartitionsManifest, parse_end

@@ -18,7 +18,7 @@ import orjson
 import torch
 
 from pipelines.engine.artifacts import to_json
-from pipelines.engine.daily_state import DailyState
+from pipelines.engine.workspace import DailyState
 from pipelines.parity.compare import NamedDifference, compare_records
 from pipelines.parity.log import Document, Log, PastStore
 from recsys.data.durable import write_durably

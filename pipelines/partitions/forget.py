@@ -20,8 +20,8 @@ from features.forget_list import ForgetList
 from features.people import NEVER, ForgottenUsers
 from features.schema import CLEAN, EVENT_TIME, QUARANTINE, USER_ID
 from pipelines.engine.artifacts import digest_of_json
-from pipelines.engine.daily_state import DailyState
 from pipelines.engine.errors import WorkspaceBusyError
+from pipelines.engine.workspace import DailyState
 from pipelines.partitions.manifest import Partition, PartitionsManifest
 from recsys.data.durable import PARTIAL, fsync, fsync_tree, locked
 

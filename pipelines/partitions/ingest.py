@@ -17,9 +17,9 @@ from pathlib import Path
 
 from features.partition import PartitionReport
 from pipelines.config.run import RunConfig
-from pipelines.engine.daily_state import DailyState
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.forgotten import forgotten_users
+from pipelines.engine.workspace import DailyState
 from pipelines.partitions.forget import leave_out_forgotten
 from pipelines.partitions.manifest import (
     Partition,

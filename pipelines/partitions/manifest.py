@@ -15,7 +15,7 @@ from typing import Any
 
 from features.schema import CLEAN
 from pipelines.engine.artifacts import digest_of_json, to_json
-from pipelines.engine.daily_state import SCHEMA, DailyState
+from pipelines.engine.workspace import SCHEMA, DailyState
 from recsys.data.durable import write_durably
 
 WATERMARK_DAYS = 3

@@ -26,8 +26,7 @@ from pipelines.config.upgrade import refuse_old_keys, upgraded
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
 from pipelines.engine.artifacts import plain
-from pipelines.engine.daily_state import DailyState
-from pipelines.engine.workspace import check_writable
+from pipelines.engine.workspace import DailyState, check_writable
 from pipelines.inputs.opened_store import export_store, with_forgotten
 from pipelines.partitions.manifest import PartitionsManifest
 from pipelines.presets import PRESETS

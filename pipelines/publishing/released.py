@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from features.forget_list import APPLIED
 from pipelines.config.release import ReleaseConfig
 from pipelines.engine.artifacts import MANIFEST, Manifest, to_json
-from pipelines.engine.daily_state import DailyState
-from pipelines.engine.workspace import RELEASED, UPDATE, Workspace
+from pipelines.engine.workspace import RELEASED, UPDATE, DailyState, Workspace
 from pipelines.inputs.tensors import released_order
 from pipelines.partitions.manifest import PartitionsManifest, parse_begin
 from recsys.data.dataset import Sequences

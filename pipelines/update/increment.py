@@ -15,9 +15,8 @@ from pathlib import Path
 
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import Manifest, begin, commit
-from pipelines.engine.daily_state import DailyState
 from pipelines.engine.runner import StageOutcome, StageRecorder, run_stages
-from pipelines.engine.workspace import RELEASED, Workspace, bundles_dir
+from pipelines.engine.workspace import RELEASED, DailyState, Workspace, bundles_dir
 from pipelines.publishing.released import Released, link_tree
 from pipelines.update.stages import CARRIED, update_stages
 

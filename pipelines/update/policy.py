@@ -12,9 +12,8 @@ from pipelines.config.removed import REMOVED_KEYS
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import without_keys
 from pipelines.engine.artifacts import Manifest, digest_of_json
-from pipelines.engine.daily_state import DailyState
 from pipelines.engine.history import read_result
-from pipelines.engine.workspace import RELEASED, bundles_dir
+from pipelines.engine.workspace import RELEASED, DailyState, bundles_dir
 from pipelines.publishing.promotion import served_version
 from pipelines.publishing.released import Released, read_settings, released_folder
 from pipelines.stages.build_features import raw_files

@@ -254,11 +254,6 @@ def test_a_model_beside_the_file_is_taken_and_a_changed_one_encodes_again(
         ('[enrichment]\nmodel = "endpoint"', "needs a table [enrichment.endpoint]"),
         ("[enrichment]\ntoken_budget = -1", "token_budget must be >= 0"),
         (
-            '[enrichment]\nmodel = "smollm2"\nsamples = 3\n[[enrichment.attributes]]\n'
-            'name = "a"\ntype = "words"\ndescription = "b"',
-            'samples = 3 needs model = "endpoint"',
-        ),
-        (
             '[[enrichment.attributes]]\nname = "a"\ntype = "choice"\ndescription = "b"',
             "attribute 'a' has 0 values, allowed are 2 to 100",
         ),

@@ -15,9 +15,9 @@ from click.testing import Result
 from safetensors.torch import load_file, save_file
 
 from features.forget_list import ForgetList, UserKeys
-from pipelines.engine.daily_state import DailyState
 from pipelines.engine.forgotten import add_to_list
 from pipelines.engine.history import read_history
+from pipelines.engine.workspace import DailyState
 from pipelines.partitions.ingest import ingest
 from pipelines.presets.resolve import resolve, with_dataset
 from pipelines.publishing.released import Released

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 from pipelines.config.run import DataConfig, RunConfig
-from pipelines.engine.daily_state import DailyState
 from pipelines.engine.errors import WorkspaceBusyError
+from pipelines.engine.workspace import DailyState
 from pipelines.monitoring.days import EventDays
 from pipelines.monitoring.document import decide_retrain, judge_inputs
 from pipelines.monitoring.monitor import LOCK, monitor

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from pipelines.cli.main import app
 from pipelines.config.operation import MonitoringConfig
 from pipelines.config.run import DataConfig, RunConfig
-from pipelines.engine.daily_state import DailyState
 from pipelines.engine.history import read_history
+from pipelines.engine.workspace import DailyState
 from pipelines.inputs.opened_store import export_store
 from pipelines.monitoring.days import export_folder
 from pipelines.monitoring.monitor import monitor, parse_moment

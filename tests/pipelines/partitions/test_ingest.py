@@ -14,9 +14,9 @@ from features.build import build_features
 from features.forget_list import ForgetList, UserKeys
 from features.schema import FeaturesConfig, FilterConfig, SourceConfig
 from pipelines.config.run import DataConfig, RunConfig
-from pipelines.engine.daily_state import DailyState
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.forgotten import add_to_list
+from pipelines.engine.workspace import DailyState
 from pipelines.partitions import ingest as module
 from pipelines.partitions.ingest import ingest
 from pipelines.partitions.manifest import PartitionsManifest
