@@ -78,7 +78,7 @@ def print_results(config: RunConfig) -> None:
         served = served_row(served_metrics(metrics, ranker))
         what = "Last event of each user"
         if split_kind(built) == "global_time":
-            what = "Events after a moment"
+            what = "Events after the moment of the split"
         title = f"{what}, full catalogue (test)"
         log.print(metric_table(title, metrics, served))
         if reason := made.get("reason"):

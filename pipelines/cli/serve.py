@@ -90,6 +90,8 @@ def serve(
     if settings.expose_users:
         warning = "users and their histories are shown to everyone who can reach this server"
         print_lines(warning, note=True)
+    place = f"http://{settings.host}:{settings.port}/"
+    print_lines(f"loading the bundle; {place} answers in some seconds", note=True)
     run_server(settings)
 
 
@@ -141,7 +143,9 @@ def recommend(
         for one in reply.items
     ]
     print_table(("item", "title", "source", *why, ">score"), rows)
-    print_lines(*(f"note: {note}" for note in reply.degraded), note=True)
+    for one in reply.degraded:
+        text = f"user {user!r} is not in the bundle" if one.code == "unknown_user" else str(one)
+        print_lines(f"note: {text}", note=True)
 
 
 def checked_request(**fields: object) -> Request:

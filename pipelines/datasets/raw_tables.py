@@ -80,7 +80,7 @@ def read_sample(place: str) -> RawTable:
     frame = scan_file(path, SourceConfig(paths=(path,), separator=separator))
     with naming(path):
         sample = frame.head(SAMPLE_ROWS).collect()
-    if path.suffix in SEPARATED and all(looks_like_value(name) for name in sample.columns[:2]):
+    if path.suffix in SEPARATED and any(map(looks_like_value, sample.columns[:3])):
         first = ", ".join(sample.columns[:4])
         raise ValueError(
             f"{path} has no header: its first line is data ({first}). Put the names of the columns "

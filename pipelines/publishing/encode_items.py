@@ -28,7 +28,7 @@ def content_config(bundle: Bundle, directory: Path) -> ContentConfig:
     if bundle.retriever is None and not bundle.items.content.shape[1]:
         raise ValueError(
             f"{directory} has neither a two-tower nor content embeddings, so nothing in it would "
-            "find new items; run the pipeline again with the new items in the catalogue"
+            "find new items; run again with a longer --budget, or the new items in the catalogue"
         )
     made = bundle.manifest.content
     if made is None:

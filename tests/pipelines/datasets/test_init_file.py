@@ -131,6 +131,7 @@ def test_ids_of_any_kind_are_recognised(tmp_path):
         ("data.xlsx", b"PK", "known endings are"),
         ("binary.csv", b"\x00\x01\x02,\x00", "binary"),
         ("bare.csv", b"196,242,881250949\n186,302,891717742\n", "has no header"),
+        ("texts.csv", b"ann,b7,1360886400\nbob,b7,1360886500\n", "has no header"),
         ("plain.csv", b"colour,size\nred,1\nblue,2\n", "no column looks like"),
         ("broken.parquet", b"PAR1 and no more", "cannot read"),
     ],
