@@ -27,8 +27,8 @@ from pipelines.config.run import RunConfig
 from pipelines.config.toml import validate
 from pipelines.engine.console import EXIT_CODES
 from pipelines.engine.launch import ERROR, JOB, LOGGED, RAISED, ROWS
-from pipelines.engine.ray_ranks import LOG
 from pipelines.engine.stage import RunLog, StageContext
+from pipelines.engine.torchrun import LOG
 from pipelines.engine.workspace import Workspace
 from pipelines.stages.list import STAGES
 from recsys.training.distributed.several import RanksError, local_device, process_group

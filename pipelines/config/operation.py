@@ -107,12 +107,9 @@ class RayConfig:
     """Tasks that run at a time; 0 takes one a processor of the cluster."""
     retries: int = 3
     """How often a task is run again whose worker or node was lost."""
-    ranks: int = 1
-    """Ranks of a training that the cluster places, one a GPU where it has any; 1 trains where the
-    command runs. Their other settings are those of ``torchrun``."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, ranks=">= 1", tasks_at_once=">= 0", retries=">= 0")
+        check_bounds(self, tasks_at_once=">= 0", retries=">= 0")
 
 
 @dataclass(frozen=True, kw_only=True)

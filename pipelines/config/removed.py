@@ -96,6 +96,7 @@ REMOVED_KEYS: Mapping[str, str] = {
     ),
     "enrichment.keep_helpful": "leave it out: name the attributes in [[enrichment.attributes]]",
     "report": "leave it out: a report is named after its data set",
+    "ray.ranks": 'use engine = "torchrun" with torchrun.machines for training on several machines',
     "data.watermark_days": "leave it out: an absent day is missing three days later",
     "ranker.router = noisy": "use softmax, which balances experts by biases and is better",
     **dict.fromkeys(

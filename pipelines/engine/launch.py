@@ -1,4 +1,4 @@
-"""Run a training stage on several processes (ranks), started by torch's elastic launcher or by Ray.
+"""Run a training stage on several processes (ranks), started by torch's elastic launcher.
 
 Every rank does the whole stage, on the same events and with the same seeds, and in its trainings
 works on its part of each batch (``recsys/training/distributed``). What the first rank writes is the
@@ -19,9 +19,8 @@ from pathlib import Path
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import plain
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
-from pipelines.engine.ray_ranks import LOG, start_on_ray
 from pipelines.engine.stage import RunLog, Stage, StageContext, StageRows
-from pipelines.engine.torchrun import Failure, num_ranks, start
+from pipelines.engine.torchrun import LOG, Failure, num_ranks, start
 
 JOB, ROWS, LOGGED = "job.json", "rows.json", "logged.jsonl"
 ERROR = "error-{}.json"
@@ -36,11 +35,9 @@ RAISED: dict[str, type[Exception]] = {
 
 def count_ranks(stage: Stage, config: RunConfig) -> int:
     """Count the ranks that a stage works on; 0 for this process alone."""
-    if not stage.on_ranks(config):
+    if config.engine != "torchrun" or not stage.on_ranks(config):
         return 0
-    if config.engine == "ray":
-        return config.ray.ranks if config.ray.ranks > 1 else 0
-    return config.torchrun.machines * num_ranks(config) if config.engine == "torchrun" else 0
+    return config.torchrun.machines * num_ranks(config)
 
 
 def run_stage(stage: Stage, context: StageContext) -> StageRows:
@@ -64,8 +61,7 @@ def on_ranks(stage: Stage, context: StageContext, size: int) -> StageRows:
         "show_progress": context.show_progress,
     }
     (folder / JOB).write_text(json.dumps(job))
-    on_ray = config.engine == "ray"
-    failures = start_on_ray(folder, config) if on_ray else start(stage.name, folder, config)
+    failures = start(stage.name, folder, config)
     pass_on(folder / LOGGED, context.run)
     if failures:
         raise explain(stage.name, folder, size, failures)

@@ -22,6 +22,8 @@ from pipelines.engine.errors import RankLostError
 
 WORK = "pipelines.cli.rank"
 """Module of one rank; above this room, because it knows all stages."""
+LOG = "log-{}.txt"
+"""File of a rank's log."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 

@@ -1,4 +1,4 @@
-"""A training on two ranks, by torchrun, Ray or two machines: one process's weights after a kill."""
+"""A training on two ranks, on one or two machines: one process's weights after a kill."""
 
 import json
 import os
@@ -19,7 +19,6 @@ from pipelines.config.run import RunConfig
 from pipelines.config.trainings import TorchrunConfig
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
 from pipelines.engine.launch import ERROR, explain, pass_on
-from pipelines.engine.ray_ranks import size_bundle
 from pipelines.engine.runner import run_stages
 from pipelines.engine.stage import RunLog
 from pipelines.engine.torchrun import Failure, num_ranks
@@ -97,16 +96,12 @@ def test_what_the_first_rank_logs_is_passed_on(tmp_path):
 
 
 def test_ranks_are_the_gpus_or_two_processes(monkeypatch, tmp_path):
-    config = RunConfig(workspace=tmp_path, ray=RayConfig(ranks=4))
+    config = RunConfig(workspace=tmp_path)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert num_ranks(config) == 4
     assert num_ranks(replace(config, torchrun=TorchrunConfig(processes=3))) == 3
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert num_ranks(config) == 2
-    assert size_bundle(config, {"CPU": 8, "GPU": 4}) == {"CPU": 1, "GPU": 1}
-    assert size_bundle(config, {"CPU": 8}) == {"CPU": 1}
-    with pytest.raises(ValueError, match=r"need 4 GPU, and the cluster has 3"):
-        size_bundle(config, {"CPU": 8, "GPU": 3})
 
 
 @pytest.mark.parametrize(
@@ -117,7 +112,6 @@ def test_ranks_are_the_gpus_or_two_processes(monkeypatch, tmp_path):
         (TorchrunConfig, {"machines": 0}, "machines must be >= 1, got 0"),
         (TorchrunConfig, {"machines": 2}, "machines = 2 needs torchrun.address"),
         (TorchrunConfig, {"machines": 2, "address": "head:0"}, "needs torchrun.address"),
-        (RayConfig, {"ranks": 0}, "must be >= 1"),
         (RayConfig, {"tasks_at_once": -1}, "must be >= 0"),
         (RayConfig, {"retries": -1}, "must be >= 0"),
     ],

@@ -13,19 +13,11 @@ from features.build import build_features
 from pipelines.config.operation import RayConfig
 from pipelines.engine.errors import ClusterError
 from pipelines.engine.ray_cluster import ray_cluster
-from pipelines.engine.runner import run_stages
 from pipelines.presets.resolve import resolve
 from pipelines.scoring.job import ScoreRequest
 from pipelines.scoring.score import score
 from pipelines.stages.build_features import features_config
 from tests.conftest import TINY_SHOP
-from tests.pipelines.engine.ranks import (
-    CHOSEN,
-    assert_equal_to_local,
-    assert_named,
-    killed,
-    settings,
-)
 from tests.recsys.testing.synthetic import markov_world, write_csv
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
@@ -133,17 +125,3 @@ def test_a_node_killed_midway_leaves_the_lists_of_one_process(cluster, tmp_path)
     outcome = score(request, kill)
     assert outcome["parts_made"] == outcome["parts"] == 4
     assert contents(out) == contents(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_ranks_of_ray_that_resume_after_a_kill_end_where_one_process_ends(cluster, folder):
-    config = settings(folder, "ray", engine="ray", ray=RayConfig(ranks=2))
-    assert_named(killed(config, lambda _, line: str(config.workspace) in line))
-    run_stages(CHOSEN, config)
-    assert_equal_to_local(folder, "ray")
-    # A run here continues from artefacts that ranks have made.
-    here = replace(config, engine="local")
-    assert all(outcome.skipped for outcome in run_stages(CHOSEN, here))
-    small = settings(folder, "small", engine="ray", ray=RayConfig(ranks=3))
-    with pytest.raises(ValueError, match=r"ray\.ranks = 3 need 3 CPU, and the cluster has 2"):
-        run_stages(CHOSEN, small)
