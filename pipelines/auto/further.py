@@ -203,10 +203,8 @@ def adapters(done: Measured) -> Candidate | str:
         return f"no two domains, or none of {DOMAIN_ITEMS} items"
     seconds = 2 * max(done.took("train_sequence"), done.took("train_two_tower"))
     choices: Table = {"adapter": {"domains": names, "rank": 4}}
-    what = ", ".join(names)
-    return Candidate(
-        name="adapters", what=what, choices=choices, seconds={"adapt_domains": seconds}
-    )
+    own = {"adapt_domains": seconds}
+    return Candidate(name="adapters", what=", ".join(names), choices=choices, seconds=own)
 
 
 CANDIDATES: Mapping[str, Callable[[Measured], Candidate | str]] = {

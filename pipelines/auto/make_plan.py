@@ -287,11 +287,10 @@ def plan_two_tower(planner: Planner) -> None:
         planner.add_round(BEST, choices | MEASURED, [*postponed, part], last)
         return
     # In the round before: a round of its own would refit the sequence model once more.
-    before = planner.rounds[-1]
-    *parts, ends = before.parts
-    ends = replace(ends, seconds=ends.seconds + merging)
-    merged = merge(before.choices, choices)
-    planner.rounds[-1] = replace(before, choices=merged, parts=(*parts, part, ends))
+    one = planner.rounds[-1]
+    *parts, ends = one.parts
+    parts = [*parts, part, replace(ends, seconds=ends.seconds + merging)]
+    planner.rounds[-1] = replace(one, choices=merge(one.choices, choices), parts=tuple(parts))
     planner.left -= seconds + merging
 
 

@@ -12,23 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.auto.beside import (
-    ENDS,
-    REFITS,
-    OutOfTimeError,
-    RunStages,
-    adopt,
-    compared,
-    has_won,
-    link_artefacts,
-    mark_won,
-    placed,
-    put_back,
-    read_seconds,
-    remove,
-    stages_between,
-    time_limit,
-)
+from pipelines.auto import beside
+from pipelines.auto.beside import RunStages
 from pipelines.auto.machine import Machine, TimedEncoder, this_machine, time_encoder
 from pipelines.auto.make_plan import FULLER, LIMIT, make_plan
 from pipelines.auto.plan import LAST, PLANNED_ENCODER, SEARCH, SEQUENCE, Plan, Round
@@ -217,31 +202,32 @@ class Automatic:
     ) -> list[StageOutcome] | None:
         """Run a round beside the workspace, and serve it; None if there is no time for it."""
         one, workspace = planned.plan.rounds[number], self.base.workspace
-        if not has_won(workspace, key := [planned.key, number]):
+        if not beside.has_won(workspace, key := [planned.key, number]):
             if not self._has_time(one, needed_seconds(one, self.pace)):
                 return None
             self._begin(planned, number)
-            ends = ENDS_GROWTH * sum(read_seconds(workspace, stage) for stage in ENDS)
+            ends = ENDS_GROWTH * sum(beside.read_seconds(workspace, stage) for stage in beside.ENDS)
             try:
-                with Workspace(workspace).lock(), time_limit(self.seconds_left() - ends - CLOSING):
+                limit = self.seconds_left() - ends - CLOSING
+                with Workspace(workspace).lock(), beside.time_limit(limit):
                     if not self._prepared(
-                        planned, number, link_artefacts(workspace, key), run_stages
+                        planned, number, beside.link_artefacts(workspace, key), run_stages
                     ):
                         return None
-            except OutOfTimeError:
+            except beside.OutOfTimeError:
                 took = time.perf_counter() - self.begin
                 self.say(f"{one.name}: given up after {took:,.0f} s; what is served stays")
                 return None
-            mark_won(workspace)
+            beside.mark_won(workspace)
         planned.save(self.base, number)
-        adopt(workspace)
+        beside.adopt(workspace)
         try:
             return run_stages(STAGES[1:], self.round_config(planned.plan.rounds[number]))
         except RefusedError:
-            put_back(workspace)
+            beside.put_back(workspace)
             raise
         finally:
-            remove(workspace)
+            beside.remove(workspace)
 
     def _prepared(self, planned: Planned, number: int, side: Path, run_stages: RunStages) -> bool:
         """Bring a round to where it can be served; False if its training has no time.
@@ -250,8 +236,8 @@ class Automatic:
             RefusedError: It is worse than what is served by more than a standard error.
         """
         one = planned.plan.rounds[number]
-        before = stages_between("enrich_items", TWO_TOWER)
-        prepared = run_stages(before, placed(self.round_config(one), side))
+        before = beside.stages_between("enrich_items", TWO_TOWER)
+        prepared = run_stages(before, beside.placed(self.round_config(one), side))
         shorter = self._shortened(one, prepared)
         if shorter is None:
             return False
@@ -259,15 +245,15 @@ class Automatic:
         rounds[number] = shorter
         planned.plan = replace(planned.plan, rounds=tuple(rounds))
         planned.save(self.base, max(0, number - 1))
-        config = placed(self.round_config(shorter), side)
-        run_stages(stages_between("train_sequence", "train_ranker"), config)
-        gain = compared(side, FAST, config.evaluation.primary_metric)
+        config = beside.placed(self.round_config(shorter), side)
+        run_stages(beside.stages_between("train_sequence", "train_ranker"), config)
+        gain = beside.compared(side, FAST, config.evaluation.primary_metric)
         if gain is not None:
             self.say(f"{one.name}: {gain.words()}")
             if gain.difference < -gain.standard_error:
-                remove(self.base.workspace)
+                beside.remove(self.base.workspace)
                 raise RefusedError("it is worse than what is served, which stays")
-        run_stages(stages_between(*REFITS), config)
+        run_stages(beside.stages_between(*beside.REFITS), config)
         return True
 
     def _has_time(self, one: Round, needed: float) -> bool:

@@ -8,23 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.auto.beside import (
-    ENDS,
-    REFITS,
-    Gain,
-    OutOfTimeError,
-    RunStages,
-    adopt,
-    compared,
-    link_artefacts,
-    mark_won,
-    placed,
-    put_back,
-    read_seconds,
-    remove,
-    stages_between,
-    time_limit,
-)
+from pipelines.auto import beside
+from pipelines.auto.beside import Gain, RunStages
 from pipelines.auto.further import CANDIDATES, ONE_ERROR, SLACK, Candidate, Measured
 from pipelines.auto.make_plan import enough
 from pipelines.auto.plan import PlanPart, Round
@@ -39,12 +24,10 @@ from pipelines.inputs.tensors import released_order
 from pipelines.ranking.artefact import FILE, RANKER, read_decision
 from pipelines.stages.list import STAGES
 
-ADAPTERS = "adapters"
 NO_TIME = "no time left"
 RESAMPLED: Table = {"evaluation": {"num_resamples": 1000}}
 RESAMPLED_TIMES = 4.0
 """Times that an evaluation with intervals takes the seconds of one without."""
-TOO_FEW = "too few events to learn from"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +63,8 @@ class Trial:
 
 def in_short(error: Exception) -> str:
     """Return the first failed check of a refusal, or the first line of another error."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    lines = lines or [type(error).__name__]
+    text = str(error) or type(error).__name__
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[min(1, len(lines) - 1)] if isinstance(error, RefusedError) else lines[0]
 
 
@@ -92,7 +75,6 @@ def further_rounds(run: Automatic, planned: Planned, run_stages: RunStages) -> l
         return []
     trials.analyse()
     if planned.finished < len(rounds):
-        # The same command with a later end tries that round again.
         planned.stopped = f"{rounds[planned.finished].name} had no time, or was refused"
         return trials.outcomes
     if enough(planned.shape):
@@ -100,9 +82,8 @@ def further_rounds(run: Automatic, planned: Planned, run_stages: RunStages) -> l
             if all(one["name"] != name for one in planned.trials):
                 trials.consider(name, make)
     late = [one["name"] for one in planned.trials if one["reason"].startswith(NO_TIME)]
-    planned.stopped = "nothing else can be added" if enough(planned.shape) else TOO_FEW
-    if late:
-        planned.stopped = f"no time is left for {', '.join(late)}"
+    ended = f"no time is left for {', '.join(late)}" if late else "nothing else can be added"
+    planned.stopped = ended if enough(planned.shape) else "too few events to learn from"
     planned.save(run.base, planned.finished - 1)
     return trials.outcomes
 
@@ -117,11 +98,11 @@ class Trials:
     def analyse(self) -> None:
         """Compute the intervals that ``recsys compare`` reads; the first round leaves them out."""
         number, rounds = self.planned.finished - 1, list(self.planned.plan.rounds)
-        one = rounds[number] = replace(
-            rounds[number], choices=merge(rounds[number].choices, RESAMPLED)
-        )
+        choices = merge(rounds[number].choices, RESAMPLED)
+        one = rounds[number] = replace(rounds[number], choices=choices)
         config, left = self.run.round_config(one), self.run.seconds_left() - CLOSING
-        needed = RESAMPLED_TIMES * sum(read_seconds(config.workspace, stage) for stage in ENDS)
+        spent = (beside.read_seconds(config.workspace, stage) for stage in beside.ENDS)
+        needed = RESAMPLED_TIMES * sum(spent)
         path = config.workspace / "evaluate" / ANALYSIS
         if config.evaluation.num_resamples and not path.exists() and needed < left:
             self.planned.plan = replace(self.planned.plan, rounds=tuple(rounds))
@@ -148,7 +129,7 @@ class Trials:
         else:
             self.run.say(f"trying {one.name}: {one.what}, about {total:,.0f} s")
             told = self.attempt(told, one, added, needed)
-            remove(self.run.base.workspace)
+            beside.remove(self.run.base.workspace)
         self.planned.trials.append(told.table())
         self.planned.save(self.run.base, len(self.planned.plan.rounds) - 1)
         self.run.say(f"{one.name} {told.words()}")
@@ -159,8 +140,10 @@ class Trials:
         """Run a candidate beside the workspace, and serve it if it is better."""
         begin = time.perf_counter()
         try:
-            told = (self.adapted if one.name == ADAPTERS else self.judged)(told, one, added, needed)
-        except OutOfTimeError:
+            told = (self.adapted if one.name == "adapters" else self.judged)(
+                told, one, added, needed
+            )
+        except beside.OutOfTimeError:
             reason = f"given up after {time.perf_counter() - begin:,.0f} s, too late to serve it"
             told = replace(told, kept=False, reason=reason)
         except (RefusedError, UnstableTrainingError, MemoryError, ValueError) as error:
@@ -175,21 +158,24 @@ class Trials:
     ) -> Trial:
         """Train a candidate, compare it, and fit it to all events if it is better."""
         config, workspace = self.run.round_config(added), self.run.base.workspace
-        refits, ends = (sum(needed.get(name, 0.0) for name in part) for part in (REFITS, ENDS))
+        parts = (beside.REFITS, beside.ENDS)
+        refits, ends = (sum(needed.get(name, 0.0) for name in part) for part in parts)
         with Workspace(workspace).lock():
-            side = link_artefacts(workspace, self.key)
-            beside = placed(config, side)
-            with time_limit(self.run.seconds_left() - CLOSING - refits - ends):
-                self.run_stages(stages_between("enrich_items", "train_ranker"), beside)
+            # As a planned round of the next number is known.
+            key = [self.planned.key, len(self.planned.plan.rounds)]
+            side = beside.link_artefacts(workspace, key)
+            there = beside.placed(config, side)
+            with beside.time_limit(self.run.seconds_left() - CLOSING - refits - ends):
+                self.run_stages(beside.stages_between("enrich_items", "train_ranker"), there)
             metric, is_ranker = config.evaluation.primary_metric, one.name == RANKER
-            gain = compared(side, one.profile, metric, ranker=is_ranker)
+            gain = beside.compared(side, one.profile, metric, ranker=is_ranker)
             if gain is None:
                 return replace(told, reason=self.why_not(side, ranker=is_ranker))
             kept = gain.difference > ONE_ERROR * gain.standard_error
             if kept:
-                with time_limit(self.run.seconds_left() - CLOSING - ends):
-                    self.run_stages(stages_between(*REFITS), beside)
-                mark_won(workspace)
+                with beside.time_limit(self.run.seconds_left() - CLOSING - ends):
+                    self.run_stages(beside.stages_between(*beside.REFITS), there)
+                beside.mark_won(workspace)
         return replace(told, kept=kept, gain=gain)
 
     def adapted(
@@ -197,17 +183,12 @@ class Trials:
     ) -> Trial:
         """Train adapters of what is served; each is judged by its own gate."""
         config, stage = self.run.round_config(added), STAGES[-1]
-        with time_limit(self.run.seconds_left() - CLOSING):
+        with beside.time_limit(self.run.seconds_left() - CLOSING):
             self.outcomes += self.run_stages([stage], config)
         outcomes = read_json(config.workspace / stage.name / "adapters.json")
         reasons = [f"{of['domain']}: {of['verdicts'][0]['reason']}" for of in outcomes]
         kept = any(of["adapter"] is not None for of in outcomes)
         return replace(told, kept=kept, reason="; ".join(reasons))
-
-    @property
-    def key(self) -> list[object]:
-        """What the next round is known by."""
-        return [self.planned.key, len(self.planned.plan.rounds)]
 
     def why_not(self, side: Path, *, ranker: bool) -> str:
         """Return why a candidate could not be judged."""
@@ -221,11 +202,11 @@ class Trials:
         plan, workspace = self.planned.plan, self.run.base.workspace
         self.planned.plan = replace(plan, rounds=(*plan.rounds, added))
         self.planned.save(self.run.base, len(plan.rounds))
-        adopt(workspace)
+        beside.adopt(workspace)
         try:
             self.outcomes += self.run_stages(STAGES[1:], self.run.round_config(added))
         except RefusedError as error:
-            put_back(workspace)
+            beside.put_back(workspace)
             self.planned.plan = plan
             return replace(told, kept=False, reason=f"refused: {in_short(error)}")
         self.planned.finished = len(self.planned.plan.rounds)

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from pipelines.presets.resolve import ConfigSources
     from pipelines.update.policy import UpdateDecision
 
-SENDING_SHARE, LEAST_SENDING = 0.04, 10.0
-"""Share of the budget, and least seconds, for records of MLflow."""
-
 
 def run(
     name: OptionalRun = None,
@@ -139,14 +136,14 @@ def run_recorded(
 
 
 def within_budget(config: RunConfig) -> RunConfig:
-    """Bound the seconds in which an automatic run sends its records; what is late waits."""
+    """Bound the sending of an automatic run's records by 4% of its budget; what is late waits."""
     from pipelines.config.operation import budget_seconds
 
     if not config.auto.enabled:
         return config
-    share = max(LEAST_SENDING, SENDING_SHARE * budget_seconds(config.auto.budget))
-    tracking = replace(config.tracking, sync_seconds=min(share, config.tracking.sync_seconds))
-    return replace(config, tracking=tracking)
+    share = max(10.0, 0.04 * budget_seconds(config.auto.budget))
+    sync_seconds = min(share, config.tracking.sync_seconds)
+    return replace(config, tracking=replace(config.tracking, sync_seconds=sync_seconds))
 
 
 def update(
