@@ -29,13 +29,13 @@ from recsys.reranking.exploration import (
     epsilon_policy,
     plackett_luce_policy,
 )
+from recsys.retrieval.ranked import RankedItems
 from serving.bundle.load import Bundle
 from serving.bundle.properties import ListColumn, TextColumn
 from serving.configuration.resolve import Resolved
 from serving.configuration.rules import Rule
 from serving.filtering.compile import matching_rows
 from serving.query import Query
-from serving.ranking import RankedItems
 from serving.schemas import Request
 from serving.surfaces import Exploration, Surface
 

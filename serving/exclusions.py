@@ -36,12 +36,12 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from recsys.data.filters import parse
 from recsys.data.top_k import ItemMask
 from serving.arrangement import RuleRows
 from serving.bundle.load import Bundle
 from serving.configuration.rules import Rule
 from serving.filtering.compile import in_categories, in_domain, matching
-from serving.filtering.expression import parse
 from serving.items import Searched
 from serving.live import LiveState
 from serving.online.store import NOBODY, Visitor
@@ -156,7 +156,7 @@ class Exclusions:
         searched: Searched | None = None,
         page: Cursor | None = None,
         *,
-        asked: Sequence[Exclusion] = (),
+        wished: Sequence[Exclusion] = (),
         visitor: Visitor = NOBODY,
         now_ms: int = 0,
     ) -> Eligible:
@@ -166,7 +166,7 @@ class Exclusions:
             rules: The rules that hold for the request.
             searched: What the request's text found; None without a text.
             page: End of the page before; None for a first page.
-            asked: Exclusions by wishes of the visitor.
+            wished: Exclusions by wishes of the visitor.
             visitor: Names what the user was shown lately; if it does not, the store is read.
             now_ms: The clock in unix milliseconds.
 
@@ -174,7 +174,7 @@ class Exclusions:
             FilterError: A filter names a property that the bundle does not have, or another kind.
         """
         lately, shown, notes = self._shown_lately(query, visitor, now_ms)
-        always = [*asked, *self._left_out(query, rules, page), lately]
+        always = [*wished, *self._left_out(query, rules, page), lately]
         masks, unknown = self._masks(query, searched)
         found = () if searched is None else searched.notes
         mask, exclusions, lost = self._combined(query, always, masks)

@@ -21,8 +21,9 @@ from rapidfuzz.distance import OSA
 from rapidfuzz.process import extractOne
 
 from recsys.data.top_k import ItemMask, OneList
+from recsys.models.text_search.folding import APOSTROPHES, words_of
 from recsys.models.text_search.search import SearchCandidates, TextSearch
-from recsys.models.text_search.tokens import APOSTROPHES, shared_parts, split, words_of
+from recsys.models.text_search.tokens import shared_parts, split
 from serving.bundle.catalogue import MAX_TITLE
 from serving.bundle.load import Bundle
 from serving.schemas import Degraded, ItemCard

@@ -32,6 +32,7 @@ def write_record(recommender: Recommender, made: Made) -> bytes:
         "unix_time": made.query.moment,
         "live": [list(event) for event in visitor.events],
         "refused": [list(event) for event in visitor.refused],
+        "topics": visitor.topics or None,
         "forgotten_ms": visitor.forgotten_ms,
         "experiment": made.reply.experiment,
         "rules": [rule.name for rule in made.resolved.rules],

@@ -19,21 +19,22 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 
 from recsys.kernels.one_query.library import load_library
+from recsys.retrieval.ranked import FILLER, RankedItems
 from serving.arrangement import Arranged, Arranger
 from serving.bundle.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of
 from serving.bundle.load import Bundle, load_bundle
 from serving.configuration.file import ServingConfiguration, read_configuration
 from serving.configuration.resolve import Resolved, Resolver
 from serving.exclusions import SEEN_ITEMS_SHOWN, Eligible, Exclusions, read_cursor
-from serving.items import ItemCards, ItemSearch, build_search
+from serving.items import MAX_FOUND, ItemCards, ItemSearch, build_search
 from serving.live import LiveState, Opener, Visitor
 from serving.online.records import new_request_id, read_seed, time_of
 from serving.query import NOTHING, Query, Rows, fitted, hydrate
-from serving.ranking import FILLER, RankedItems, build_items
+from serving.ranking import build_items
 from serving.retrieval import Lists, Retrieval
 from serving.schemas import Assigned, Context, Degraded, Reply, Request, ServedBy
 from serving.settings import ServingOptions
-from serving.steering import Steering
+from serving.steering import Steering, TopicItems, named_wishes
 
 if TYPE_CHECKING:
     import polars as pl
@@ -109,7 +110,8 @@ class Recommender:
         rule_rows = self.arranger.rule_rows
         self._exclusions = Exclusions(bundle=bundle, rule_rows=rule_rows, live=self.live)
         self.retrieval = Retrieval(bundle, options, adapters)
-        self._steering = Steering(bundle, self.retrieval, self.arranger.vectors)
+        items = TopicItems(bundle, lambda words: self.search.titles.search(words, MAX_FOUND))
+        self.steering = Steering(bundle, self.retrieval, self.arranger.vectors, items)
         of_all = ServedBy(
             bundle=bundle.version,
             index=bundle.retriever.index_name if bundle.retriever else None,
@@ -202,7 +204,8 @@ class Recommender:
         """Make one list, with the values that its record is written from.
 
         Args:
-            names_history: Whether a reason may name items of the user's stored history.
+            names_history: Whether the reply may name items of the user's stored history, and the
+                topics that are kept.
             now_ms: The clock in unix milliseconds, by default now.
             visitor: Events and shown items of the user, by default from the store.
             seed: Seed of draws, by default from the list's own id.
@@ -219,7 +222,7 @@ class Recommender:
         if visitor is None:
             visitor, unreadable = self.live.visitor(request, surface.max_history, page and now_ms)
         with _inference_mode():
-            wishes = self._steering.read(visitor, without)
+            wishes = self.steering.read(request, visitor, without, now_ms / 1_000)
             query = hydrate(request, self.bundle, surface, visitor, now_ms // 1_000, wishes.unread)
             clock.lap("hydrate")
             searched = self.search.find(text) if (text := query.request.query) else None
@@ -228,7 +231,7 @@ class Recommender:
                 resolved.rules,
                 searched,
                 page,
-                asked=wishes.exclusions,
+                wished=wishes.exclusions,
                 visitor=visitor,
                 now_ms=now_ms,
             )
@@ -238,26 +241,26 @@ class Recommender:
             )
             clock.lap("retrieve")
             length = max(depth, self.arranger.length(resolved, request))
-            ranked, ranker, not_ranked, steered = self._steering.rank(found, query, wishes, length)
+            ranked = self.steering.rank(found, query, wishes, eligible.mask, length)
             clock.lap("rank")
-            arranged = self.arranger.arrange(ranked, resolved, query, eligible.mask, seed)
+            arranged = self.arranger.arrange(ranked.items, resolved, query, eligible.mask, seed)
             items = build_items(arranged.ranked, query, self.bundle, self.cards, names_history)
             clock.lap("select")
         short = _shortage(len(items), request.k) if found.were_sought else ()
         parts = (*query.degraded, *unreadable, *wishes.notes, *eligible.notes)
-        arm = None if resolved.arm is None else Assigned(resolved.experiment or "", resolved.arm)
         reply = Reply(
             request_id=request_id,
             items=items,
-            served_by=self._parts_used(query, found.lists, ranker),
-            degraded=[*parts, *found.missing, *not_ranked, *short],
+            served_by=self._parts_used(query, found.lists, ranked.ranker),
+            degraded=[*parts, *found.missing, *ranked.notes, *short],
             fallback=FILLER if set(found.lists) == {FILLER} else None,
             timings_ms=clock.total(),
-            experiment=arm,
-            steered=steered,
+            experiment=_assigned(resolved),
+            steered=named_wishes(ranked.steered, request, names_history),
             cursor=None if page is None else page.after([item.item_id for item in items]),
         )
-        return Made(reply, query, visitor, eligible, found.lists, ranked, resolved, arranged, seed)
+        steps = (found.lists, ranked.items, resolved, arranged, seed)
+        return Made(reply, query, visitor, eligible, *steps)
 
     def _resolved(self, request: Request, now_ms: int) -> Resolved:
         """Resolve the surface, rules and experiment of a request."""
@@ -303,6 +306,10 @@ class Recommender:
         names = ("user_id", "rank", "item_id", "display_text", "score", "source", "semantic_id")
         schema = {**dict.fromkeys(names, pl.String), "rank": pl.Int64, "score": pl.Float64}
         return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _assigned(resolved: Resolved) -> Assigned | None:
+    return None if resolved.arm is None else Assigned(resolved.experiment or "", resolved.arm)
 
 
 def _shortage(number: int, k: int) -> tuple[Degraded, ...]:

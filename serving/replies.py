@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from serving.bundle.manifest import Profile, PropertyKind
-from serving.schemas import ItemCard, Reply
+from serving.schemas import Direction, ItemCard, Reply
 from serving.surfaces import Kind
 
 ErrorCode = Literal[
@@ -171,6 +171,29 @@ class HistoryReply:
     num_events: int
     items: list[PastItem]
     """Newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCard:
+    """Something that a user wants more or less of."""
+
+    words: str
+    direction: Direction
+    strength: float
+    source: Literal["said", "inferred"]
+    """``inferred``: a category that the user's history has more of than the catalogue; models
+    follow the history by themselves, so it moves nothing until it is said."""
+    until: float | None = None
+    """Unix second at which it ends; absent if it holds for good."""
+    num_items: int | None = None
+    """Items of the catalogue that match; absent in the reply to a change."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsReply:
+    """The topics of a user, those that were said first."""
+
+    topics: list[TopicCard]
 
 
 @dataclass(frozen=True, slots=True)

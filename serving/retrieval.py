@@ -16,6 +16,7 @@ from typing import NamedTuple
 from recsys.data.top_k import ItemMask, OneList, all_finite
 from recsys.models.names import CONTENT
 from recsys.retrieval.blend.one import OneQueryBlend
+from recsys.retrieval.ranked import FILLER, RankedItems, by_reciprocal_rank, with_new_items
 from recsys.retrieval.sources import LateError
 from serving.bundle.adapters import Adapters
 from serving.bundle.load import Bundle
@@ -23,7 +24,6 @@ from serving.bundle.ranker import PROFILE, CandidateRanker, LateRankerError
 from serving.items import Searched
 from serving.log import is_logged, log
 from serving.query import Query
-from serving.ranking import FILLER, RankedItems, by_reciprocal_rank, with_new_items
 from serving.schemas import Degraded, DegradedCode
 from serving.settings import ServingOptions
 from serving.sources import sources_of

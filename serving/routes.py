@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel
 
 from serving.online.events import EventsRequest
+from serving.online.topics import TopicsRequest
 from serving.replies import (
     Alive,
     BatchReply,
@@ -31,6 +32,8 @@ from serving.replies import (
     Removed,
     RuleCard,
     SurfaceCard,
+    TopicCard,
+    TopicsReply,
     UserCard,
     UsersReply,
 )
@@ -53,6 +56,7 @@ from serving.schemas import (
     SimilarParameters,
     SlotExplained,
     Steered,
+    TopicParameters,
     UsersParameters,
     WhyNot,
 )
@@ -62,6 +66,7 @@ REPLIES = (
     *(CatalogueReply, UserCard, UsersReply, PastItem, HistoryReply, Alive, Readiness),
     *(FieldFault, Fault, ErrorReply, EventsReply, ItemsChanged, Removed, ForgottenReply),
     *(SlotExplained, WhyNot, Explanation, RuleCard, SurfaceCard, Steered),
+    *(TopicCard, TopicsReply),
 )
 """All replies and their parts, as the OpenAPI document describes them."""
 TAKES_BODY = (400, 408, 413, 415, 422)
@@ -211,6 +216,39 @@ ROUTES: tuple[Route, ...] = (
         ForgottenReply,
         path_parameter=("user_id", "42"),
         scope="admin",
+        kind="write",
+    ),
+    Route(
+        "topics",
+        "GET",
+        "/v1/users/{user_id}/topics",
+        "List what a user wants more and less of, as said and as inferred from the history.",
+        TopicsReply,
+        finds=True,
+        path_parameter=("user_id", "42"),
+        scope="users",
+    ),
+    Route(
+        "put_topics",
+        "PUT",
+        "/v1/users/{user_id}/topics",
+        "Keep what a user says, for every list from now on.",
+        TopicsReply,
+        body=TopicsRequest,
+        body_example={"wish": "more comedies, less horror this week"},
+        path_parameter=("user_id", "42"),
+        scope="events",
+        kind="write",
+    ),
+    Route(
+        "delete_topics",
+        "DELETE",
+        "/v1/users/{user_id}/topics",
+        "Delete one topic that a user said, or all.",
+        TopicsReply,
+        parameters=TopicParameters,
+        path_parameter=("user_id", "42"),
+        scope="events",
         kind="write",
     ),
     Route(

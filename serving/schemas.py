@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from recsys.data.filters import MAX_TEXT, parse
 from serving.bundle.manifest import Profile
-from serving.filtering.expression import MAX_TEXT, parse
 from serving.surfaces import Source as Source
 
 MAX_K = 1_000
@@ -50,11 +50,25 @@ DegradedCode = Literal[
     "corrected_query",
     "no_word_found",
     "many_refusals",
+    "unknown_wish",
 ]
 Scope = Literal["read", "events", "users", "metrics", "admin"]
 """Permission of a key."""
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 SurfaceName = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+Direction = Literal["more", "less", "never"]
+MAX_WISH_BYTES = 1_024
+
+
+def _is_short(wish: str) -> str:
+    if (size := len(wish.encode())) > MAX_WISH_BYTES:
+        raise ValueError(f"a wish has at most {MAX_WISH_BYTES} bytes, got {size}; say it shorter")
+    return wish
+
+
+Wish = Annotated[str, Field(min_length=1), AfterValidator(_is_short)]
 
 
 class Strict(BaseModel):
@@ -127,6 +141,9 @@ class Request(Strict):
     most 100."""
     dry_run: bool = False
     """Whether the list leaves no trace: it is not logged and does not count as shown."""
+    steer: Wish | None = None
+    """Plain words that steer this list, such as ``more comedies, less horror``; the topics that
+    are kept of the user do too."""
     cursor: str | None = Field(default=None, max_length=MAX_CURSOR)
     """``start`` for the first page of a list, then what the page before gave; pages never repeat an
     item. Without it a reply has no cursor."""
@@ -216,6 +233,13 @@ class HistoryParameters(Parameters):
     """Query parameters of ``/v1/users/{user_id}/history``."""
 
     k: int = Field(default=50, ge=1, le=500)
+
+
+class TopicParameters(Parameters):
+    """Query parameters of DELETE ``/v1/users/{user_id}/topics``."""
+
+    words: str | None = None
+    """Words of the topic to delete; without them all are deleted."""
 
 
 class ExplainParameters(Parameters):
@@ -320,14 +344,14 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Steered:
-    """One wish of the visitor that moved items of a list."""
+    """A wish of the visitor that changed a list."""
 
     words: str
-    direction: Literal["more", "less", "never"]
+    direction: Direction
     strength: float
     """How far it moves items: at 1 their places are divided, or multiplied, by 8."""
-    moved: int
-    """Items of the list whose place it changed."""
+    num_items: int
+    """Items of the list that it moved; with ``never``, items of the catalogue that it left out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,95 +1,260 @@
 """Steering: what a visitor refuses and asks for, as items to leave out and to move.
 
-Refused items are left out of every list and hidden from the models. What is similar to a disliked
-item is lowered after the ranker, by a default strength.
+Refused items are left out of every list and hidden from the models. Topics, which a user keeps or a
+request brings, name items by a value of a property, such as a category, else by words: ``never``
+leaves these out, ``more`` and ``less`` move them after the ranker. What is similar to a disliked
+item is lowered by a default strength.
 
-Axes: n items of a list.
+Axes: N item rows, n items of a list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recsys.data.top_k import ItemMask
+from recsys.models.text_search.tokens import split
+from recsys.models.text_search.wishes import find_values, value_key
 from recsys.reranking.steering import DISLIKE_STRENGTH, MAX_FACTOR, dislike_pulls, steered_order
+from recsys.retrieval.ranked import RankedItems
 from serving.bundle.load import Bundle
+from serving.bundle.properties import ListColumn, TextColumn
 from serving.exclusions import Exclusion
 from serving.online.store import MAX_REFUSALS, Visitor
+from serving.online.topics import SaidTopic, in_time, read_topics, said_topics
 from serving.query import NOTHING, Query, Rows
-from serving.ranking import RankedItems
 from serving.retrieval import Candidates, Retrieval
-from serving.schemas import Degraded, Steered
+from serving.schemas import Degraded, Request, Steered
 
-Vectors = Callable[[Rows], NDArray[np.float32]]
+Mask = NDArray[np.bool_]
+Floats = NDArray[np.float32]
 MAX_DISLIKED = 50
 """Disliked items that others are compared with, the latest."""
+LIKE_DISLIKED, KEPT = "like disliked items", "a topic that is kept"
+"""Words of a wish that has none, and of one that this caller may not read."""
+MAX_VALUES = 50_000
+"""Different values of a property that topics may name."""
+
+
+class TopicItems:
+    """Finds the items that a topic names in one bundle."""
+
+    def __init__(self, bundle: Bundle, find_titles: Callable[[str], Sequence[int]]) -> None:
+        """Take what finds items by words of their titles, for a bundle without a text search."""
+        self._bundle, self._find_titles = bundle, find_titles
+
+    def mask(self, words: str) -> Mask:
+        """Mask of the items, [N]."""
+        return self._bundle.masks.get(("topic", words), lambda: self._find(words))
+
+    def at(self, rows: Rows, words: str) -> Mask:
+        """Mask of some rows, [n]."""
+        return self._bundle.masks.at(rows, ("topic", words), lambda: self._find(words))
+
+    @cached_property
+    def _values(self) -> dict[str, list[tuple[TextColumn | ListColumn, str]]]:
+        """Values of categories and properties by their keys."""
+        bundle = self._bundle
+        found = defaultdict(list)
+        for column in (bundle.catalogue.categories, *bundle.properties.columns.values()):
+            if isinstance(column, TextColumn | ListColumn) and len(column.texts) <= MAX_VALUES:
+                for text in list(column.texts)[1:]:
+                    found[value_key(text)].append((column, text))
+        return dict(found)
+
+    def _find(self, words: str) -> Mask:
+        """Find the items that have the named values, or all words where these are not all values.
+
+        Where no item has all words, those that are no values are left out.
+        """
+        keys, others = find_values(words, self._values)
+        found = np.zeros(self._bundle.num_item_rows, np.bool_)
+        if others or not keys:
+            found = self._with_words(words)
+        if keys and not found.any():
+            named = (self._values[key] for key in keys)
+            every = np.stack(
+                [np.logical_or.reduce([one.with_any([text]) for one, text in key]) for key in named]
+            )
+            # "Romance comedies" are both, if there are any.
+            found = np.all(every, axis=0) if every.all(0).any() else np.any(every, axis=0)
+        found[0] = False
+        return found
+
+    def _with_words(self, words: str) -> Mask:
+        """Mask of the items that have all words, [N]."""
+        found = np.zeros(self._bundle.num_item_rows, np.bool_)
+        search, known = self._bundle.text_search, split(words)
+        if search is None:
+            found[list(self._find_titles(words))] = True
+        elif known and search.words.knows(known):
+            scores = [search.words.scores([word]) for word in known]
+            found = np.logical_and.reduce([one > 0 for one in scores if one is not None])
+        return found
 
 
 class Wishes(NamedTuple):
-    """What one list takes into account, in rows of the bundle."""
+    """What one list takes into account."""
 
     unread: Rows
     """Items of the history that models do not read."""
     disliked: Rows
     """Items that similar ones are lowered for."""
+    topics: tuple[SaidTopic, ...]
+    """Topics that move items."""
     exclusions: tuple[Exclusion, ...]
+    never: tuple[Steered, ...]
+    """Topics whose items are left out."""
     notes: tuple[Degraded, ...]
-
-    def pool(self, length: int, k: int) -> int:
-        """Number of ranked items that a list needs."""
-        return max(length, int(MAX_FACTOR) * k) if self.moves else length
 
     @property
     def moves(self) -> bool:
         """True if a list's items may move."""
-        return len(self.disliked) > 0
+        return len(self.disliked) > 0 or len(self.topics) > 0
+
+
+def named_wishes(
+    steered: Sequence[Steered] | None, request: Request, names_kept: bool
+) -> list[Steered] | None:
+    """Leave out the words of topics that are kept, where they are another's to read."""
+    if steered is None or names_kept:
+        return None if steered is None else list(steered)
+    own = {LIKE_DISLIKED, *(one.words for one in said_topics(request.steer or "", 0.0))}
+    return [one if one.words in own else replace(one, words=KEPT) for one in steered]
+
+
+class Ranked(NamedTuple):
+    """A list after the ranker and the wishes."""
+
+    items: RankedItems | None
+    ranker: str | None
+    """Version of the ranker that ordered it."""
+    notes: list[Degraded]
+    steered: list[Steered] | None
+    """Wishes that changed it; None if none did."""
 
 
 class Steering:
     """Reads wishes and applies them to lists of one bundle."""
 
-    def __init__(self, bundle: Bundle, retrieval: Retrieval, vectors: Vectors) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        retrieval: Retrieval,
+        vectors: Callable[[Rows], Floats],
+        items: TopicItems,
+    ) -> None:
         """Take what ranks candidates, and what gives unit vectors of items."""
-        self._bundle, self._retrieval, self._vectors = bundle, retrieval, vectors
+        self._bundle, self._retrieval = bundle, retrieval
+        self._vectors, self.items = vectors, items
 
-    def read(self, visitor: Visitor, unread: Rows) -> Wishes:
-        """Read what a visitor asked for; ``unread`` are further items that models do not read."""
-        if not visitor.refused:
-            return Wishes(unread, NOTHING, (), ())
+    def read(self, request: Request, visitor: Visitor, unread: Rows, now: float) -> Wishes:
+        """Read what a visitor wishes up to a unix second.
+
+        Args:
+            unread: Further items that models do not read.
+        """
+        if not (visitor.refused or visitor.topics or request.steer):
+            return Wishes(unread, NOTHING, (), (), (), ())
         row_of = self._bundle.catalogue.row_of
-        known = [(row, event) for event in visitor.refused if (row := row_of(event.item_id))]
-        rows = np.array([row for row, _ in known], np.int64)
-        disliked = [row for row, event in known if event.event_type == "dislike"]
+        refused = [(row, event) for event in visitor.refused if (row := row_of(event.item_id))]
+        rows = np.array([row for row, _ in refused], np.int64)
+        disliked = [row for row, event in refused if event.event_type == "dislike"]
         full = len(visitor.refused) == MAX_REFUSALS
+        notes = [Degraded("many_refusals", f"the newest {MAX_REFUSALS}")] * full
+        exclusions = [Exclusion("hidden", "the visitor refused it", rows=rows)] * bool(refused)
+        said = said_topics(request.steer, now) if request.steer else []
+        topics = {one.words: one for one in (*in_time(read_topics(visitor.topics), now), *said)}
+        moving, never = [], []
+        if request.steer and not said:
+            notes.append(Degraded("unknown_wish"))
+        for topic in topics.values():
+            mask = self.items.mask(topic.words)
+            number = int(np.count_nonzero(mask))
+            if not number and topic in said:
+                notes.append(Degraded("unknown_wish", topic.words))
+            elif number and topic.direction != "never":
+                moving.append(topic)
+            elif number:
+                never.append(Steered(*topic.wanted, number))
+                detail = "the visitor wants nothing of its kind"
+                exclusions.append(Exclusion("hidden", detail, rows=np.flatnonzero(mask)))
         return Wishes(
             unread=np.concatenate([unread, rows]),
             disliked=np.array(disliked[-MAX_DISLIKED:], np.int64),
-            exclusions=(Exclusion("hidden", "the visitor refused it", rows=rows),) * bool(known),
-            notes=(Degraded("many_refusals", f"the newest {MAX_REFUSALS}"),) * full,
+            topics=tuple(moving),
+            exclusions=tuple(exclusions),
+            never=tuple(never),
+            notes=tuple(notes),
         )
 
     def rank(
-        self, found: Candidates, query: Query, wishes: Wishes, length: int
-    ) -> tuple[RankedItems | None, str | None, list[Degraded], list[Steered] | None]:
+        self, found: Candidates, query: Query, wishes: Wishes, mask: ItemMask, length: int
+    ) -> Ranked:
         """Merge lists into one, as `Retrieval.rank` does, and move its items by the wishes.
 
         An item takes the score of its new place, so that scores never rise.
 
-        Returns:
-            What `Retrieval.rank` returns, and the wishes that moved items; None if none did.
+        Args:
+            mask: Items that the list may show.
         """
-        pool = wishes.pool(length, query.request.k)
+        pool = max(length, int(MAX_FACTOR) * query.request.k) if wishes.moves else length
         ranked, ranker, notes = self._retrieval.rank(found, query, pool)
         if ranked is None or not wishes.moves:
-            return ranked, ranker, notes, None
-        pulls = dislike_pulls(self._vectors(ranked.item_rows), self._vectors(wishes.disliked))
-        order = steered_order(pulls)[:length]
-        moved = int(np.count_nonzero(order != np.arange(len(order))))
-        scores = ranked.scores[: len(order)]
-        ranked = ranked.at(ranked.item_rows[order], order)._replace(scores=scores)
-        words = f"like {len(wishes.disliked)} disliked items"
-        steered = [Steered(words, "less", DISLIKE_STRENGTH, moved)] if moved else None
-        return ranked, ranker, notes, steered
+            return Ranked(ranked, ranker, notes, list(wishes.never) or None)
+        places = np.arange(1, len(ranked.item_rows) + 1, dtype=np.float64)
+        more = self._more(ranked, query, wishes, mask)
+        if more is not None:
+            ranked = ranked.joined(more)
+            # From a quarter of the list on, after one that was in it comes one of these.
+            late = 2 * query.request.k + MAX_FACTOR * np.arange(len(ranked.item_rows) - len(places))
+            places = np.concatenate([places, late])
+        parts = self._pulls(ranked.item_rows, wishes)
+        order = steered_order(np.sum([pulls for _, pulls in parts], axis=0), places)[:length]
+        moved = np.ones(len(places), np.bool_)
+        moved[min(len(places), length) :] = False
+        moved[order] = True
+        moved[order[order == np.arange(len(order))]] = False
+        steered = [
+            replace(one, num_items=number)
+            for one, pulls in parts
+            if (number := int(np.count_nonzero(moved & (pulls != 0))))
+        ]
+        ranked = ranked.at(ranked.item_rows[order], order)._replace(
+            scores=ranked.scores[: len(order)]
+        )
+        return Ranked(ranked, ranker, notes, [*wishes.never, *steered] or None)
+
+    def _pulls(self, rows: Rows, wishes: Wishes) -> list[tuple[Steered, Floats]]:
+        """Compute how far each wish moves each item, [n]."""
+        parts = []
+        for topic in wishes.topics:
+            size = topic.strength if topic.direction == "more" else -topic.strength
+            pulls = np.where(self.items.at(rows, topic.words), np.float32(size), np.float32(0))
+            parts.append((Steered(*topic.wanted, 0), pulls))
+        if len(wishes.disliked):
+            words = LIKE_DISLIKED
+            pulls = dislike_pulls(self._vectors(rows), self._vectors(wishes.disliked))
+            parts.append((Steered(words, "less", DISLIKE_STRENGTH, 0), pulls))
+        return parts
+
+    def _more(
+        self, ranked: RankedItems, query: Query, wishes: Wishes, mask: ItemMask
+    ) -> RankedItems | None:
+        """Rank further items that are wished for, if a list has few of them; None without."""
+        k, wanted = query.request.k, [one.words for one in wishes.topics if one.direction == "more"]
+        if not wanted or query.request.query is not None:
+            return None
+        there = np.logical_or.reduce([self.items.at(ranked.item_rows, words) for words in wanted])
+        if np.count_nonzero(there) >= k:
+            return None
+        allowed = ItemMask(np.logical_or.reduce([self.items.mask(one) for one in wanted])) & mask
+        found = self._retrieval.retrieve(query, allowed, None, relaxed=False)
+        return self._retrieval.rank(found, query, k)[0]

@@ -16,6 +16,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.dataclasses import dataclass
 
+from recsys.data.filters import parse
 from recsys.models.names import (
     CONTENT,
     EASE,
@@ -29,7 +30,6 @@ from recsys.models.names import (
     TWO_TOWER,
 )
 from recsys.retrieval.blend.config import FILL
-from serving.filtering.expression import parse
 
 MAX_SEEN_SHARE = 0.5
 """Maximum share of seen items in ``home`` if lists may repeat the history."""

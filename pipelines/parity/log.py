@@ -148,7 +148,8 @@ class PastStore:
         )
         self.history = History(events, logged)
         refused = [RecentEvent(*event) for event in self._document.get("refused", ())]
-        return Visitor(events, forgotten_ms, version, refused=refused)
+        topics = self._document.get("topics", "")
+        return Visitor(events, forgotten_ms, version, refused=refused, topics=topics)
 
     def hidden_items(self) -> tuple[int, list[str]]:
         """Read the items that were hidden then."""

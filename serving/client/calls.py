@@ -20,7 +20,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from serving.online.events import MAX_EVENTS, EventType
-from serving.replies import EventsReply, ForgottenReply, ItemsChanged, ItemsReply
+from serving.replies import EventsReply, ForgottenReply, ItemsChanged, ItemsReply, TopicsReply
 from serving.routes import BY_NAME
 from serving.schemas import Explanation, Reply
 
@@ -129,8 +129,8 @@ def _call(
 ) -> Call[Any]:
     """Call a route by its name, with the value of its path's parameter."""
     route = BY_NAME[name]
-    begin, _, _ = route.path.partition("{")
-    path = route.path if value is None else begin + quote(value, safe="")
+    begin, _, rest = route.path.partition("{")
+    path = route.path if value is None else begin + quote(value, safe="") + rest.partition("}")[2]
     return Call(route.method, path, route.reply or object, body, parameters)
 
 
@@ -184,6 +184,21 @@ def hide(*item_ids: str) -> Call[ItemsChanged]:
 def show(*item_ids: str) -> Call[ItemsChanged]:
     """Undo `hide`."""
     return _call("change_items", {"items": [{"item_id": one, "reset": True} for one in item_ids]})
+
+
+def say(user_id: str, wish: str) -> Call[TopicsReply]:
+    """Keep what a user wants more or less of, in plain words, for every list from now on."""
+    return _call("put_topics", {"wish": wish}, value=user_id)
+
+
+def topics(user_id: str) -> Call[TopicsReply]:
+    """List what a user wants more and less of, as said and as inferred."""
+    return _call("topics", value=user_id)
+
+
+def unsay(user_id: str, words: str | None = None) -> Call[TopicsReply]:
+    """Delete the topic of these words that a user said, or all."""
+    return _call("delete_topics", value=user_id, parameters=_given(words=words))
 
 
 def forget(user_id: str) -> Call[ForgottenReply]:

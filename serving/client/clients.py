@@ -57,6 +57,9 @@ class _Calls:
     event = _Method(calls.event)
     hide = _Method(calls.hide)
     show = _Method(calls.show)
+    say = _Method(calls.say)
+    topics = _Method(calls.topics)
+    unsay = _Method(calls.unsay)
     forget = _Method(calls.forget)
 
     def __init__(

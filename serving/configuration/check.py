@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from recsys.data.filters import FilterError, parse
 from serving.configuration.file import ServingConfiguration, list_variants
 from serving.configuration.rules import Rule
-from serving.filtering.expression import FilterError, parse
 from serving.surfaces import BUILT_IN, Surface, suggest
 
 if TYPE_CHECKING:

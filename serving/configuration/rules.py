@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from serving.filtering.expression import Expression, parse
+from recsys.data.filters import Expression, parse
 from serving.surfaces import (
     ALIASES,
     MAX_K,

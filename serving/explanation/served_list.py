@@ -99,6 +99,7 @@ class _Replay:
             forgotten_ms=logged.get("forgotten_ms"),
             shown=logged.get("shown", ()),
             refused=[RecentEvent(*event) for event in logged.get("refused", ())],
+            topics=logged.get("topics", ""),
         )
 
     def made(

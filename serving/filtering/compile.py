@@ -17,10 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.bundle.load import Bundle
-from serving.bundle.manifest import PropertyKind
-from serving.bundle.properties import Column, ListColumn, NumberColumn, TextColumn
-from serving.filtering.expression import (
+from recsys.data.filters import (
     AllOf,
     AnyOf,
     Expression,
@@ -34,6 +31,9 @@ from serving.filtering.expression import (
     Value,
     shown,
 )
+from serving.bundle.load import Bundle
+from serving.bundle.manifest import PropertyKind
+from serving.bundle.properties import Column, ListColumn, NumberColumn, TextColumn
 
 Mask = NDArray[np.bool_]
 Rows = NDArray[np.int64]

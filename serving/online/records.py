@@ -8,6 +8,7 @@ JSON of
     unix_time      unix seconds as of which features were computed
     live           [[item_id, event_type, unix ms], ...] the store's events that were read
     refused?       the same of hides and dislikes in force
+    topics?        JSON of the topics that the user said
     forgotten_ms?  when the user was forgotten
     items          [{item_id, score, source, propensity?, rules?}, ...] in slots from 1
     degraded       codes; fallback? the source of the whole list

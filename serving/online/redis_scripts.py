@@ -9,6 +9,7 @@ Keys after the prefix:
     recent:<user>         list of the newest of them that are of a history, by (time, place)
     impressions:<user>    the same of impressions
     refusals:<user>       the same of hides, dislikes and undos
+    topics:<user>         JSON of the topics that a user said
     request:<id>          a served list
     requests              sorted set of all ids of served lists; all scores are 0, ids ascend
     lists:<user>          the same of a user's, each id followed by the JSON of the items shown
@@ -190,7 +191,8 @@ return {
   events,
   forgotten_at(5, #ARGV - 4),
   redis.call('GET', prefix .. 'items_version'),
-  redis.call('LRANGE', prefix .. 'refusals:' .. ARGV[2], 0, -1)
+  redis.call('LRANGE', prefix .. 'refusals:' .. ARGV[2], 0, -1),
+  redis.call('GET', prefix .. 'topics:' .. ARGV[2])
 }
 """,
     # ARGV: prefix, user, since which time, the ids of lists from then on, most lists.
@@ -244,7 +246,7 @@ local time = math.max(tonumber(ARGV[3]), forgotten_at(6, #ARGV - 5))
 redis.call('SET', prefix .. 'last_forgotten', math.max(time, last_forgotten()))
 redis.call('HSET', prefix .. 'forgotten', ARGV[6], time)
 redis.call('SADD', prefix .. 'user_key_names', ARGV[5])
-for _, name in ipairs({'recent:', 'impressions:', 'refusals:'}) do
+for _, name in ipairs({'recent:', 'impressions:', 'refusals:', 'topics:'}) do
   redis.call('DEL', prefix .. name .. ARGV[2])
 end
 return redis.call('GET', prefix .. 'place')

@@ -224,7 +224,7 @@ class RedisStore(OnlineStore):
             return Visitor(items_version=int(version or 0))
         before = "" if before_ms is None else before_ms
         hashes = self._redis.user_keys().hashes(user_id)
-        events, forgotten_ms, version, refusals = self._redis.script(
+        events, forgotten_ms, version, refusals, topics = self._redis.script(
             "visitor", user_id, limit, before, *hashes
         )
         return Visitor(
@@ -232,6 +232,7 @@ class RedisStore(OnlineStore):
             forgotten_ms=None if forgotten_ms < 0 else forgotten_ms,
             items_version=int(version or 0),
             refused=in_force(_recent_event(element) for element in refusals),
+            topics=(topics or b"").decode(),
         )
 
     def shown_items(self, user_id: str, since_ms: int) -> list[str]:
@@ -245,6 +246,11 @@ class RedisStore(OnlineStore):
     def request(self, request_id: str) -> RequestRecord | None:
         (value,) = self._redis.run([(b"GET", f"{self._prefix}request:{request_id}")])
         return None if value is None else _request(request_id.encode(), value)
+
+    def put_topics(self, user_id: str, topics: str) -> None:
+        key = f"{self._prefix}topics:{user_id}"
+        command = (b"SET", key, topics) if topics else (b"DEL", key)
+        self._redis.run([command], slow=True)
 
     def change_items(self, changes: Mapping[str, bool]) -> int:
         # The state of a hidden item is a list, of which readers look at the first value.

@@ -1,6 +1,6 @@
 """The online store in SQLite: one file of events and items, and one file a day of served lists.
 
-    events.db                 events, items, forgotten users: on disk before a write returns
+    events.db                 events, topics, items, forgotten users: on disk before a write returns
     user.keys                 keys that forgotten users' ids are hashed with
     requests-YYYY-MM-DD.db    served lists: the last ones may be lost with the power
 
@@ -87,7 +87,7 @@ SELECT item_id, event_type, time_ms FROM (
     SELECT item_id, event_type, time_ms FROM events WHERE user_id = ? AND event_type IN {REFUSALS}
     ORDER BY time_ms DESC, place DESC LIMIT {MAX_REFUSALS})
 UNION ALL
-SELECT NULL, last_forgotten_ms, items_version FROM state
+SELECT (SELECT topics FROM topics WHERE user_id = ?), last_forgotten_ms, items_version FROM state
 """
 _VISITOR_FORGOTTEN = _VISITOR.replace(
     "last_forgotten_ms",
@@ -95,6 +95,8 @@ _VISITOR_FORGOTTEN = _VISITOR.replace(
 )
 """The same where anyone was ever forgotten."""
 _LATER = (
+    "CREATE TABLE IF NOT EXISTS topics "
+    "(user_id TEXT PRIMARY KEY, topics TEXT NOT NULL) WITHOUT ROWID",
     "CREATE INDEX IF NOT EXISTS hidden_items ON items (item_id) WHERE hidden",
     "CREATE INDEX IF NOT EXISTS refusals ON events (user_id, time_ms, place, item_id, event_type) "
     f"WHERE event_type IN {REFUSALS}",
@@ -194,15 +196,15 @@ class SqliteStore(OnlineStore):
         if user_id is None:
             ((items_version,),) = self._events.rows("SELECT items_version FROM state")
             return Visitor(items_version=items_version)
-        asked = (user_id, END_OF_TIME if before_ms is None else before_ms, limit, user_id)
-        rows = self._events.rows(_VISITOR, asked)
-        _, forgotten_ms, items_version = rows.pop()
+        values = (user_id, END_OF_TIME if before_ms is None else before_ms, limit, user_id, user_id)
+        rows = self._events.rows(_VISITOR, values)
+        topics, forgotten_ms, items_version = rows.pop()
         if forgotten_ms < 0:
             forgotten_ms = None
         else:
             hashes = json.dumps(self._keys.hashes(user_id))
-            rows = self._events.rows(_VISITOR_FORGOTTEN, (*asked, hashes))
-            _, forgotten_ms, items_version = rows.pop()
+            rows = self._events.rows(_VISITOR_FORGOTTEN, (*values, hashes))
+            topics, forgotten_ms, items_version = rows.pop()
         found = [RecentEvent._make(row) for row in rows[::-1]]
         refusals = [event for event in found if event.event_type in REFUSAL_TYPES]
         return Visitor(
@@ -210,6 +212,7 @@ class SqliteStore(OnlineStore):
             forgotten_ms=forgotten_ms,
             items_version=items_version,
             refused=in_force(refusals),
+            topics=topics or "",
         )
 
     def shown_items(self, user_id: str, since_ms: int) -> list[str]:
@@ -225,6 +228,12 @@ class SqliteStore(OnlineStore):
 
     def request(self, request_id: str) -> RequestRecord | None:
         return self._requests.find(request_id)
+
+    def put_topics(self, user_id: str, topics: str) -> None:
+        with self._events.transaction() as database:
+            database.execute("DELETE FROM topics WHERE user_id = ?", (user_id,))
+            if topics:
+                database.execute("INSERT INTO topics VALUES (?, ?)", (user_id, topics))
 
     def change_items(self, changes: Mapping[str, bool]) -> int:
         hidden = [(item_id,) for item_id, hides in changes.items() if hides]
@@ -249,6 +258,7 @@ class SqliteStore(OnlineStore):
             for kind in ("<>", "="):
                 query = f"DELETE FROM events WHERE user_id = ? AND event_type {kind} 'impression'"
                 num_events += database.execute(query, (user_id,)).rowcount
+            database.execute("DELETE FROM topics WHERE user_id = ?", (user_id,))
             database.execute(
                 "INSERT INTO forgotten VALUES (?, ?) ON CONFLICT DO UPDATE SET "
                 "forgotten_ms = max(forgotten_ms, excluded.forgotten_ms)",

@@ -44,6 +44,8 @@ class Visitor:
     """Items that the user was shown lately, of a list that is made again; None to ask the store."""
     refused: Sequence[RecentEvent] = ()
     """Hides and dislikes in force, oldest first."""
+    topics: str = ""
+    """JSON of the topics that the user said, see serving/online/topics.py; empty without."""
 
 
 NOBODY = Visitor()
@@ -109,7 +111,7 @@ class OnlineStore(Protocol):
     def visitor(self, user_id: str | None, limit: int, before_ms: int | None = None) -> Visitor:
         """Read a user's newest events, at most ``limit``, those strictly before a moment.
 
-        What the user refuses is read as it is now. Nobody (None) has no events; the version of
+        Refusals and topics are read as they are now. Nobody (None) has no events; the version of
         items is read all the same.
         """
 
@@ -118,6 +120,9 @@ class OnlineStore(Protocol):
 
     def request(self, request_id: str) -> RequestRecord | None:
         """Find a served list."""
+
+    def put_topics(self, user_id: str, topics: str) -> None:
+        """Keep a user's topics in place of those before, or none (empty); durable on return."""
 
     def change_items(self, changes: Mapping[str, bool]) -> int:
         """Hide (True) or show items by id; durable on return.
@@ -130,7 +135,7 @@ class OnlineStore(Protocol):
         """Read the version and the ids of hidden items, at a cost that grows with these alone."""
 
     def forget(self, user_id: str, now_ms: int) -> Forgotten:
-        """Remove a user's events and served lists, and remember when; durable on return.
+        """Remove a user's events, lists and topics, and remember when; durable on return.
 
         Of several moments the latest counts, so a slow clock moves none back.
         """

@@ -119,6 +119,21 @@ class EventWriter:
         version: int = await self._submitted(write=lambda: self.store.change_items(changes))
         return version
 
+    async def change_topics(self, user_id: str, change: Callable[[str], str]) -> str:
+        """Replace a user's topics by what ``change`` makes of them; returns these.
+
+        Raises:
+            StoreError: It could not be stored.
+        """
+
+        def write() -> str:
+            changed = change(self.store.visitor(user_id, 0).topics)
+            self.store.put_topics(user_id, changed)
+            return changed
+
+        topics: str = await self._submitted(write=write)
+        return topics
+
     async def forget(self, user_id: str, now_ms: int) -> Forgotten:
         """Forget a user, after all events that have arrived before.
 

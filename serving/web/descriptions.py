@@ -5,21 +5,32 @@ from __future__ import annotations
 import heapq
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import numpy as np
 
+from recsys.models.text_search.wishes import value_key
 from serving.bundle.load import Bundle
 from serving.configuration.file import ServingConfiguration
 from serving.configuration.rules import Rule, holds
 from serving.filtering.compile import known_properties
 from serving.items import END
+from serving.online.store import Visitor
+from serving.online.topics import in_time, read_topics
+from serving.query import Query, hydrate
 from serving.recommend import Recommender
-from serving.replies import CatalogueReply, Category, PastItem, RuleCard, SurfaceCard
+from serving.replies import CatalogueReply, Category, PastItem, RuleCard, SurfaceCard, TopicCard
+from serving.schemas import Request
+from serving.surfaces import HOME
 
 MAX_CATEGORIES = 500
 """Categories on the page, largest first."""
+MIN_INFERRED = 3
+"""Items of the history from which a topic is inferred."""
+MAX_INFERRED = 5
+LEAST_LIFT = 1.5
+"""Share of the history over share of the catalogue, from which a category is a topic."""
 MAX_NAMED_ITEMS = 5
 """Items of a rule that its description names."""
 MAX_PREFIX_USERS = 5_000
@@ -84,6 +95,40 @@ def list_history(recommender: Recommender, user_row: int, k: int) -> list[PastIt
         moment = None if times is None else int(times[place])
         found.append(PastItem(card.item_id, card.title, card.categories, card.semantic_id, moment))
     return found
+
+
+def list_topics(recommender: Recommender, user_id: str, visitor: Visitor) -> list[TopicCard]:
+    """List what a user said, then what the categories of the history say."""
+    now, items = time.time(), recommender.steering.items
+    said = in_time(read_topics(visitor.topics), now)
+    cards = [
+        TopicCard(*one.wanted, "said", one.until, int(np.count_nonzero(items.mask(one.words))))
+        for one in said
+    ]
+    query = hydrate(Request(user_id=user_id), recommender.bundle, HOME, visitor, int(now))
+    known = {value_key(one.words) for one in said}
+    inferred = _inferred(query, recommender)
+    return cards + [card for card in inferred if value_key(card.words) not in known]
+
+
+def _inferred(query: Query, recommender: Recommender) -> Iterator[TopicCard]:
+    """Find categories that the history has far more of than the catalogue, the clearest first."""
+    catalogue = recommender.bundle.catalogue
+    rows = np.unique(query.seen)
+    if len(rows) < MIN_INFERRED:
+        return
+    number = catalogue.num_category_rows
+    offsets = catalogue.category_offsets
+    own = [catalogue.category_values[offsets[row] : offsets[row + 1]] for row in rows]
+    counts = np.bincount(np.concatenate(own), minlength=number)
+    every = np.bincount(catalogue.category_values, minlength=number)
+    shares = counts / len(rows)
+    lifts = shares / np.maximum(every / max(1, catalogue.num_item_rows - 1), 1e-9)
+    lifts[(counts < MIN_INFERRED) | (np.arange(number) == 0)] = 0
+    for row in np.argsort(-lifts, kind="stable")[:MAX_INFERRED].tolist():
+        if lifts[row] >= LEAST_LIFT:
+            name, strength = catalogue.category_names[row], round(float(min(1, shares[row])), 2)
+            yield TopicCard(name, "more", strength, "inferred", None, int(every[row]))
 
 
 def _category_sizes(bundle: Bundle) -> list[Category]:

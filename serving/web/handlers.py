@@ -11,15 +11,15 @@ from collections.abc import Generator, Sequence
 from functools import cached_property
 from random import Random
 
+from recsys.data.filters import FilterError
 from serving.configuration.resolve import UnknownSurfaceError
 from serving.exclusions import CursorError
 from serving.explanation.served_list import explain_list
-from serving.filtering.expression import FilterError
 from serving.list_record import write_record
 from serving.online.store import RequestRecord, StoreError
 from serving.query import RequestError, UnknownItemError
 from serving.recommend import Made, Recommender
-from serving.replies import HistoryReply, ItemsReply, UserCard, UsersReply
+from serving.replies import HistoryReply, ItemsReply, TopicsReply, UserCard, UsersReply
 from serving.routes import BY_NAME
 from serving.schemas import (
     ExplainParameters,
@@ -32,12 +32,14 @@ from serving.schemas import (
     reply_json,
     to_json,
 )
-from serving.web.descriptions import UserIndex, describe_catalogue, list_history
+from serving.web.descriptions import UserIndex, describe_catalogue, list_history, list_topics
 from serving.web.http import Head, HttpAnswer, RefusedError, read_input, validated
 from serving.web.openapi import document
 from serving.web.writes import NO_STORE
 
 REQUEST_ID = re.compile("[0-9a-f]{32}")
+MAX_READ = 1_000
+"""Events since the release that topics are inferred from."""
 FAULTS = (CursorError, FilterError, RequestError, UnknownItemError, UnknownSurfaceError)
 """Faults of a request that fits its schema."""
 
@@ -183,6 +185,13 @@ class Handlers:
         ids, history = bundle.users.user_ids, bundle.users.history
         found = [UserCard(ids[row], len(history(row))) for row in chosen]
         return HttpAnswer(200, to_json(UsersReply(bundle.version, found)), {})
+
+    def topics(self, _: None, head: Head) -> HttpAnswer:
+        found, failed = self._recommender.live.visitor(Request(user_id=head["value"]), MAX_READ)
+        if failed:
+            raise RefusedError(503, "store_failed", "the online store did not answer in time")
+        reply = TopicsReply(list_topics(self._recommender, head["value"], found))
+        return HttpAnswer(200, to_json(reply), {})
 
     def history(self, given: HistoryParameters, head: Head) -> HttpAnswer:
         bundle, user_id = self._recommender.bundle, head["value"]

@@ -12,10 +12,18 @@ from typing import TypeVar
 
 from serving.online.events import Event, EventsRequest
 from serving.online.store import StoreError
+from serving.online.topics import TopicsRequest, read_topics, without_topic
 from serving.online.writer import EventWriter, WriterBusyError
-from serving.replies import EventsReply, ForgottenReply, ItemsChanged, Removed
+from serving.replies import (
+    EventsReply,
+    ForgottenReply,
+    ItemsChanged,
+    Removed,
+    TopicCard,
+    TopicsReply,
+)
 from serving.routes import BY_NAME
-from serving.schemas import ItemsRequest, to_json
+from serving.schemas import ItemsRequest, TopicParameters, to_json
 from serving.web.http import Head, HttpAnswer, RefusedError, read_input
 
 Written = TypeVar("Written")
@@ -33,7 +41,31 @@ async def write(writer: EventWriter | None, head: Head, body: bytes) -> HttpAnsw
         return await _take_events(writer, given)
     if isinstance(given, ItemsRequest):
         return await _change_items(writer, given)
+    if isinstance(given, TopicsRequest | TopicParameters):
+        return await _change_topics(writer, given, head)
     return await _forget(writer, head["value"])
+
+
+async def _change_topics(
+    writer: EventWriter | None, given: TopicsRequest | TopicParameters, head: Head
+) -> HttpAnswer:
+    """Keep or delete topics of a user.
+
+    The reply lists all that are kept, to a caller who may not read users those that were sent.
+    """
+    now = time.time()
+
+    def change(kept: str) -> str:
+        if isinstance(given, TopicsRequest):
+            return given.change(kept, now)
+        return without_topic(kept, given.words, now)
+
+    kept = read_topics(await _written(_required(writer).change_topics(head["value"], change)))
+    if not head["shown"]:
+        sent = given.said(now) if isinstance(given, TopicsRequest) else []
+        kept = [topic for topic in kept if topic in sent]
+    cards = [TopicCard(*one.wanted, "said", one.until) for one in kept]
+    return HttpAnswer(200, to_json(TopicsReply(cards)), {"num_topics": len(cards)})
 
 
 async def _take_events(writer: EventWriter | None, sent: EventsRequest) -> HttpAnswer:

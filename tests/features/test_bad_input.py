@@ -190,6 +190,7 @@ def test_configuration_out_of_range_is_refused() -> None:
             r"\['view'\] are in event_types and in shown_types": lambda: FilterConfig(
                 event_types=("view", "buy"), shown_types=("view",)
             ),
+            r"\['dislike'\] are in online_types": lambda: FilterConfig(online_types=("dislike",)),
             "add up to less than 1": lambda: SplitConfig(test_share=1.0),
             "'sorted'": lambda: SplitConfig(tie_orders=("sorted",)),  # type: ignore[arg-type]
             "at least one file": lambda: SourceConfig(paths=()),

@@ -26,6 +26,7 @@ COLLECTED = [
     ("new", "y", 11, "click", None),
     ("new", "x", 12, "purchase", 1.99),
     ("new", "z", 13, "impression", None),
+    ("bo", "z", 13, "dislike", None),
     ("new", "made up", 14, "view", None),
 ]
 
@@ -55,11 +56,11 @@ def test_they_follow_the_files_and_bring_new_users(tmp_path: Path) -> None:
     out, report = build(tmp_path)
     assert histories(out) == {"ann": ["x", "y", "z"], "bo": ["x"], "new": ["y", "x"]}
     assert report.quarantined == {UNKNOWN_ITEM: 1}
-    assert report.filtered == {"event_type not selected": 1}
-    assert report.rows_in == 8 == report.events + 2
+    assert report.filtered == {"event_type not selected": 2}
+    assert report.rows_in == 9 == report.events + 3
     kept = pl.read_parquet(out / "quarantine")
     assert kept["file"].to_list() == [str(tmp_path / "online.parquet")]
-    assert kept["row"].to_list() == [4]
+    assert kept["row"].to_list() == [5]
 
 
 def test_a_price_or_a_view_is_no_rating(tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ def shared(released: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """A server of two workers that anyone may administer, shared by tests of users of their own."""
     folder = tmp_path_factory.mktemp("shared")
     store = f"sqlite:{folder / 'online'}"
-    with running(released, folder / "log", store=store, allow_admin="true") as server:
+    options = {"store": store, "allow_admin": "true", "expose_users": "true"}
+    with running(released, folder / "log", **options) as server:
         yield server
 
 

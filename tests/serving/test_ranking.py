@@ -1,6 +1,6 @@
 import numpy as np
 
-from serving.ranking import RankedItems, with_new_items
+from recsys.retrieval.ranked import RankedItems, with_new_items
 
 
 def listed(rows: list[int]) -> RankedItems:

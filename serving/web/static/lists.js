@@ -208,6 +208,24 @@ export function showParts(list, contributions) {
 
 const day = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeZone: "UTC" });
 
+// What a user wants; only what was said can be deleted.
+export function showTopics(list, topics, remove) {
+  const rows = topics.map((topic) => {
+    const element = made("li", "event");
+    const words = made("span", "", `${topic.direction} ${topic.words}`);
+    words.dir = "auto";
+    const facts = topic.source === "said" ? [] : ["from the history"];
+    if (topic.source === "said" && topic.num_items !== undefined) facts.push(`${topic.num_items} items`);
+    if (topic.until) facts.push(`until ${day.format(new Date(1000 * topic.until))}`);
+    element.append(words, made("span", "quiet when", facts.join(", ")));
+    if (topic.source === "said") {
+      element.append(button("remove", "\u00d7", `Delete ${topic.words}`, () => remove(topic.words)));
+    }
+    return element;
+  });
+  list.replaceChildren(...(rows.length ? rows : [made("li", "none quiet", "Nothing said yet.")]));
+}
+
 export function showHistory(list, past, none, open) {
   const rows = past.map((item) => {
     const element = made("li", "event");

@@ -3,7 +3,7 @@
 import { Column } from "./column.js";
 import { Combobox } from "./combobox.js";
 import { listenToItem, openItem } from "./item.js";
-import { showHistory, showVisit } from "./lists.js";
+import { showHistory, showTopics, showVisit } from "./lists.js";
 import * as server from "./server.js";
 import { actInWords, items, users } from "./words.js";
 
@@ -126,13 +126,16 @@ async function act(id, type, column) {
   await visitChanged();
 }
 
+// A visitor without an id gets one, so that events and topics are of someone.
+async function named() {
+  if (state.user) return;
+  state.user = `visitor-${crypto.getRandomValues(new Uint32Array(1))[0].toString(16)}`;
+  await showPast();
+}
+
 // Store an event; return whether it is stored.
 async function send(id, type, column) {
-  if (!state.user) {
-    // A visitor without an id gets one, so that events have a history to be part of.
-    state.user = `visitor-${crypto.getRandomValues(new Uint32Array(1))[0].toString(16)}`;
-    await showPast();
-  }
+  await named();
   const slot = column?.slotOf(id);
   const shown = slot && column.requestId ? { request_id: column.requestId, slot } : {};
   try {
@@ -151,6 +154,50 @@ async function remove(place) {
   await visitChanged();
   const left = at("visit").querySelectorAll("button");
   (left[Math.min(place, left.length - 1)] ?? at("search")).focus();
+}
+
+// ---- topics
+
+const saidHere = new Map(); // user -> topics said since the page was opened, if no others are shown
+
+function keepHere(words, topics) {
+  const others = (saidHere.get(state.user) ?? []).filter((topic) => !words.includes(topic.words));
+  saidHere.set(state.user, [...others, ...topics]);
+}
+
+async function changeTopics(change, said) {
+  try {
+    await named();
+    await change();
+    at("wish-note").textContent = said;
+    await Promise.all([showSaid(), refresh()]);
+  } catch (error) {
+    at("wish-note").textContent = error.message;
+  }
+}
+
+async function showSaid() {
+  const user = state.user;
+  const found = user && described?.keeps_events ? await server.topicsOf(user).catch(() => saidHere.get(user) ?? []) : [];
+  if (state.user !== user) return;
+  showTopics(at("topics"), found, (words) =>
+    changeTopics(async () => {
+      await server.unsay(user, words);
+      keepHere([words], []);
+    }, `Deleted: ${words}.`),
+  );
+}
+
+function say(event) {
+  event.preventDefault();
+  const wish = at("wish").value.trim();
+  if (!wish) return;
+  changeTopics(async () => {
+    const { topics } = await server.say(state.user, wish);
+    if (!topics.length) throw new Error("Nothing in this can be looked up; name a category or a title.");
+    keepHere(topics.map(({ words }) => words), topics);
+    at("wish").value = "";
+  }, "Kept; the list follows.");
 }
 
 // ---- refused and hidden items
@@ -196,6 +243,8 @@ async function showPast() {
   const user = state.user;
   at("user").value = user;
   at("history-count").textContent = "";
+  at("wish-note").textContent = "";
+  showSaid();
   if (!user) {
     at("user-note").textContent = "No user: the list is for an anonymous visitor.";
     showHistory(at("history"), [], "Pick a user to see their history.", page.open);
@@ -276,6 +325,7 @@ async function about() {
     at("events").disabled = !found.keeps_events;
     state.events = at("events").checked = found.keeps_events && !state.visit.length;
     for (const column of columns) column.describe(found);
+    showSaid();
   } catch (error) {
     at("about").textContent = error.message;
   }
@@ -283,6 +333,7 @@ async function about() {
 
 function listen() {
   at("surprise").addEventListener("click", surprise);
+  at("wish-form").addEventListener("submit", say);
   at("compare").addEventListener("click", toggleCompare);
   at("clear").addEventListener("click", () => {
     state.visit = [];

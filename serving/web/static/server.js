@@ -105,15 +105,24 @@ export async function recommend(body, signal) {
   return reply;
 }
 
-const posted = (path, content) =>
+const posted = (path, content, method = "POST") =>
   fetchJson(path, {
-    method: "POST",
+    method,
     headers: { "content-type": "application/json" },
     body: JSON.stringify(content),
   });
 
 export const sendEvent = (event) =>
   posted("/v1/events", { events: [{ event_id: crypto.randomUUID?.() ?? String(Math.random()), ...event }] });
+
+const topicsPath = (user) => `/v1/users/${encodeURIComponent(user)}/topics`;
+
+export const topicsOf = async (user) => (await fetchJson(topicsPath(user))).topics;
+
+export const say = (user, wish) => posted(topicsPath(user), { wish }, "PUT");
+
+export const unsay = (user, words) =>
+  fetchJson(`${topicsPath(user)}?${query({ words })}`, { method: "DELETE" });
 
 export const setHidden = (item_id, hidden) => posted("/v1/items", { items: [{ item_id, hidden }] });
 

@@ -48,6 +48,10 @@ function degradedInWords({ code, detail = "" }, sent, titles) {
       return `Nothing has these words; searched for ${detail} instead.`;
     case "no_word_found":
       return "Nothing has these words; these are spelt most like them.";
+    case "unknown_wish":
+      return `Nothing here is called ${detail || "that"}, so the list is as it was.`;
+    case "many_refusals":
+      return `Of what was hidden, ${detail} count.`;
     case "failed_store":
       return "The online store did not answer, so the list knows no events since the release.";
     case "stale_data":
@@ -59,8 +63,8 @@ function degradedInWords({ code, detail = "" }, sent, titles) {
 
 export function notesOf(reply, sent, titles = new Map()) {
   const notes = reply.degraded.map((note) => degradedInWords(note, sent, titles));
-  for (const { words, direction, moved } of reply.steered ?? []) {
-    notes.push(`${direction} ${words}: ${items(moved)} moved.`);
+  for (const { words, direction, num_items: number } of reply.steered ?? []) {
+    notes.push(`${direction} ${words}: ${items(number)} ${direction === "never" ? "left out" : "moved"}.`);
   }
   if (reply.fallback === "popularity" && reply.items.length) {
     notes.push("These are the most popular items.");

@@ -14,7 +14,7 @@ from pipelines.cli.main import app
 from pipelines.inputs.exported import list_parts, scan_parts
 from pipelines.inputs.online_events import export_events, export_requests
 from pipelines.off_policy.evaluation import BundlePolicy, OffPolicyConfig, evaluate, query_policy
-from pipelines.off_policy.served_log import read_served_log
+from pipelines.off_policy.served_log import EventHistories, read_served_log
 from pipelines.off_policy.summary import find_row, summarize
 from serving.configuration.file import check_configuration
 from serving.list_record import write_record
@@ -144,6 +144,9 @@ def test_what_was_known_at_a_moment_is_given_back(exported, bundle):
     assert served.events.visitor(late.user_id, late.time_ms, 1).events == visitor.events[-1:]
     assert not served.events.visitor(late.user_id, START_MS, 200).events
     assert not served.events.visitor(None, late.time_ms, 200).events
+    hides = EventHistories(before.tail(1).with_columns(event_type=pl.lit("hide")))
+    visitor = hides.visitor(late.user_id, late.time_ms, 200)
+    assert (len(visitor.refused), visitor.events) == (1, [])
 
 
 def test_the_logging_policy_itself_has_weights_of_one_and_earns_the_mean(exported, bundle):

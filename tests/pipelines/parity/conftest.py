@@ -120,7 +120,7 @@ def send_events(client, stop, seed=1):
     drawn, number = random.Random(seed), 0
     while not stop.is_set():
         number += 1
-        kinds = ("click", "view", "purchase", "impression")
+        kinds = 4 * ("click", "view", "purchase", "impression") + ("hide", "dislike", "undo")
         event = {
             "event_id": f"{seed}-{number}",
             "user_id": f"user-{drawn.randrange(1, 60)}",

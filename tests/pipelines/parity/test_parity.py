@@ -52,6 +52,7 @@ def test_what_http_served_while_events_arrived_is_computed_bit_equal(served, log
     assert 40 < sum("features" in document for document in log.documents) < 140
     assert any(len(document.get("live", ())) > 3 for document in log.documents)
     assert any(document.get("hidden") == ["item-3"] for document in log.documents)
+    assert any(document.get("refused") for document in log.documents)
     assert any(document.get("shown") for document in log.documents)
     assert {document["experiment"]["arm"] for document in log.documents if "experiment" in document}
     drawn = [document for document in log.documents if "seed" in document]

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from datetime import date
 from random import Random
 
+from recsys.data.filters import AllOf, AnyOf, Membership, Missing, Not, parse
 from serving.bundle.load import Bundle
 from serving.bundle.properties import Properties
-from serving.filtering.expression import AllOf, AnyOf, Membership, Missing, Not, parse
 from serving.schemas import Request
 
 KINDS = {"price": "number", "brand": "text", "tags": "list", "new": "boolean", "since": "date"}

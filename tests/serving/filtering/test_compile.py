@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recsys.data.filters import FilterError, parse
 from serving.bundle.load import load_bundle
 from serving.bundle.properties import Properties
 from serving.filtering.compile import in_categories, in_domain, matching
-from serving.filtering.expression import FilterError, parse
 from tests.serving.filtering.random_filters import (
     items_of,
     let_through,

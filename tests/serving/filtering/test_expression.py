@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.filtering.expression import (
+from recsys.data.filters import (
     MAX_NESTING,
     MAX_TEXT,
     MAX_VALUES,

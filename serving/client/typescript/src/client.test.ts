@@ -40,6 +40,9 @@ test("lookups", async () => {
   assert.equal((await client.search("title 3", 2)).items.length, 2);
   assert.equal((await client.similar("item-3", 4)).items.length, 4);
   assert.ok((await client.searchList({ query: "title 3", k: 2 })).items.length > 0);
+  assert.equal((await client.say("talker", "more evens")).topics[0]!.words, "evens");
+  assert.equal((await client.topics("talker")).topics.length, 1);
+  assert.equal((await client.unsay("talker", "evens")).topics.length, 0);
   assert.ok((await client.forget("nobody")).removed.events === 0);
 });
 

@@ -22,6 +22,7 @@ export type Explanation = Schemas["Explanation"];
 export type EventsReply = Schemas["EventsReply"];
 export type ItemsReply = Schemas["ItemsReply"];
 export type ItemsChanged = Schemas["ItemsChanged"];
+export type TopicsReply = Schemas["TopicsReply"];
 export type ForgottenReply = Schemas["ForgottenReply"];
 type SentEvent = Schemas["SentEvent"];
 /** An event; one without an id gets one. */
@@ -123,6 +124,22 @@ export class Client {
     return this.send("POST", "/v1/items", {
       items: itemIds.map((item_id) => ({ item_id, reset: true })),
     });
+  }
+
+  /** Keep what a user wants more or less of, in plain words, for every list from now on. */
+  say(userId: string, wish: string): Promise<TopicsReply> {
+    return this.send("PUT", `/v1/users/${encodeURIComponent(userId)}/topics`, { wish });
+  }
+
+  /** List what a user wants more and less of, as said and as inferred. */
+  topics(userId: string): Promise<TopicsReply> {
+    return this.send("GET", `/v1/users/${encodeURIComponent(userId)}/topics`);
+  }
+
+  /** Delete the topic of these words that a user said, or all. */
+  unsay(userId: string, words?: string): Promise<TopicsReply> {
+    const more = words === undefined ? "" : `?${new URLSearchParams({ words })}`;
+    return this.send("DELETE", `/v1/users/${encodeURIComponent(userId)}/topics${more}`);
   }
 
   /** Forget a user. */

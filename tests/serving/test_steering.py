@@ -1,0 +1,112 @@
+"""What people say steers their lists: in Python, and over HTTP on every worker."""
+
+import numpy as np
+import orjson
+import pytest
+
+from serving.client import Client, ServerError
+from serving.list_record import write_record
+from serving.online.store import RecentEvent, Visitor
+from serving.online.topics import TopicsRequest, read_topics
+from serving.recommend import Recommender
+from serving.schemas import Degraded, Request
+from serving.settings import ServingOptions
+
+
+@pytest.fixture(scope="module")
+def recommender(ranked):
+    return Recommender(ranked, ServingOptions(profile="full"))
+
+
+def listed(recommender, steer=None):
+    return recommender.answer(Request(user_id="user-2", steer=steer, k=8))
+
+
+def share(reply, category="even"):
+    return np.mean([category in (item.categories or ()) for item in reply.items])
+
+
+def test_more_less_and_never_change_the_share_of_what_is_named(recommender):
+    plain = listed(recommender)
+    assert plain.steered is None
+    assert 0.2 < share(plain) < 0.8
+    more, less, never = (listed(recommender, f"{way} evens") for way in ("more", "less", "no"))
+    assert share(more) >= min(1, 2 * share(plain))
+    assert share(less) <= share(plain) / 4
+    assert (share(never), len(never.items)) == (0, 8)
+    for reply, direction in ((more, "more"), (less, "less"), (never, "never")):
+        assert [(one.words, one.direction) for one in reply.steered] == [("evens", direction)]
+        scores = [item.score for item in reply.items]
+        assert scores == sorted(scores, reverse=True)
+        assert len({item.item_id for item in reply.items}) == 8
+    both = listed(recommender, "more evens, nothing with title 4")
+    assert len(both.steered) == 2
+    assert "item-4" not in [item.item_id for item in both.items]
+
+
+@pytest.mark.parametrize(
+    ("wish", "noted"),
+    [("more quarkonium", "quarkonium"), ("less of this", None), ("\u65e0\u804a", "\u65e0\u804a")],
+)
+def test_a_wish_that_names_nothing_leaves_the_list_and_is_said(recommender, wish, noted):
+    reply = listed(recommender, wish)
+    assert Degraded("unknown_wish", noted) in reply.degraded
+    assert (reply.items, reply.steered) == (listed(recommender).items, None)
+
+
+def test_topics_and_refusals_of_a_record_make_its_list_again(recommender):
+    now = 1_700_000_000.0
+    topics = TopicsRequest(wish="less evens this week").change("", now)
+    topics = TopicsRequest(wish="more Odd").change(topics, now)
+    visitor = Visitor(topics=topics, refused=[RecentEvent("item-3", "dislike", 5)])
+    request = Request(user_id="user-2", k=8)
+    made = recommender.make(request, now_ms=int(1_000 * now), visitor=visitor)
+    assert {one.words for one in made.reply.steered} >= {"evens", "odd"}
+    record = orjson.loads(write_record(recommender, made))
+    again = Visitor(topics=record["topics"], refused=[RecentEvent(*record["refused"][0])])
+    same = recommender.make(request, now_ms=record["unix_ms"], visitor=again)
+    assert same.reply.items == made.reply.items
+    late = recommender.make(request, now_ms=int(1_000 * now) + 8 * 86_400_000, visitor=visitor)
+    assert "evens" not in {one.words for one in late.reply.steered}
+
+
+def test_kept_topics_are_bounded_and_the_latest_of_equal_words_counts():
+    kept = ""
+    for number in range(130):
+        kept = TopicsRequest(wish=f"more w{number}, less horror").change(kept, 0.0)
+    kept = TopicsRequest(wish="no Horror for a day").change(kept, 0.0)
+    found = read_topics(kept)
+    assert len(found) == 100
+    assert [one.words for one in found[:1]] == ["w31"]
+    assert [one.direction for one in found if one.words == "horror"] == ["never"]
+    assert len(read_topics(TopicsRequest(wish="more x").change(kept, 90_000.0))) == 100
+
+
+def test_topics_are_kept_followed_listed_deleted_and_forgotten(shared):
+    with Client(shared.url, timeout=20) as client:
+        plain = client.recommend("user-5", k=8)
+        kept = client.say("user-5", "more evens, nothing with title 7 for a week")
+        assert [(one.words, one.direction) for one in kept.topics] == [
+            ("evens", "more"),
+            ("title 7", "never"),
+        ]
+        for _ in range(8):
+            steered = client.recommend("user-5", k=8)
+            assert [one.words for one in steered.steered] == ["title 7", "evens"]
+        assert share(steered) > share(plain)
+        cards = [one for one in client.topics("user-5").topics if one.source == "said"]
+        assert all(0 < one.num_items < 40 for one in cards)
+        assert cards[0].until is None
+        assert cards[1].until is not None
+        assert [one.words for one in client.unsay("user-5", "Title 7").topics] == ["evens"]
+        assert client.unsay("user-5").topics == []
+        assert client.recommend("user-5", k=8).items == plain.items
+        client.say("nobody-yet", "less evens")
+        client.forget("nobody-yet")
+        assert client.topics("nobody-yet").topics == []
+        for wrong in ("", "x" * 1_025, "\u0436" * 513):
+            for send in (client.say, lambda user, wish: client.recommend(user, steer=wish)):
+                with pytest.raises(ServerError) as refused:
+                    send("user-5", wrong)
+                assert (refused.value.status, refused.value.code) == (422, "invalid_request")
+        assert Degraded("unknown_wish", "x") in client.recommend("user-5", steer="x").degraded
