@@ -8,7 +8,7 @@ import pytest
 
 from recsys.kernels.choice import without
 from recsys.kernels.one_query.op import functions
-from serving.ranking import RankedItems
+from recsys.retrieval.ranked import RankedItems
 from serving.recommend import Recommender
 from serving.schemas import Request
 
@@ -64,6 +64,6 @@ def test_same_leading_sources_as_by_numpy():
         ranked = RankedItems(
             rows, scores, tuple("abcdef"[: shape[1]]), rng.integers(0, 4, shape), shares
         )
-        found = ranked.leading()
+        found = ranked.leading("rules")
         with without("one_query"):
-            assert found == ranked.leading()
+            assert found == ranked.leading("rules")
