@@ -22,11 +22,11 @@ from recsys.retrieval.generated import timed_source
 from recsys.semantic_ids.behaviour import behaviour_ids
 from recsys.semantic_ids.rq_kmeans import KMeansConfig, ResidualKMeansConfig
 from serving.bundle.load import load_bundle
+from serving.model_sources import ContentNeighbours
 from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
-from serving.sources import ContentNeighbours
 from serving.surfaces import HOME
 
 Recsys = Callable[..., Result]

@@ -16,9 +16,9 @@ from serving.bundle.load import load_bundle
 from serving.bundle.manifest import MANIFEST, read_manifest
 from serving.bundle.semantic_ids import NewIds
 from serving.bundle.write import write_bundle
+from serving.model_sources import ContentNeighbours
 from serving.recommend import Recommender
 from serving.schemas import Request
-from serving.sources import ContentNeighbours
 from tests.serving.bundle.deltas import append_like
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 from tests.serving.writable import writable
