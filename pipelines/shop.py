@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 TABLES = ("events", "items", "users")
 MAX_EXPLAINED = 100
+COLUMNS = ("rank", "item_id", "title", "score", "source")
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,20 @@ class Shop:
     """
 
     def __init__(
-        self, bundle: Path, workspace: Path | None = None, *, pandas: bool = False
+        self,
+        bundle: Path,
+        workspace: Path | None = None,
+        *,
+        pandas: bool = False,
+        model: str | None = None,
     ) -> None:
-        """Take a bundle, and the workspace of the run that made it if there is one."""
+        """Take a bundle, and the workspace of the run that made it if there is one.
+
+        Args:
+            model: Model that makes the lists alone; None blends those of the bundle.
+        """
         self.bundle, self.workspace, self._pandas = bundle, workspace, pandas
+        self.model = model
         self._recommender: Recommender | None = None
 
     @classmethod
@@ -61,6 +72,7 @@ class Shop:
         items: Table | None = None,
         users: Table | None = None,
         *,
+        model: str | None = None,
         budget: str = "5m",
         columns: Mapping[str, str] | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -72,7 +84,10 @@ class Shop:
         Args:
             events: Users, items and times, one row an event. Columns are found by their names and
                 values, as by ``recsys data init``.
-            budget: Time to spend, such as ``5m``; a first bundle is there within a minute.
+            model: A model of the catalogue to fit and to make lists alone, such as ``sequence``;
+                None plans models, blend and ranker for the budget.
+            budget: Time to spend, such as ``5m``; a first bundle is there within a minute. With a
+                model its own settings decide.
             columns: Columns of a frame of events that are not found: ``{"user_id": "q1"}``.
             settings: Sections of a run's TOML file: ``{"two_tower": {"embedding_dim": 64}}``.
             folder: Where everything is kept; a temporary folder without it. A second fit in the
@@ -90,34 +105,46 @@ class Shop:
         from pipelines.presets.resolve import ConfigSources
         from serving.bundle.manifest import CURRENT
 
+        alone = None if model is None else _only(model)
         place = Path(folder or tempfile.mkdtemp(prefix="recsys-shop-"))
         place.mkdir(parents=True, exist_ok=True)
-        given = dict(zip(TABLES, (events, items, users), strict=True))
-        names = {"events": {theirs: ours for ours, theirs in (columns or {}).items()}}
-        places = [
-            _as_place(one, place / name, names.get(name, {}))
-            for name, one in given.items()
-            if one is not None
-        ]
-        config = place / "shop.toml"
-        write_config(places, config, force=True)
-        values = {"auto": {"budget": budget}, **(settings or {})}
-        sources = ConfigSources(path=config, values=values, workspace=place / "run")
-        with recorded(None, "fit") as recording, _printing(progress):
-            run_recorded(recording, sources, ([], None, []), show_progress=progress)
+        try:
+            given = dict(zip(TABLES, (events, items, users), strict=True))
+            names = {"events": {theirs: ours for ours, theirs in (columns or {}).items()}}
+            places = [
+                _as_place(one, place / name, names.get(name, {}))
+                for name, one in given.items()
+                if one is not None
+            ]
+            config = place / "shop.toml"
+            write_config(places, config, force=True)
+            planned = {"auto": {"budget": budget}} if alone is None else {}
+            sources = ConfigSources(
+                path=config,
+                assignments=alone or (),
+                values={**planned, **(settings or {})},
+                workspace=place / "run",
+            )
+            with recorded(None, "fit") as recording, _printing(progress):
+                run_recorded(recording, sources, ([], None, []), show_progress=progress)
+        except BaseException:
+            if folder is None:
+                shutil.rmtree(place, ignore_errors=True)
+            raise
         shop = cls(
             bundles_dir(sources.latest()) / CURRENT,
             place / "run",
             pandas=type(events).__module__.partition(".")[0] == "pandas",
+            model=model,
         )
         if folder is None:
             weakref.finalize(shop, shutil.rmtree, place, ignore_errors=True)
         return shop
 
     @classmethod
-    def load(cls, bundle: str | Path) -> Shop:
-        """Verify and load a bundle that ``save`` or a run wrote."""
-        shop = cls(Path(bundle))
+    def load(cls, bundle: str | Path, *, model: str | None = None) -> Shop:
+        """Verify and load a bundle that ``save`` or a run wrote; ``model`` makes lists alone."""
+        shop = cls(Path(bundle), model=model)
         _ = shop.recommender
         return shop
 
@@ -127,7 +154,8 @@ class Shop:
         from serving.recommend import Recommender
 
         if self._recommender is None:
-            self._recommender = Recommender.load(self.bundle)
+            one = None if self.model is None else _load_one(self.bundle, self.model)
+            self._recommender = one or Recommender.load(self.bundle)
         return self._recommender
 
     def recommend(
@@ -152,7 +180,7 @@ class Shop:
             reply = self._answer(
                 session=[str(one) for one in history], k=k, filter={"where": where}
             )
-            return self._frame(_rows(reply))
+            return self._frame(_rows(reply), COLUMNS)
         if isinstance(users, str):
             raise ValueError(f"users is a list of ids, got the text {users!r}; give [{users!r}]")
         rows = [
@@ -160,15 +188,21 @@ class Shop:
             for user in map(str, users or ())
             for row in _rows(self._answer(user_id=user, k=k, filter={"where": where}))
         ]
-        return self._frame(rows)
+        return self._frame(rows, ("user_id", *COLUMNS))
 
     def similar(self, item: object, k: int = 10) -> Table:
-        """Return items like an item; columns as of ``recommend``."""
-        return self._frame(_rows(self._answer(surface="similar", item_id=str(item), k=k)))
+        """Return items like an item; columns as of ``recommend``.
+
+        With one model, what it ranks first for a history of that item.
+        """
+        fields: dict[str, Any] = {"surface": "similar", "item_id": str(item)}
+        if self.model is not None:
+            fields = {"session": [str(item)]}
+        return self._frame(_rows(self._answer(**fields, k=k)), COLUMNS)
 
     def search(self, text: str, k: int = 10) -> Table:
         """Return items that fit words of titles; columns as of ``recommend``."""
-        return self._frame(_rows(self._answer(surface="search", query=text, k=k)))
+        return self._frame(_rows(self._answer(surface="search", query=text, k=k)), COLUMNS)
 
     def explain(self, user: object, item: object) -> str:
         """Return the reason why a user's list has an item, or that its first 100 do not."""
@@ -235,12 +269,14 @@ class Shop:
             raise ValueError(f"a loaded bundle has no run to {what}; fit it here")
         return self.workspace
 
-    def _frame(self, rows: Iterable[Mapping[str, Any]]) -> Table:
+    def _frame(
+        self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None
+    ) -> Table:
         if self._pandas:
-            return import_module("pandas").DataFrame(list(rows))
+            return import_module("pandas").DataFrame(list(rows), columns=columns)
         import polars as pl
 
-        return pl.DataFrame(list(rows))
+        return pl.DataFrame(list(rows), schema=columns)
 
 
 @contextmanager
@@ -252,6 +288,39 @@ def _printing(wanted: bool) -> Iterator[None]:
             return
         with redirect_stdout(nowhere), redirect_stderr(nowhere):
             yield
+
+
+def _only(model: str) -> list[str]:
+    """Return the settings that fit one model, next to the counts that every bundle has."""
+    from pipelines.config.run import RunConfig
+    from recsys.models.names import MODELS
+
+    known = {one.name: one.training or one.section for one in MODELS if not one.variant_of}
+    if model not in known:
+        raise ValueError(f"no model {model!r} in the catalogue; there are {', '.join(known)}")
+    config = RunConfig(workspace=Path())
+    switches = [one for one in known.values() if hasattr(getattr(config, one), "enabled")]
+    given = {f"{one}.enabled": one == known[model] for one in switches}
+    # Its measurements are read, whatever they are.
+    given |= {"auto.enabled": False, "release.gate.enabled": False}
+    bounds = ["release.min_gain_over_popularity=-1.0"]
+    return [f"{key}={str(value).lower()}" for key, value in given.items()] + bounds
+
+
+def _load_one(bundle: Path, model: str) -> Recommender:
+    """Load a bundle whose lists one of its models makes."""
+    from serving.bundle.load import load_bundle
+    from serving.configuration.file import check_configuration
+    from serving.recommend import Recommender
+    from serving.settings import ServingOptions
+    from serving.sources import sources_of
+
+    options, loaded = ServingOptions(profile="full"), load_bundle(bundle)
+    if model not in (there := sources_of(loaded, options, learned_content=True)):
+        raise ValueError(f"{bundle} has no model {model!r}; it has {', '.join(there)}")
+    surfaces = {"home": {"sources": {model: 1.0}}}
+    configuration = check_configuration({"surfaces": surfaces})
+    return Recommender(loaded, options, configuration=configuration)
 
 
 def _rows(reply: Reply) -> Iterator[dict[str, Any]]:

@@ -50,7 +50,7 @@ class RuleRows:
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
         self._listed: dict[str, Rows] = {}
-        self._hidden: dict[str, Rows] = {}
+        self._hidden: dict[tuple[int, str], Rows] = {}
 
     def listed(self, rule: Rule) -> Rows:
         """Rows of the items that a rule names, in its order; unknown ones are left out."""
@@ -70,10 +70,12 @@ class RuleRows:
 
     def hidden(self, rule: Rule) -> Rows:
         """Rows that a rule of kind ``hide`` hides."""
-        if rule.name not in self._hidden:
+        key = (self._bundle.properties.generation, rule.name)
+        if key not in self._hidden:
+            self._hidden = {one: rows for one, rows in self._hidden.items() if one[0] == key[0]}
             every = np.arange(1, self._bundle.num_item_rows)
-            self._hidden[rule.name] = every[self.holds_for(rule, every)]
-        return self._hidden[rule.name]
+            self._hidden[key] = every[self.holds_for(rule, every)]
+        return self._hidden[key]
 
 
 CATEGORY = "category"

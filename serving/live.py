@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.bundle.load import Bundle
+from serving.live_properties import LiveProperties
 from serving.log import is_logged, log
 from serving.online.store import NOBODY, OnlineStore, StoreError
 from serving.online.store import Visitor as Visitor
@@ -42,6 +43,7 @@ class LiveState:
             keeps_lists: Whether records of served lists are wanted.
         """
         self._bundle, self._opener = bundle, opener
+        self.properties = LiveProperties(bundle)
         self.keeps_lists = keeps_lists and opener is not None
         self._store: OnlineStore | None = None
         self._next_attempt = 0.0

@@ -212,6 +212,7 @@ class Recommender:
             without: Items of the history that models do not get to read.
             depth: Least number of ranked items that are kept.
         """
+        self.live.properties.refresh()
         clock, request_id = _Stopwatch(), new_request_id(now_ms)
         now_ms, seed = time_of(request_id), read_seed(request_id) if seed is None else seed
         page = None if request.cursor is None else read_cursor(request.cursor, now_ms)

@@ -37,40 +37,14 @@ GROUPS = {
     "config": ("Serve", "server_files.config_app", "Check a server's file."),
     "release": ("Keep fresh", "release.app", "Decisions on bundles, new items, domain adapters."),
     "registry": ("Keep fresh", "registry.app", "Bundles and runs in MLflow: send and pull."),
+    "items": ("Keep fresh", "release.items_app", "Stock and prices between releases."),
     "ids": ("Advanced", "ids.app", "Semantic IDs: train."),
 }
 """Panel, application below ``pipelines.cli`` and help of each group of commands."""
-MOVED = {
-    "adapt": ("release", "adapt"),
-    "append-items": ("release", "append"),
-    "events": ("data",),
-    "promote": ("release", "promote"),
-    "rollback": ("release", "rollback"),
-    "sync": ("registry", "send"),
-    "tracking": ("registry",),
-    "users": ("data",),
-}
-"""Names of earlier versions, which are still understood."""
-REMOVED = {
-    "fetch-bundle": "registry pull",
-    "plan": "the table of docs/how-many-gpus.md",
-    "join": "torchrun on the other machines (docs/several-machines.md)",
-    "ledger": "the file ledger.jsonl of the workspace",
-    "report": "the file report/report.html of the run, or recsys dashboard",
-    "stages": "the pages on stages (docs/stages)",
-}
-"""Commands that were removed, and what to use instead."""
 
 
 class PlainErrors(TyperGroup):
     """The commands; expected failures are printed as a sentence, without a traceback."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] in REMOVED:
-            ctx.fail(f"{args[0]} was removed; use {REMOVED[args[0]]}")
-        if args[0] in MOVED:
-            args = [*MOVED[args[0]], *args[1:]]
-        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

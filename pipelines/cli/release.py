@@ -1,7 +1,8 @@
-"""The commands ``recsys release``: decide on bundles, explain decisions, add items and domains."""
+"""The commands ``recsys release`` and ``items``: decide, explain decisions, add items, domains."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,8 +24,10 @@ from pipelines.cli.registry import send
 
 if TYPE_CHECKING:
     from pipelines.engine.decisions import Decision, Written
+    from pipelines.publishing.sync_items import Synced
 
 app = typer.Typer(no_args_is_help=True)
+items_app = typer.Typer(no_args_is_help=True)
 STATES = {"signed": "signed", "unsigned": "unsigned", "not verified": "signed, no key to verify"}
 Version = Annotated[str | None, typer.Argument(help="Version of a bundle; by default the latest.")]
 
@@ -232,3 +235,57 @@ def enter_registry(bundles: Path, change: Decision) -> None:
         config, outbox = read_tracking(workspace), open_outbox(workspace)
         outbox.enter_change(config, bundles, change)
         send(outbox, config)
+
+
+@items_app.callback()
+def items() -> None:
+    """Keep the command ``sync`` a name of its own."""
+
+
+@items_app.command()
+def sync(
+    run: BundleRun,
+    source: Annotated[
+        str, typer.Argument(help="CSV, Parquet or JSONL, or a database's table or query.")
+    ],
+    every: Annotated[
+        float | None, typer.Option(help="Read it again after this number of seconds.", min=0.5)
+    ] = None,
+) -> None:
+    """Bring prices, stock and other numbers of items to running servers, without a release.
+
+    Filters and rules of every server that reads these bundles use the new values within seconds.
+
+    [bold]Examples[/]
+
+      recsys items sync runs/shop stock.csv
+
+      recsys items sync runs/shop 'postgresql://ann@db.shop/shop#products' --every 3
+    """
+    from pipelines.publishing.sync_items import sync as sync_items
+    from serving.bundle.load import load_bundle
+
+    bundle = load_bundle(find_bundle(run))
+    while True:
+        try:
+            print_lines(describe_sync(sync_items(source, bundle)))
+        except ValueError as error:
+            if every is None:
+                raise
+            print_lines(f"nothing was changed: {error}", note=True, style="yellow")
+        if every is None:
+            return
+        time.sleep(every)
+        if (place := find_bundle(run).resolve()).name != f"bundle-{bundle.version}":
+            bundle = load_bundle(place, bundle)
+
+
+def describe_sync(found: Synced) -> str:
+    """Format the counts of a sync."""
+    changed = ", ".join(f"{name} {number:,}" for name, number in found.changed.items())
+    line = f"{found.num_items:,} items read; changed values: {changed}"
+    if found.num_unknown:
+        line += f"; {found.num_unknown:,} items are not in the bundle"
+    if found.left_out:
+        line += f"; texts stay as released: {', '.join(found.left_out)}"
+    return line

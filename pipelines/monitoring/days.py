@@ -104,7 +104,7 @@ def export_folder(config: RunConfig) -> Path | None:
             return place
     if given is not None:
         raise ValueError(
-            f"monitoring.served: {given} holds no served lists; name a folder that recsys events "
+            f"monitoring.served: {given} holds no served lists; name a folder that recsys data "
             "export wrote"
         )
     return None

@@ -131,7 +131,7 @@ def _rows(requests: Path) -> pl.DataFrame:
     parts = list_parts(requests)
     if not parts:
         raise ValueError(
-            f"{requests} holds no served lists; name the folder {REQUESTS} of what recsys events "
+            f"{requests} holds no served lists; name the folder {REQUESTS} of what recsys data "
             "export wrote, or export again: the lists of the last minute wait"
         )
     found = scan_parts(parts)

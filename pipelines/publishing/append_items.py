@@ -24,6 +24,13 @@ from serving.bundle.manifest import CURRENT, read_manifest
 LIST_SEPARATOR = "|"
 
 
+def bundle_source(bundle: Bundle, path: Path) -> SourceConfig:
+    """Read a file of items as those of a bundle were read."""
+    table = {} if bundle.manifest.content is None else bundle.manifest.content.table
+    fields = {**table, "paths": [str(path)]}
+    return validate(SourceConfig, fields, f"{bundle.directory}/manifest.json")
+
+
 def read_items(source: SourceConfig) -> pl.DataFrame:
     """Read new items; a ValueError names the file, the column or the row at fault."""
     path = source.paths[0]
@@ -76,9 +83,7 @@ def append(source: Path, bundle_path: Path) -> tuple[Path, int, Decision]:
     directory = bundle_path.resolve()
     bundles, served = directory.parent, served_version(directory.parent)
     bundle = load_bundle(directory)
-    table = {} if bundle.manifest.content is None else bundle.manifest.content.table
-    fields = {**table, "paths": [str(source)]}
-    items = read_items(validate(SourceConfig, fields, f"{directory}/manifest.json"))
+    items = read_items(bundle_source(bundle, source))
     config, rows = content_config(bundle, directory), list(items.iter_rows(named=True))
     if known := [one for one in items["item_id"] if bundle.catalogue.row_of(one)]:
         raise ValueError(

@@ -44,7 +44,7 @@ from serving.bundle.users import Users, check_context_features
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle(HistoryModels, ItemData):
-    """A loaded bundle, its deltas applied; nothing in it changes after it is loaded."""
+    """A loaded bundle, its deltas applied; nothing in it but properties changes afterwards."""
 
     manifest: BundleManifest
     digest: str

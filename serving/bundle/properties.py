@@ -238,11 +238,24 @@ _COLUMNS: dict[PropertyKind, type[Column]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Properties:
     """The properties of every item row, by name; of many bundles none."""
 
     columns: Mapping[str, Column]
+    generation: int = 0
+    """Number of times that values were renewed; masks of filters are kept by it."""
+
+    def renew(self, values: Mapping[str, Numbers]) -> None:
+        """Replace the numbers of some properties, for all filters from now on."""
+        self.columns = {
+            name: NumberColumn(kind=column.kind, values=values[name])
+            if name in values and isinstance(column, NumberColumn)
+            else column
+            for name, column in self.columns.items()
+        }
+        # Last, so that no mask of the new generation is made from values of the one before.
+        self.generation += 1
 
     @classmethod
     def of_values(

@@ -63,7 +63,8 @@ def matching(expression: Expression, bundle: Bundle) -> Mask:
     Raises:
         FilterError: A property that the bundle does not have, or a value of another kind.
     """
-    return bundle.masks.get(expression.text, lambda: _compiled(expression, bundle))
+    key = (bundle.properties.generation, expression.text)
+    return bundle.masks.get(key, lambda: _compiled(expression, bundle))
 
 
 def matching_rows(rows: Rows, expression: Expression, bundle: Bundle) -> Mask:
@@ -72,7 +73,8 @@ def matching_rows(rows: Rows, expression: Expression, bundle: Bundle) -> Mask:
     Raises:
         FilterError: As of `matching`.
     """
-    return bundle.masks.at(rows, expression.text, lambda: _compiled(expression, bundle))
+    key = (bundle.properties.generation, expression.text)
+    return bundle.masks.at(rows, key, lambda: _compiled(expression, bundle))
 
 
 def known_properties(bundle: Bundle) -> dict[str, PropertyKind]:

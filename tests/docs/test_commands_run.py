@@ -33,6 +33,7 @@ ELSEWHERE = {
     "recsys demo": "make demo",
     "recsys release adapt": "tests/pipelines/adapters; needs domains",
     "recsys data init postgresql": "tests/pipelines/inputs/test_databases.py",
+    "recsys items sync runs/shop postgresql": "tests/pipelines/publishing/test_sync_items.py",
     "recsys registry pull": "tests/pipelines/tracking; needs a registry",
     "recsys serve /srv/bundles": "goes with registry pull",
     "recsys monitor": "tests/year; needs ingested days",
@@ -95,7 +96,11 @@ def write_shop(folder: Path) -> None:
             for day, item in enumerate(rng.sample(ITEMS[number % 2 :: 2], 12), 10):
                 kind = "purchase" if day % 4 == 0 else "view"
                 writer.writerow([name, item, f"2026-10-{day}T12:00:00", kind])
-    for name, items in (("items.csv", ITEMS), ("new-items.csv", ["new-1", "new-2"])):
+    for name, items in (
+        ("items.csv", ITEMS),
+        ("stock.csv", ITEMS),
+        ("new-items.csv", ["new-1", "new-2"]),
+    ):
         with (folder / name).open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["sku", "title", "categories", "price", "in_stock", "release_year"])

@@ -135,7 +135,7 @@ def workspace(domains: Path, tmp_path: Path) -> Path:
 
 
 def adapt(recsys: Recsys, domains: Path, workspace: Path, *more: str) -> Result:
-    return recsys("adapt", "-c", domains / "shop.toml", "-w", workspace, "-q", *more)
+    return recsys("release", "adapt", "-c", domains / "shop.toml", "-w", workspace, "-q", *more)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A new item on a running server: found by its content, both ways, with an ID that stays."""
+"""A new item on a running server: found by its content, both ways."""
 
 import importlib.util
 import json
@@ -16,19 +16,11 @@ from urllib.parse import quote
 import pytest
 from click.testing import Result
 
-from pipelines.semantic_ids.store import SemanticIdStore
-from serving.bundle.load import load_bundle
-from serving.bundle.manifest import read_manifest
-from serving.recommend import Recommender
 from tests.recsys.testing.synthetic import World, two_tastes
 
 if importlib.util.find_spec("sentence_transformers") is None:
     pytest.skip("needs the MiniLM encoder", allow_module_level=True)
 MINILM = ("--set", "content.encoder=minilm", "--quiet")
-HASTY = [f"{name}_training.max_epochs=1" for name in ("two_tower", "sequence", "generative")]
-HASTY += ["release.gate.enabled=false", "release.max_drop_from_champion=1"]
-HASTY += ["release.min_gain_over_popularity=-1"]
-"""Settings of a run whose models need not be good."""
 NEW = "tulips-and-compost"
 ROW = f'{NEW},Tulips in the orchard,"About compost, soil and seeds for your tulips.",books|garden\n'
 
@@ -98,7 +90,7 @@ def appended(address: str, workspace: Path, recsys: Callable[..., Result]) -> An
     path.write_text("item_id,title,description,categories\n" + ROW)
     before = asked(address, "/readyz")
     assert asked(address, f"/v1/similar/{NEW}") is None
-    result = recsys("append-items", path, "-b", workspace)
+    result = recsys("release", "append", path, "-b", workspace)
     assert result.exit_code == 0, result.output
     published = time.monotonic()
     while (reply := asked(address, f"/v1/similar/{NEW}?k=10")) is None:
@@ -151,48 +143,3 @@ def test_title_search_and_details_know_it(address: str, appended: Any) -> None:
     ]
     assert [item["semantic_id"] for item in listed] == [found[0]["semantic_id"]]
     assert found[0]["semantic_id"]
-
-
-@pytest.mark.slow
-def test_no_published_id_moves_and_the_next_run_keeps_the_new_one(
-    appended: Any, workspace: Path, config: Path, recsys: Callable[..., Result]
-) -> None:
-    bundles = workspace / "bundles"
-    manifest, _ = read_manifest((bundles / "current").resolve())
-    assert manifest.parent is not None
-    before = load_bundle(bundles / f"bundle-{manifest.parent.version}")
-    after = load_bundle(bundles / "current")
-    assert before.semantic_ids is not None
-    assert after.semantic_ids is not None
-    rows = range(1, before.num_item_rows)
-    assert after.semantic_ids.texts(rows) == before.semantic_ids.texts(rows)
-    assert SemanticIdStore(bundles / "semantic_ids").current() == after.semantic_ids.version
-    known = after.semantic_ids.text(before.num_item_rows)
-
-    catalogue = config.parent / "items.csv"
-    header = catalogue.read_text().splitlines()[0].split(",")
-    new = {"item_id": NEW, "title": "Tulips in the orchard", "categories": "books|garden"}
-    with catalogue.open("a") as file:
-        file.write(",".join(new.get(name, "") for name in header) + "\n")
-    with (config.parent / "events.csv").open("a") as file:
-        header = (config.parent / "events.csv").read_text().splitlines()[0].split(",")
-        for user in range(0, 12, 2):
-            event = {
-                "user_id": f"user-{user}",
-                "item_id": NEW,
-                "event_time": "2024-12-01T00:00:00Z",
-                "event_type": "click",
-            }
-            file.write(",".join(event.get(name, "") for name in header) + "\n")
-    hasty = [part for one in HASTY for part in ("--set", one)]
-    result = recsys("run", "-c", config, "-w", workspace, *MINILM, *hasty)
-    assert result.exit_code == 0, result.output
-    bundle = Recommender.load(bundles / "current").bundle
-    assert bundle.version != manifest.version
-    assert bundle.semantic_ids is not None
-    row = bundle.catalogue.row_of(NEW)
-    assert row is not None
-    assert bundle.semantic_ids.text(row) == known
-    kept = [bundle.catalogue.row_of(before.catalogue.item_ids[row]) for row in rows]
-    assert None not in kept
-    assert bundle.semantic_ids.texts(kept) == before.semantic_ids.texts(rows)

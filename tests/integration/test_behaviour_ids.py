@@ -103,7 +103,7 @@ def test_appended_item_is_generated(own: Path, recsys: Recsys) -> None:
     title = items["title"][0]
     new = own.parent / "new.csv"
     new.write_text(f"item_id,title\na-new-one,{title}\n")
-    result = recsys("append-items", new, "-b", own / "bundles/current")
+    result = recsys("release", "append", new, "-b", own / "bundles/current")
     assert result.exit_code == 0, result.output
     bundle = load_bundle(own / "bundles/current")
     assert bundle.semantic_ids is not None
@@ -129,7 +129,7 @@ def test_an_appended_twin_finds_its_original_by_content(own: Path, recsys: Recsy
     items = pl.read_csv(own.parent / "items.csv")
     new = own.parent / "new.csv"
     items.head(6).with_columns(item_id=pl.lit("twin-of-") + pl.col("item_id")).write_csv(new)
-    result = recsys("append-items", new, "-b", own / "bundles/current")
+    result = recsys("release", "append", new, "-b", own / "bundles/current")
     assert result.exit_code == 0, result.output
     bundle = load_bundle(own / "bundles/current")
     assert bundle.semantic_ids is not None

@@ -147,7 +147,7 @@ def test_faulty_new_items_are_named(
     recsys: Recsys, shop: Path, tmp_path: Path, text: str, message: str
 ) -> None:
     (tmp_path / "new.csv").write_text(text)
-    result = recsys("append-items", tmp_path / "new.csv", "-b", shop)
+    result = recsys("release", "append", tmp_path / "new.csv", "-b", shop)
     assert result.exit_code == 2
     assert message in told(result)
 

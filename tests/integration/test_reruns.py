@@ -126,7 +126,7 @@ def appended(shop: Path, recsys: Recsys, tmp_path: Path) -> Path:
     workspace = tmp_path / "run"
     shutil.copytree(shop, workspace, symlinks=True)
     (tmp_path / "new.csv").write_text("item_id,title\nnew-1,A new one\n")
-    result = recsys("append-items", tmp_path / "new.csv", "-b", workspace)
+    result = recsys("release", "append", tmp_path / "new.csv", "-b", workspace)
     assert result.exit_code == 0, result.output
     return workspace
 

@@ -200,28 +200,3 @@ def test_unknown_user_gets_a_list_and_a_note(shop: Path, recsys: Callable[..., R
     result = recsys("recommend", "-b", shop, "--user", "nobody", "--k", 3)
     assert result.exit_code == 0
     assert "unknown_user" in result.output
-
-
-def test_appended_item_is_recommended_by_its_content(
-    shop: Path, recsys: Callable[..., Result], tmp_path: Path
-) -> None:
-    import shutil
-
-    bundles = tmp_path / "bundles"
-    shutil.copytree(shop / "bundles", bundles, symlinks=True)
-    catalogue = pl.read_csv(shop.parent / "items.csv")
-    twin = catalogue.filter(pl.col("item_id") == "item-3").with_columns(
-        pl.lit("item-3-new").alias("item_id")
-    )
-    twin.write_csv(tmp_path / "new.csv")
-    result = recsys("append-items", tmp_path / "new.csv", "-b", bundles / "current")
-    assert result.exit_code == 0, result.output
-    assert (bundles / "current").resolve().name.endswith("+1")
-    recommender = Recommender.load(bundles / "current")
-    everything = recommender.recommend([recommender.bundle.users.user_ids[1]], k=25)
-    assert "item-3-new" in everything["item_id"].to_list()
-    known, row_of = recommender.bundle.properties, recommender.bundle.catalogue.row_of
-    assert known.of(row_of("item-3-new")) == known.of(row_of("item-3")) != {}
-    again = recsys("append-items", tmp_path / "new.csv", "-b", bundles / "current")
-    assert again.exit_code == 2
-    assert "in the bundle already" in again.output.replace("\n", " ")

@@ -98,6 +98,30 @@ def test_frames_of_pandas_and_columns_of_any_name_are_read(events: pl.DataFrame)
     assert isinstance(shop.recommend(["u0"], k=2), pd.DataFrame)
 
 
+def test_one_model_makes_lists_alone(events: pl.DataFrame, shop: Shop) -> None:
+    one = Shop.fit(events, model="item_knn", progress=False)
+    found = one.recommend(["u0", "nobody"], k=3)
+    assert found.select("user_id", "source").rows() == [("u0", "item_knn")] * 3
+    assert one.recommend(["nobody"]).columns == found.columns
+    assert [item[0] for item in one.similar("b1", k=3)["item_id"]] == ["b"] * 3
+    assert {"item_knn", "popularity"} <= set(one.evaluate()["model"])
+    loaded = Shop.load(shop.bundle, model="item_to_item")
+    assert set(loaded.recommend(["u0"])["source"]) == {"item_to_item"}
+    with pytest.raises(ValueError, match="no model 'als' in the catalogue; there are popularity,"):
+        Shop.fit(events, model="als")
+    with pytest.raises(ValueError, match="has no model 'sequence'; it has popularity"):
+        Shop.load(shop.bundle, model="sequence")
+
+
+def test_a_failed_fit_leaves_no_folder(
+    events: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ValueError, match="columns names"):
+        Shop.fit(events, columns={"user_id": "nothing"})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_no_table_and_no_list_is_refused(shop: Shop, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="events are a int; give a frame"):
         Shop.fit(42, folder=tmp_path)

@@ -79,7 +79,7 @@ def test_items_of_one_colour_are_neighbours_by_their_images(finished: Path) -> N
 def test_new_items_have_images_too(finished: Path, folder: Path, recsys: Recsys) -> None:
     path = folder / "new.csv"
     path.write_text(HEAD + "n1,thing 3,3.png\nn2,thing 2,gone.png\n")
-    result = recsys("append-items", path, "-b", finished)
+    result = recsys("release", "append", path, "-b", finished)
     assert result.exit_code == 0, result.output
     assert "1 of 2 images are missing" in " ".join(result.output.split())
     bundle = load_bundle((finished / "bundles/current").resolve())
@@ -89,7 +89,7 @@ def test_new_items_have_images_too(finished: Path, folder: Path, recsys: Recsys)
     assert not content[other, -33:].any()
 
     path.write_text(HEAD + "n3,thing 3,../items.csv\n")
-    result = recsys("append-items", path, "-b", finished)
+    result = recsys("release", "append", path, "-b", finished)
     assert result.exit_code != 0
     assert "image '../items.csv' of item 1 leads out of" in " ".join(result.output.split())
 

@@ -1,8 +1,10 @@
-"""A retriever of another package is added by its module and one line of a shop's file."""
+"""The page's own model, in a package outside the repository: fitted, blended, served, refused."""
 
 import json
+import re
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +25,8 @@ from serving.recommend import Recommender
 from serving.schemas import Context, Request
 from tests.recsys.testing.synthetic import World, markov_world
 
-ADDRESS = "tests.integration.models.successors:SPEC"
+ADDRESS = "my_package.successors:SPEC"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "add-a-source.md"
 SETTINGS = f"""
 preset = "shop"
 auto.enabled = false
@@ -48,6 +51,23 @@ num_resamples = 0
 [tracking]
 enabled = false
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The package of the page, as it would be installed."""
+    text = PAGE.read_text(encoding="utf-8")
+    (code,) = (part for part in re.findall(r"```python\n(.*?)```", text, re.S) if "SPEC" in part)
+    assert len(code.splitlines()) <= 60
+    folder = tmp_path_factory.mktemp("site-packages")
+    (folder / "my_package").mkdir()
+    (folder / "my_package" / "__init__.py").touch()
+    (folder / "my_package" / "successors.py").write_text(code)
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+    for name in ("my_package", "my_package.successors"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +119,7 @@ def test_it_is_released_served_and_explained(shop: Path, cycle: World) -> None:
     [
         ("successors", "no_such_package.module:SPEC", "cannot be imported .* install its package"),
         ("successors", ADDRESS.replace("SPEC", "MISSING"), "cannot be imported"),
-        ("successors", ADDRESS.replace("SPEC", "NO_SPEC"), "is no ModelSpec but a int"),
+        ("successors", ADDRESS.replace("SPEC", "Successors"), "is no ModelSpec but a type"),
         ("mine", ADDRESS, "is the model 'successors', not 'mine'"),
         ("ease", ADDRESS, "the name 'ease' is taken"),
         ("popular", ADDRESS, "the name 'popular' is taken"),
@@ -112,10 +132,10 @@ def test_what_is_not_the_row_of_such_a_model_is_refused(name: str, address: str,
         spec_at(name, address)
 
 
-def test_its_code_makes_the_stages_that_use_it_run_again() -> None:
+def test_its_code_makes_the_stages_that_use_it_run_again(package: Path) -> None:
     outside = OutsideModelConfig(spec=ADDRESS)
     config = RunConfig(workspace=Path("unused"), models={"successors": outside})
-    code = Path(__file__).with_name("successors.py")
+    code = package / "my_package" / "successors.py"
     names = ("fit_baselines", "fit_blend", "train_ranker", "evaluate", "refit")
     stages = [stage for stage in STAGES if stage.name in names]
     assert len(stages) == len(names)

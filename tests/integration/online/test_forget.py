@@ -59,7 +59,7 @@ def forgotten(
             result = recsys("run", "-c", config, "-w", folder / "run", "-q")
             bundles.append((folder / "run/bundles/current").resolve().name)
         else:
-            result = recsys("users", "forget", PERSON, "-c", config, "-w", folder / "run")
+            result = recsys("data", "forget", PERSON, "-c", config, "-w", folder / "run")
             said = result.stdout
         assert result.exit_code == 0, result.output
     return folder, bundles, said

@@ -197,9 +197,7 @@ def forget_two(shop: Shop, recsys: Recsys) -> list[str]:
     vocabulary = shop.workspace / "build_features/vocabularies/users.parquet"
     people = pl.read_parquet(vocabulary)["id"].to_list()
     person, other = people[4], people[9]
-    result = recsys(
-        "users", "forget", person, "-c", shop.folder / "shop.toml", "-w", shop.workspace
-    )
+    result = recsys("data", "forget", person, "-c", shop.folder / "shop.toml", "-w", shop.workspace)
     assert result.exit_code == 0, result.output
     assert "partitions of the workspace" in result.output
     assert f"still held: 1 rows: {shop.folder / 'events/2026-01-02.csv'}" in result.output

@@ -8,7 +8,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from docs.generators.command_line import commands
-from pipelines.cli.main import COMMANDS, GROUPS, MOVED, REMOVED, app
+from pipelines.cli.main import COMMANDS, GROUPS, app
 from pipelines.cli.options import RunCommand, config_sources
 
 FOUND = dict(commands(get_command(app)))
@@ -44,16 +44,6 @@ def test_a_command_that_changes_something_needs_a_run(name):
     code, text = told(*name.split())
     assert code == 2
     assert "Missing argument 'RUN'" in text
-
-
-def test_names_of_earlier_versions_are_understood_or_name_what_took_their_place():
-    for name in MOVED:
-        further = {"tracking": ["send"], "events": ["export"], "users": ["forget"]}.get(name, [])
-        assert told(name, *further, "--help")[0] == 0
-    for name in REMOVED:
-        code, text = told(name)
-        assert code == 2
-        assert f"{name} was removed; use" in text
 
 
 @pytest.mark.parametrize(
