@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import time
 import zipfile
-from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
 
 import numpy as np
 
-from recsys.data.durable import replace_file
 from serving.bundle.arrays import Numbers
 from serving.bundle.load import Bundle
 from serving.bundle.properties import NumberColumn
@@ -30,21 +28,6 @@ SECONDS = 1.0
 def live_path(bundle: Bundle) -> Path:
     """Return the file of a bundle's renewed properties."""
     return bundle.directory.parent / FOLDER / f"{bundle.digest}.npz"
-
-
-def write_live(bundle: Bundle, values: Mapping[str, Numbers]) -> None:
-    """Write the values of every item row for servers of a bundle; files of others go."""
-    path = live_path(bundle)
-    path.parent.mkdir(exist_ok=True)
-
-    def write(partial: Path) -> None:
-        with partial.open("wb") as file:
-            np.savez(file, allow_pickle=False, **values)
-
-    replace_file(path, write)
-    for other in path.parent.glob("*.npz"):
-        if other != path:
-            other.unlink(missing_ok=True)
 
 
 class LiveProperties:

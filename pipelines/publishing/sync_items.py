@@ -12,9 +12,11 @@ import polars as pl
 
 from features.reading.databases import DatabaseTable, is_database
 from pipelines.publishing.append_items import bundle_source, read_items
+from recsys.data.durable import replace_file
+from serving.bundle.arrays import Numbers
 from serving.bundle.load import Bundle
 from serving.bundle.properties import NumberColumn, build_column
-from serving.live_properties import LiveProperties, write_live
+from serving.live_properties import LiveProperties, live_path
 
 
 class Synced(NamedTuple):
@@ -27,6 +29,21 @@ class Synced(NamedTuple):
     """Items whose value changed, by property."""
     left_out: tuple[str, ...]
     """Properties of texts and lists, which stay as released."""
+
+
+def write_live(bundle: Bundle, values: Mapping[str, Numbers]) -> None:
+    """Write the values of every item row for servers of a bundle; files of others go."""
+    path = live_path(bundle)
+    path.parent.mkdir(exist_ok=True)
+
+    def write(partial: Path) -> None:
+        with partial.open("wb") as file:
+            np.savez(file, allow_pickle=False, **values)
+
+    replace_file(path, write)
+    for other in path.parent.glob("*.npz"):
+        if other != path:
+            other.unlink(missing_ok=True)
 
 
 def sync(source: str, bundle: Bundle) -> Synced:
