@@ -1,4 +1,4 @@
-"""Steering: move items of a ranked list by what a person asked for.
+"""Steering: move items of a ranked list by what a person wishes.
 
 An item moves by a factor of its place, not by its score: scores of two lists or bundles cannot be
 compared. A pull of 1 divides an item's place by `MAX_FACTOR`, a pull of -1 multiplies it by as
