@@ -135,7 +135,7 @@ def test_every_extra_named_by_another_is_declared(wheel):
         metadata = email.message_from_bytes(archive.read(name))
     declared = set(metadata.get_all("Provides-Extra"))
     named = re.findall(r"recsys-platform\[([\w,-]+)\]", " ".join(metadata.get_all("Requires-Dist")))
-    assert {"gpu", "ray", "serving"} <= declared
+    assert {"gpu", "serving"} <= declared
     assert {one for names in named for one in names.split(",")} <= declared
 
 

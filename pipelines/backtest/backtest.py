@@ -17,7 +17,6 @@ from typing import Any
 from pipelines.backtest.prepare import prepare_replay
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
-from pipelines.engine.ray_cluster import ray_cluster
 from recsys.data.durable import locked, write_durably
 from recsys.replay.fits import Replay
 from recsys.replay.measures import measure_replay, moment_text
@@ -42,9 +41,6 @@ def backtest(
     config: RunConfig, folder: Path, say: Callable[[str], None], *, show_progress: bool
 ) -> Backtest:
     """Replay the remaining steps, measure, and write the page."""
-    if config.engine == "ray":
-        # On other machines it is found by its whole path.
-        folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / LOCK):
         prepared = prepare_replay(config, folder, show_progress=show_progress)
@@ -57,11 +53,7 @@ def backtest(
         )
         for line in plan_lines(replay):
             say(line)
-        if config.engine == "ray":
-            with ray_cluster(config.ray) as run:
-                run_replay(replay, say, run)
-        else:
-            run_replay(replay, say)
+        run_replay(replay, say)
         return write(replay)
 
 

@@ -48,7 +48,7 @@ def run(
     ] = None,
     budget: Budget = None,
     engine: Annotated[
-        str | None, typer.Option(help="Where to work: local, torchrun (several GPUs) or ray.")
+        str | None, typer.Option(help="Where to work: local, or torchrun (several GPUs).")
     ] = None,
     quiet: Quiet = False,
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -37,9 +37,6 @@ ActiveSince = Annotated[
     datetime | None,
     typer.Option(formats=["%Y-%m-%d"], help="Only users with an event since a day (UTC)."),
 ]
-ScoreEngine = Annotated[
-    Literal["local", "ray"], typer.Option(help="Where to work: here, or on a Ray cluster.")
-]
 
 
 def score(
@@ -59,7 +56,6 @@ def score(
         Profile, typer.Option(help="full also queries the generative model.")
     ] = "fast",
     workers: Workers = None,
-    engine: ScoreEngine = "local",
     max_failed_share: Annotated[
         float, typer.Option(help="Share of lists that may fail; the others are kept.")
     ] = 0.01,
@@ -79,8 +75,6 @@ def score(
       recsys score runs/shop --users newsletter.csv --category Comedy --out newsletter
 
       recsys score runs/shop --surface related --k 10
-
-      RAY_ADDRESS=10.0.0.1:6379 recsys score runs/shop --engine ray
     """
     from pipelines.scoring.job import ScoreRequest
     from pipelines.scoring.score import score as make_lists
@@ -96,7 +90,6 @@ def score(
     if named := users or items:
         keys, name = read_ids(named, "item_id" if items else "user_id")
     request = ScoreRequest(
-        engine=engine,
         bundle=str(path),
         out=str(out or path.parent.parent / "lists" / f"{path.name}-{surface}"),
         surface=surface,

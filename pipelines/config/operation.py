@@ -94,22 +94,7 @@ class AutoConfig:
             )
 
 
-Engine = Literal["local", "torchrun", "ray"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RayConfig:
-    """Which Ray cluster works, and how many tasks at a time."""
-
-    address: str | None = None
-    """Running cluster (``host:6379``); None takes RAY_ADDRESS, else starts one here."""
-    tasks_at_once: int = 0
-    """Tasks that run at a time; 0 takes one a processor of the cluster."""
-    retries: int = 3
-    """How often a task is run again whose worker or node was lost."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self, tasks_at_once=">= 0", retries=">= 0")
+Engine = Literal["local", "torchrun"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,6 @@ FIXED_KEYS: Mapping[str, str] = {
         "min_index_agreement max_calibration_error min_code_use max_parity_differences"
     ),
     "monitoring": "past_days min_past history_days",
-    "ray": "cpus_per_rank",
 }
 """Parameters of the library that are no keys: no preset, example or record has another value."""
 FIXED_IN_TRAININGS = (
@@ -96,7 +95,8 @@ REMOVED_KEYS: Mapping[str, str] = {
     ),
     "enrichment.keep_helpful": "leave it out: name the attributes in [[enrichment.attributes]]",
     "report": "leave it out: a report is named after its data set",
-    "ray.ranks": 'use engine = "torchrun" with torchrun.machines for training on several machines',
+    "ray": "leave it out: a run prepares data on its machine, and torchrun trains on several",
+    "engine = ray": 'use "local", or "torchrun" for training on several GPUs or machines',
     "data.watermark_days": "leave it out: an absent day is missing three days later",
     "ranker.router = noisy": "use softmax, which balances experts by biases and is better",
     **dict.fromkeys(

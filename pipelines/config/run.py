@@ -31,7 +31,6 @@ from pipelines.config.operation import (
     MonitoringConfig,
     Place,
     Places,
-    RayConfig,
     TrackingConfig,
     UpdatesConfig,
 )
@@ -209,10 +208,9 @@ class RunConfig:
     """Device of trainings and local models: ``auto`` takes a GPU if there is one; or ``cpu``,
     ``cuda``, ``cuda:1``."""
     engine: Engine = "local"
-    """Place of the work: this process; training stages on several (``torchrun``); preparation
-    and batch scoring as tasks on a cluster (``ray``). No artefact depends on it."""
+    """Place of the work: this process; or training stages on several
+    (``torchrun``). No artefact depends on it."""
     torchrun: TorchrunConfig = field(default_factory=TorchrunConfig)
-    ray: RayConfig = field(default_factory=RayConfig)
     auto: AutoConfig = field(default_factory=AutoConfig)
     data: DataConfig = field(default_factory=DataConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from pipelines.engine.errors import (
     AlarmError,
-    ClusterError,
     RankLostError,
     RefusedError,
     UnstableTrainingError,
@@ -42,7 +41,6 @@ EXIT_CODES: dict[type[BaseException], int] = {
     UnstableTrainingError: 70,
     MemoryError: 71,
     RankLostError: 72,
-    ClusterError: 72,
     ValueError: 2,
     OSError: 74,
     KeyboardInterrupt: 130,

@@ -19,9 +19,5 @@ class AlarmError(RuntimeError):
     """A check of the data or of the served lists raised an alarm; the command exits with code 5."""
 
 
-class ClusterError(RuntimeError):
-    """A Ray cluster is not there, or lost a task for good; the command exits with code 72."""
-
-
 class RankLostError(RuntimeError):
     """A process of a training on several ended or was too slow; the command exits with code 72."""

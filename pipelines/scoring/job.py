@@ -59,8 +59,7 @@ class ScoreRequest:
     keys_name: str = "all"
     """Description of the keys in the manifest."""
     workers: int = 1
-    """Processes of this machine, or tasks at once of a Ray cluster that is started for the job."""
-    engine: Literal["local", "ray"] = "local"
+    """Processes that work at once."""
     max_failed_share: float = 0.01
     """With more failed lists the job is not complete."""
 

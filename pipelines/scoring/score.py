@@ -1,8 +1,7 @@
 """Make lists for many users: one job at a time in a folder, in a fresh process.
 
-The fresh process loads the bundle and forks workers, which share its memory; on a Ray cluster each
-node loads the bundle once. Nothing here uses Polars before the fork: threads of its pool would be
-missing afterwards.
+The fresh process loads the bundle and forks workers, which share its memory. Nothing here uses
+Polars before the fork: threads of its pool would be missing afterwards.
 """
 
 from __future__ import annotations
@@ -25,10 +24,8 @@ import torch
 from pydantic import ValidationError
 
 from features.parallel import end_with_the_parent
-from pipelines.config.operation import RayConfig
 from pipelines.engine.artifacts import MANIFEST, read_json
-from pipelines.engine.errors import ClusterError, WorkspaceBusyError
-from pipelines.engine.ray_cluster import ray_cluster
+from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.stage import installed_version
 from pipelines.engine.workspace import check_writable
 from pipelines.scoring.job import Job, ScoreRequest, find_key, list_keys, plan, write_manifest
@@ -113,7 +110,7 @@ def work(request: ScoreRequest, keys: Sequence[str] | None, messages: Connection
 
     try:
         send("outcome", make_lists(request, keys, lambda message: send("report", message)))
-    except (ValueError, OSError, ClusterError) as error:
+    except (ValueError, OSError) as error:
         send("error", error)
 
 
@@ -134,7 +131,7 @@ def make_lists(
     report({"lists_in_all": len(keys)})
     tasks = [(request, job, part, job.list_keys(part, keys)) for part in range(job.num_parts)]
     parts = {}
-    for part in make_on_ray(tasks) if request.engine == "ray" else make_here(tasks, report):
+    for part in make_here(tasks, report):
         parts[part.number] = part
         report({"lists": part.num_keys})
     # A process that was killed may have left files of parts that another one made.
@@ -212,14 +209,6 @@ def make_here(tasks: Sequence[Task], report: Report) -> Iterator[Part]:
             pool.shutdown(cancel_futures=True)
 
 
-def make_on_ray(tasks: Sequence[Task]) -> Iterator[Part]:
-    """Make parts as tasks of a Ray cluster, whose nodes see bundle and folder at the same paths."""
-    request = tasks[0][0]
-    at_once = 0 if os.environ.get("RAY_ADDRESS") else min(request.workers, len(tasks))
-    with ray_cluster(RayConfig(tasks_at_once=at_once)) as run:
-        yield from run(make, tasks)
-
-
 def make(task: Task) -> Part:
     """Find or make a part in this process."""
     request, job, number, keys = task
@@ -236,7 +225,7 @@ def make(task: Task) -> Part:
     if content != (job.bundle_digest, job.configuration):
         loaded.cache_clear()
         raise ValueError(
-            f"bundle {request.bundle} or its configuration has another content here: put it on a "
-            "file system that all nodes of the Ray cluster mount at the same path"
+            f"bundle {request.bundle} or its configuration changed while lists were made; run the "
+            "same command again"
         )
     return make_part(recommender, job, number, keys, out)

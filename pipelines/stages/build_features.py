@@ -11,7 +11,6 @@ from features.build import build_features as build
 from pipelines.config.run import RunConfig
 from pipelines.engine.forgotten import forgotten_users, list_path
 from pipelines.engine.memory import free_memory
-from pipelines.engine.ray_cluster import ray_cluster
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.exported import list_parts
 
@@ -61,13 +60,7 @@ def features_config(config: RunConfig) -> FeaturesConfig:
 def build_features(context: StageContext) -> StageRows:
     """Build the features artefact; its report.json counts the rows left out, with reasons."""
     config = features_config(context.config)
-    if context.config.engine == "ray":
-        # Paths on other machines are whole ones.
-        with ray_cluster(context.config.ray) as run:
-            out = context.output.absolute()
-            report = build(config, out, run=run, workers=run.workers, memory=free_memory())
-    else:
-        report = build(config, context.output, memory=free_memory())
+    report = build(config, context.output, memory=free_memory())
     return StageRows(
         rows_in=report.rows_in,
         rows_out=report.events,

@@ -1,1 +1,1 @@
-"""Hyper-parameters chosen on validation: trials here or on a Ray cluster."""
+"""Hyper-parameters chosen on validation."""

@@ -50,8 +50,6 @@ def backtest(
       recsys backtest runs/movielens-100k
 
       recsys backtest shop.toml --set backtest.step_days=7 --set backtest.num_steps=12
-
-      recsys backtest shop.toml --set engine=ray
     """
     from pipelines.backtest.backtest import FOLDER
     from pipelines.backtest.backtest import backtest as replay
