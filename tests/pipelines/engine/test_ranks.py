@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from pipelines.cli.rank import LogFile, describe_error
-from pipelines.config.operation import RayConfig
 from pipelines.config.run import RunConfig
 from pipelines.config.trainings import TorchrunConfig
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
@@ -112,8 +111,6 @@ def test_ranks_are_the_gpus_or_two_processes(monkeypatch, tmp_path):
         (TorchrunConfig, {"machines": 0}, "machines must be >= 1, got 0"),
         (TorchrunConfig, {"machines": 2}, "machines = 2 needs torchrun.address"),
         (TorchrunConfig, {"machines": 2, "address": "head:0"}, "needs torchrun.address"),
-        (RayConfig, {"tasks_at_once": -1}, "must be >= 0"),
-        (RayConfig, {"retries": -1}, "must be >= 0"),
     ],
 )
 def test_impossible_settings_are_refused(kind, fields, named):
