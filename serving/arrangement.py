@@ -20,13 +20,17 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from recsys.data.top_k import ItemMask
-from recsys.reranking.diversity import Caps, Group, calibrated, capped, mmr
-from recsys.reranking.exploration import (
+from recsys.reranking.lists import (
+    Caps,
+    Group,
     Policy,
     Slate,
+    calibrated,
+    capped,
     chances_of_list,
     draw_slate,
     epsilon_policy,
+    mmr,
     plackett_luce_policy,
 )
 from recsys.retrieval.ranked import RankedItems

@@ -18,19 +18,17 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
-from recsys.kernels.one_query.library import load_library
-from recsys.retrieval.ranked import FILLER, RankedItems
+from recsys.retrieval.ranked import FILLER, RankedItems, compiled_or_why
 from serving.arrangement import Arranged, Arranger
 from serving.bundle.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of
 from serving.bundle.load import Bundle, load_bundle
 from serving.configuration.file import ServingConfiguration, read_configuration
 from serving.configuration.resolve import Resolved, Resolver
 from serving.exclusions import SEEN_ITEMS_SHOWN, Eligible, Exclusions, read_cursor
-from serving.items import MAX_FOUND, ItemCards, ItemSearch, build_search
+from serving.items import MAX_FOUND, ItemCards, ItemSearch, build_items, build_search
 from serving.live import LiveState, Opener, Visitor
 from serving.online.records import new_request_id, read_seed, time_of
 from serving.query import NOTHING, Query, Rows, fitted, hydrate
-from serving.ranking import build_items
 from serving.retrieval import Lists, Retrieval
 from serving.schemas import Assigned, Context, Degraded, Reply, Request, ServedBy
 from serving.settings import ServingOptions
@@ -163,7 +161,7 @@ class Recommender:
             "bundle": bundle.version,
             "digest": bundle.digest,
             "profile": self.profile,
-            "compiled": load_library().reason or "yes",
+            "compiled": compiled_or_why(),
             "num_items": bundle.num_item_rows - 1,
             "semantic_ids": bundle.semantic_ids.version if bundle.semantic_ids else None,
             "adapters": dict(self.adapters.versions),

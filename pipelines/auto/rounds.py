@@ -12,14 +12,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.auto import beside
-from pipelines.auto.beside import RunStages
+from pipelines.auto.beside import (
+    ENDS,
+    REFITS,
+    OutOfTimeError,
+    RunStages,
+    adopt,
+    compared,
+    has_won,
+    link_artefacts,
+    mark_won,
+    placed,
+    put_back,
+    read_seconds,
+    remove,
+    stages_between,
+    time_limit,
+)
 from pipelines.auto.machine import Machine, TimedEncoder, this_machine, time_encoder
 from pipelines.auto.make_plan import FULLER, LIMIT, make_plan
 from pipelines.auto.plan import LAST, PLANNED_ENCODER, SEARCH, SEQUENCE, Plan, Round
 from pipelines.auto.shape import DataShape, measure_shape
 from pipelines.candidates.blends import FAST
-from pipelines.config.operation import budget_seconds
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import Table, merge, set_value, without_keys
 from pipelines.engine.artifacts import digest_of_json, read_json, to_json
@@ -139,7 +153,7 @@ class Automatic:
     ) -> None:
         """Take the sources, their configuration without choices, and when the command began."""
         self.sources, self.base, self.begin, self.say = sources, base, begin, say
-        self.deadline = begin + budget_seconds(self.base.auto.budget)
+        self.deadline = begin + self.base.auto.seconds
         self.pace = 1.0
         """Times its estimate that the last round took."""
 
@@ -202,32 +216,32 @@ class Automatic:
     ) -> list[StageOutcome] | None:
         """Run a round beside the workspace, and serve it; None if there is no time for it."""
         one, workspace = planned.plan.rounds[number], self.base.workspace
-        if not beside.has_won(workspace, key := [planned.key, number]):
+        if not has_won(workspace, key := [planned.key, number]):
             if not self._has_time(one, needed_seconds(one, self.pace)):
                 return None
             self._begin(planned, number)
-            ends = ENDS_GROWTH * sum(beside.read_seconds(workspace, stage) for stage in beside.ENDS)
+            ends = ENDS_GROWTH * sum(read_seconds(workspace, stage) for stage in ENDS)
             try:
                 limit = self.seconds_left() - ends - CLOSING
-                with Workspace(workspace).lock(), beside.time_limit(limit):
+                with Workspace(workspace).lock(), time_limit(limit):
                     if not self._prepared(
-                        planned, number, beside.link_artefacts(workspace, key), run_stages
+                        planned, number, link_artefacts(workspace, key), run_stages
                     ):
                         return None
-            except beside.OutOfTimeError:
+            except OutOfTimeError:
                 took = time.perf_counter() - self.begin
                 self.say(f"{one.name}: given up after {took:,.0f} s; what is served stays")
                 return None
-            beside.mark_won(workspace)
+            mark_won(workspace)
         planned.save(self.base, number)
-        beside.adopt(workspace)
+        adopt(workspace)
         try:
             return run_stages(STAGES[1:], self.round_config(planned.plan.rounds[number]))
         except RefusedError:
-            beside.put_back(workspace)
+            put_back(workspace)
             raise
         finally:
-            beside.remove(workspace)
+            remove(workspace)
 
     def _prepared(self, planned: Planned, number: int, side: Path, run_stages: RunStages) -> bool:
         """Bring a round to where it can be served; False if its training has no time.
@@ -236,8 +250,8 @@ class Automatic:
             RefusedError: It is worse than what is served by more than a standard error.
         """
         one = planned.plan.rounds[number]
-        before = beside.stages_between("enrich_items", TWO_TOWER)
-        prepared = run_stages(before, beside.placed(self.round_config(one), side))
+        before = stages_between("enrich_items", TWO_TOWER)
+        prepared = run_stages(before, placed(self.round_config(one), side))
         shorter = self._shortened(one, prepared)
         if shorter is None:
             return False
@@ -245,15 +259,15 @@ class Automatic:
         rounds[number] = shorter
         planned.plan = replace(planned.plan, rounds=tuple(rounds))
         planned.save(self.base, max(0, number - 1))
-        config = beside.placed(self.round_config(shorter), side)
-        run_stages(beside.stages_between("train_sequence", "train_ranker"), config)
-        gain = beside.compared(side, FAST, config.evaluation.primary_metric)
+        config = placed(self.round_config(shorter), side)
+        run_stages(stages_between("train_sequence", "train_ranker"), config)
+        gain = compared(side, FAST, config.evaluation.primary_metric)
         if gain is not None:
             self.say(f"{one.name}: {gain.words()}")
             if gain.difference < -gain.standard_error:
-                beside.remove(self.base.workspace)
+                remove(self.base.workspace)
                 raise RefusedError("it is worse than what is served, which stays")
-        run_stages(beside.stages_between(*beside.REFITS), config)
+        run_stages(stages_between(*REFITS), config)
         return True
 
     def _has_time(self, one: Round, needed: float) -> bool:

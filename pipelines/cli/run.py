@@ -137,11 +137,9 @@ def run_recorded(
 
 def within_budget(config: RunConfig) -> RunConfig:
     """Bound the sending of an automatic run's records by 4% of its budget; what is late waits."""
-    from pipelines.config.operation import budget_seconds
-
     if not config.auto.enabled:
         return config
-    share = max(10.0, 0.04 * budget_seconds(config.auto.budget))
+    share = max(10.0, 0.04 * config.auto.seconds)
     sync_seconds = min(share, config.tracking.sync_seconds)
     return replace(config, tracking=replace(config.tracking, sync_seconds=sync_seconds))
 

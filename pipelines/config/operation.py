@@ -87,11 +87,16 @@ class AutoConfig:
     """Time from the start of the command to the last bundle, such as 90s, 10m, 1h30m."""
 
     def __post_init__(self) -> None:
-        if budget_seconds(self.budget) <= 0:
+        if self.seconds <= 0:
             raise ValueError(
                 f"budget must be > 0, got {self.budget!r}; 10s serves what is popular, 10m trains "
                 "what pays for its time"
             )
+
+    @property
+    def seconds(self) -> float:
+        """The budget in seconds."""
+        return budget_seconds(self.budget)
 
 
 Engine = Literal["local", "torchrun"]

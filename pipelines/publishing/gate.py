@@ -22,7 +22,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from pipelines.config.release import GateConfig
-from pipelines.publishing.write_release import TIMED
+from pipelines.publishing.released import TIMED
 from recsys.data.string_table import StringTable
 from recsys.evaluation.paired import Paired
 from serving.bundle.load import Bundle

@@ -16,7 +16,7 @@ from recsys.data.durable import replace_file
 from serving.bundle.arrays import Numbers
 from serving.bundle.load import Bundle
 from serving.bundle.properties import NumberColumn, build_column
-from serving.live_properties import LiveProperties, live_path
+from serving.live import LiveProperties, live_path
 
 
 class Synced(NamedTuple):

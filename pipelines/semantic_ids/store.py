@@ -2,7 +2,8 @@
 
 <bundles>/semantic_ids/
     item_ids.json         the items that ever had an ID; place + 1 is the id row, 0 is none
-    versions/, current    recsys.semantic_ids.version_store; codes are by id row
+    versions/<version>/   semantic_ids.*, quantizer/, origin.json; codes by id row
+    current               the versions that were current, the last one now
 
 Item rows may change from one run to the next, because each run builds its vocabulary. A published
 ID must not, so versions are stored by id row, and item_ids.json only grows: it is replaced before a
@@ -20,10 +21,99 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.data.durable import locked, write_durably
+from recsys.data.durable import locked, new_directory, write_durably
 from recsys.semantic_ids.codes import FILE_NAME, SemanticIds, read_description
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans
-from recsys.semantic_ids.version_store import VersionStore
+
+CURRENT = "current"
+VERSIONS = "versions"
+QUANTIZER = "quantizer"
+ORIGIN = "origin.json"
+
+
+class VersionStore:
+    """Semantic IDs by version. One process writes at a time; readers need no lock."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def _place(self, version: str) -> Path:
+        return self.directory / VERSIONS / version
+
+    def history(self) -> list[str]:
+        """List the versions that were current, the current one last; empty where there is none."""
+        path = self.directory / CURRENT
+        if not path.exists():
+            return []
+        try:
+            history = json.loads(path.read_text(encoding="utf-8"))["history"]
+        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} is damaged ({error}); publish the version in use again"
+            ) from error
+        return [str(version) for version in history]
+
+    def versions(self) -> list[str]:
+        """List all versions that are here, sorted by digest."""
+        places = (self.directory / VERSIONS).glob("[!.]*/semantic_ids.json")
+        return sorted(path.parent.name for path in places)
+
+    def publish(
+        self, ids: SemanticIds, quantizer: ResidualKMeans, origin: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Write a version and make it current; one that is here already is made current again."""
+        if quantizer.digest != ids.quantizer_digest:
+            raise ValueError(
+                f"semantic IDs {ids.version} were made by quantiser {ids.quantizer_digest}, this "
+                f"is {quantizer.digest}; publish IDs together with what made them"
+            )
+        final = self._place(ids.version)
+        if not final.exists():
+            with new_directory(final) as partial:
+                ids.save(partial)
+                quantizer.save(partial / QUANTIZER)
+                text = json.dumps(dict(origin or {}), indent=2, sort_keys=True) + "\n"
+                (partial / ORIGIN).write_text(text, encoding="utf-8")
+        history = self.history()
+        if history[-1:] != [ids.version]:
+            self._set_history([*history, ids.version])
+        return final
+
+    def _set_history(self, history: list[str]) -> None:
+        text = json.dumps({"history": history}, indent=2) + "\n"
+        write_durably(self.directory / CURRENT, text)
+
+    def load(self, version: str | None = None) -> SemanticIds:
+        """Read a version, or the current one; verified."""
+        return SemanticIds.load(self.path_of(version), self._known(version))
+
+    def path_of(self, version: str | None = None) -> Path:
+        """Return the directory of a version, or of the current one."""
+        return self._place(self._known(version))
+
+    def quantizer_path(self, version: str | None = None) -> Path:
+        """Return the directory that the version's quantiser is loaded from."""
+        return self.path_of(version) / QUANTIZER
+
+    def origin(self, version: str | None = None) -> dict[str, Any]:
+        """Read how a version was made, as passed to ``publish``."""
+        path = self.path_of(version) / ORIGIN
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError, ValueError, TypeError) as error:
+            raise ValueError(f"{path} is damaged ({error}); publish the version again") from error
+
+    def _known(self, version: str | None) -> str:
+        history = self.history()
+        wanted = version if version is not None else (history[-1] if history else None)
+        if wanted is None:
+            raise ValueError(f"{self.directory} has no current semantic IDs; publish a version")
+        if wanted not in self.versions():
+            raise ValueError(
+                f"semantic IDs {wanted} are not in {self.directory}, which has {self.versions()}"
+            )
+        return wanted
+
 
 FOLDER = "semantic_ids"
 ITEM_IDS = "item_ids.json"

@@ -38,10 +38,14 @@ from pipelines.publishing.gate import Subject, bundle_verdicts
 from pipelines.publishing.parts import make_parts
 from pipelines.publishing.promotion import note_release, refuse, served_base, served_version
 from pipelines.publishing.released import (
+    WrittenRelease,
     bounds_for,
     champion_metrics,
+    is_same_release,
     keep_released,
     released_folder,
+    repeatable,
+    write_release,
 )
 from pipelines.publishing.same_queries import (
     RunEvents,
@@ -49,12 +53,6 @@ from pipelines.publishing.same_queries import (
     same_queries,
     standard_error,
     write_answers,
-)
-from pipelines.publishing.write_release import (
-    WrittenRelease,
-    is_same_release,
-    repeatable,
-    write_release,
 )
 from pipelines.semantic_ids.artefact import open_id_store, publish_version
 from recsys.fitting.queries import ModelInputs

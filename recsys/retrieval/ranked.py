@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.top_k import OneList
+from recsys.kernels.one_query.library import load_library
 from recsys.kernels.one_query.op import leading
 from recsys.models.names import POPULARITY
 from recsys.retrieval.blend.one import MergedOne, fused_one
@@ -21,6 +22,11 @@ from recsys.retrieval.blend.source_features import ABSENT, CONSTANT
 Rows = NDArray[np.int64]
 FILLER = POPULARITY.name
 LAST = np.iinfo(np.int64).max
+
+
+def compiled_or_why() -> str:
+    """Return ``yes`` if lists are made by compiled functions, else the reason why not."""
+    return load_library().reason or "yes"
 
 
 class RankedItems(NamedTuple):

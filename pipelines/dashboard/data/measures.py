@@ -14,7 +14,7 @@ from pipelines.dashboard.workspaces.files import read_or_empty
 from pipelines.engine.decisions import LOG, decision_on
 from pipelines.engine.formats import duration, size
 from pipelines.evaluation.analysis import ANALYSIS, Analysis
-from pipelines.publishing.write_release import TIMED
+from pipelines.publishing.released import TIMED
 
 COSTS = {
     "seconds": "training",

@@ -1,7 +1,7 @@
 """Logged lists with propensities, and the weights that turn one policy's log into another's.
 
 A logged single action is a list of one slot. Every probability is that of a slot's item given the
-items above it, as `recsys.reranking.exploration` logs it; the weight of a slot is the evaluated
+items above it, as `recsys.reranking.lists` logs it; the weight of a slot is the evaluated
 policy's probability over the logging policy's. The reward in slot k is weighed by w_1 ... w_k, the
 items down to its slot: people read from above (reward-interaction IPS; McInerney et al., KDD 2020,
 arXiv:2007.12986).

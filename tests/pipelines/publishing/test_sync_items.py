@@ -15,7 +15,7 @@ from serving.bundle.manifest import publish
 from serving.bundle.properties import Properties
 from serving.bundle.write import write_bundle
 from serving.configuration.file import check_configuration
-from serving.live_properties import LiveProperties, live_path
+from serving.live import LiveProperties, live_path
 from serving.recommend import Recommender
 from serving.schemas import Request
 from tests.serving.server.running import running

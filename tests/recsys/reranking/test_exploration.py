@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.reranking.diversity import Caps, scale_relevance
-from recsys.reranking.exploration import (
+from recsys.reranking.lists import (
+    Caps,
     draw_slate,
     epsilon_policy,
     plackett_luce_policy,
+    scale_relevance,
 )
 from tests.recsys.testing.refusals import assert_refused
 

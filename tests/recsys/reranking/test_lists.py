@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.reranking.diversity import (
+from recsys.reranking.lists import (
     SMOOTHING,
     Caps,
     calibrated,

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pipelines.semantic_ids.store import VersionStore
 from recsys.semantic_ids.codes import NO_CODE, SemanticIds
 from recsys.semantic_ids.collisions import assign_semantic_ids
 from recsys.semantic_ids.lifecycle import align, append
 from recsys.semantic_ids.rq_kmeans import KMeansConfig, ResidualKMeans, ResidualKMeansConfig
-from recsys.semantic_ids.version_store import VersionStore
 from tests.recsys.testing.refusals import assert_refused
 
 pytestmark = pytest.mark.numerics

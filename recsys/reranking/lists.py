@@ -1,6 +1,7 @@
-"""Lists with unlike items, with few items of a group, or with the mix of the user's history.
+"""Lists with unlike items, few items of a group, the mix of the user's history, or explored items.
 
-Maximal marginal relevance, caps, calibration (Steck, RecSys 2018).
+Maximal marginal relevance, caps, calibration (Steck, RecSys 2018); exploration with the probability
+of each slot.
 
 Axes: n candidates, D width of item vectors, C classes, G most classes of one candidate, k list
 length.
@@ -9,7 +10,8 @@ length.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,3 +161,116 @@ def _sparse(shares: Floats) -> tuple[Places, Floats]:
     which[before, rows] = columns
     parts[before, rows] = shares[rows, columns]
     return which, parts
+
+
+class Slate(NamedTuple):
+    """Places and propensities of a drawn list."""
+
+    places: Places
+    """Places among the candidates, in the order of the list, [k]."""
+    propensities: Floats
+    """Probability of each slot's item, given those before it, [k]."""
+
+
+class SlotChances(NamedTuple):
+    """Chances of a policy in one slot of a given list."""
+
+    chance: float
+    """Chance of the item that the list has there, 0 if the policy never shows it."""
+    left: Places
+    """Candidates that it may show there; none where it ends its list before, [m]."""
+    chances: Floats
+    """Chance of each of them, [m]."""
+
+
+Policy = Callable[[Places], Floats]
+"""The chance of each candidate that is left."""
+
+
+def epsilon_policy(epsilon: float) -> Policy:
+    """Give a slot, with probability epsilon, to any candidate that is left, else to the best."""
+    if not 0 <= epsilon <= 1:
+        raise ValueError(f"epsilon must be in [0, 1], got {epsilon}")
+
+    def chances(left: Places) -> Floats:
+        found = np.full(len(left), epsilon / len(left))
+        found[0] += 1 - epsilon
+        return found
+
+    return chances
+
+
+def plackett_luce_policy(scores: NDArray[np.floating], temperature: float) -> Policy:
+    """Draw by the softmax of the remaining items (Plackett 1975; Luce 1959).
+
+    Args:
+        scores: Of the candidates, best first, [n]; brought to [0, 1] before.
+    """
+    _check_positive("temperature", temperature)
+    relevance = scale_relevance(scores)
+
+    def chances(left: Places) -> Floats:
+        # By the best of what is left, so that the rest do not all become 0 after a far better one.
+        own = relevance[left]
+        weights = np.exp((own - own.max()) / temperature)
+        found: Floats = weights / weights.sum()
+        return found
+
+    return chances
+
+
+def chances_of_list(
+    number: int, listed: Places, policy: Policy, caps: Caps | None = None
+) -> Iterator[SlotChances]:
+    """Compute how likely a policy is to show a given list, slot by slot, given the slots above.
+
+    Args:
+        listed: Place of each slot's item among the candidates, -1 for one that is not, [k].
+    """
+    left = np.arange(number)
+    gone: set[int] = set()
+    for place in listed.tolist():
+        allowed = left
+        if caps is not None:
+            allowed = left[[caps.fits(one) for one in left.tolist()]]
+        chances = policy(allowed) if len(allowed) else np.zeros(0)
+        at = np.flatnonzero(allowed == place)
+        yield SlotChances(float(chances[at[0]]) if len(at) else 0.0, allowed, chances)
+        if place >= 0 and place not in gone:
+            gone.add(place)
+            left = left[left != place]
+            if caps is not None:
+                caps.take(place)
+
+
+def draw_slate(
+    number: int,
+    k: int,
+    chances: Policy,
+    random: np.random.Generator,
+    caps: Caps | None = None,
+) -> Slate:
+    """Draw slot by slot among the remaining of ``number`` candidates that break no cap."""
+    left = np.arange(number)
+    places: list[int] = []
+    propensities: list[float] = []
+    full = True
+    for drawn in random.random(min(k, number)).tolist():
+        if caps is not None and full:
+            left = left[[caps.fits(place) for place in left.tolist()]]
+        if not len(left):
+            break
+        own = chances(left)
+        ends = np.cumsum(own)
+        at = min(int(np.searchsorted(ends, drawn * ends[-1], side="right")), len(left) - 1)
+        places.append(int(left[at]))
+        propensities.append(float(own[at]))
+        left = np.delete(left, at)
+        if caps is not None:
+            full = caps.take(places[-1])
+    return Slate(np.array(places, np.int64), np.array(propensities))
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{name} must be > 0, got {value}")
