@@ -9,7 +9,7 @@ Axes: k list length.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -29,7 +29,7 @@ from serving.items import MAX_FOUND, ItemCards, ItemSearch, build_items, build_s
 from serving.live import LiveState, Opener, Visitor
 from serving.online.records import new_request_id, read_seed, time_of
 from serving.query import NOTHING, Query, Rows, fitted, hydrate
-from serving.retrieval import Lists, Retrieval
+from serving.retrieval import Candidates, Lists, Retrieval
 from serving.schemas import Assigned, Context, Degraded, Reply, Request, ServedBy
 from serving.settings import ServingOptions
 from serving.steering import Steering, TopicItems, named_wishes
@@ -245,13 +245,12 @@ class Recommender:
             arranged = self.arranger.arrange(ranked.items, resolved, query, eligible.mask, seed)
             items = build_items(arranged.ranked, query, self.bundle, self.cards, names_history)
             clock.lap("select")
-        short = _shortage(len(items), request.k) if found.were_sought else ()
         parts = (*query.degraded, *unreadable, *wishes.notes, *eligible.notes)
         reply = Reply(
             request_id=request_id,
             items=items,
             served_by=self._parts_used(query, found.lists, ranked.ranker),
-            degraded=[*parts, *found.missing, *ranked.notes, *short],
+            degraded=[*parts, *found.missing, *ranked.notes, *_shortage(items, request, found)],
             fallback=FILLER if set(found.lists) == {FILLER} else None,
             timings_ms=clock.total(),
             experiment=_assigned(resolved),
@@ -311,8 +310,9 @@ def _assigned(resolved: Resolved) -> Assigned | None:
     return None if resolved.arm is None else Assigned(resolved.experiment or "", resolved.arm)
 
 
-def _shortage(number: int, k: int) -> tuple[Degraded, ...]:
-    return (Degraded("short_list", f"{number} of {k}"),) if number < k else ()
+def _shortage(items: Sized, request: Request, found: Candidates) -> tuple[Degraded, ...]:
+    is_short = found.were_sought and len(items) < request.k
+    return (Degraded("short_list", f"{len(items)} of {request.k}"),) if is_short else ()
 
 
 def _user_ids(users: pl.DataFrame | Sequence[str]) -> list[str]:

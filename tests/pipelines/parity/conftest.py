@@ -120,7 +120,7 @@ def send_events(client, stop, seed=1):
     drawn, number = random.Random(seed), 0
     while not stop.is_set():
         number += 1
-        kinds = 4 * ("click", "view", "purchase", "impression") + ("hide", "dislike", "undo")
+        kinds = ("click", "view", "purchase", "impression")
         event = {
             "event_id": f"{seed}-{number}",
             "user_id": f"user-{drawn.randrange(1, 60)}",
@@ -131,6 +131,16 @@ def send_events(client, stop, seed=1):
             event["unix_time"] = time.time() - drawn.randrange(100_000)
         assert client.post("/v1/events", json={"events": [event]}).status_code == 200
         stop.wait(0.003)
+
+
+def refuse(client):
+    """Let users hide or dislike an item each."""
+    kinds = ("hide", "dislike")
+    events = [
+        {"event_id": f"no-{n}", "user_id": f"user-{n}", "item_id": f"item-{n}", "event_type": kind}
+        for n, kind in enumerate(kinds * 20, start=1)
+    ]
+    return client.post("/v1/events", json={"events": events})
 
 
 def serve(folder, num_lists, *, size=SIZE, share=0.4, store=None):
@@ -158,6 +168,8 @@ def serve(folder, num_lists, *, size=SIZE, share=0.4, store=None):
             send_lists(client, num_lists // 2)
             hidden = {"items": [{"item_id": "item-3", "hidden": True}]}
             assert client.post("/v1/items", json=hidden).status_code == 200
+            # What is disliked moves items, and a changed order of ties with them.
+            assert not size.history_models or refuse(client).status_code == 200
             send_lists(client, num_lists - num_lists // 2, seed=2)
         finally:
             stop.set()
