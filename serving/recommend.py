@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 
 from recsys.retrieval.ranked import FILLER, RankedItems, compiled_or_why
-from serving.arrangement import Arranged, Arranger
+from serving.arrangement import Arranged, Arranger, build_items
 from serving.bundle.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of
 from serving.bundle.load import Bundle, load_bundle
 from serving.configuration.file import ServingConfiguration, read_configuration
 from serving.configuration.resolve import Resolved, Resolver
 from serving.exclusions import SEEN_ITEMS_SHOWN, Eligible, Exclusions, read_cursor
-from serving.items import MAX_FOUND, ItemCards, ItemSearch, build_items, build_search
+from serving.items import MAX_FOUND, ItemCards, ItemSearch, build_search
 from serving.live import LiveState, Opener, Visitor
 from serving.online.records import new_request_id, read_seed, time_of
 from serving.query import NOTHING, Query, Rows, fitted, hydrate

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from recsys.data.top_k import ItemMask
 from recsys.models.text_search.tokens import split
 from recsys.models.text_search.wishes import find_values, value_key
-from recsys.reranking.steering import DISLIKE_STRENGTH, MAX_FACTOR, dislike_pulls, steered_order
+from recsys.reranking.lists import DISLIKE_STRENGTH, MAX_FACTOR, dislike_pulls, steered_order
 from recsys.retrieval.ranked import RankedItems
 from serving.bundle.load import Bundle
 from serving.bundle.properties import ListColumn, TextColumn

@@ -121,7 +121,7 @@ def further_member(done: Measured) -> Candidate | str:
         "member_blocks": [*kinds, kind],
     }
     what = f"{number + 1} encoders, the last of {kind} blocks"
-    return trained_again("further member", what, done, grows, {SEQUENCE.section: choices})
+    return refitted("further member", what, done, grows, {SEQUENCE.section: choices})
 
 
 def longer_training(done: Measured) -> Candidate | str:
@@ -134,10 +134,10 @@ def longer_training(done: Measured) -> Candidate | str:
     passes = 2 * training.max_epochs
     choices = {"max_epochs": passes, "epochs_per_evaluation": passes}
     what = f"{passes:.0f} passes of the sequence model"
-    return trained_again("longer training", what, done, 2.0, {SEQUENCE.training: choices})
+    return refitted("longer training", what, done, 2.0, {SEQUENCE.training: choices})
 
 
-def trained_again(name: str, what: str, done: Measured, grows: float, choices: Table) -> Candidate:
+def refitted(name: str, what: str, done: Measured, grows: float, choices: Table) -> Candidate:
     """Train the sequence model in so many times the seconds that it took."""
     seconds = {stage: grows * done.took(stage) for stage in ("train_sequence", "refit")}
     limit = max(LEAST_SECONDS, round(SLACK * seconds["train_sequence"], 1))

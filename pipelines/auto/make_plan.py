@@ -20,7 +20,7 @@ from pipelines.auto.plan import (
     PlanPart,
 )
 from pipelines.auto.recipe import SequenceRecipe, sequence_recipe
-from pipelines.auto.shape import DataShape
+from pipelines.auto.shape import MIN_HELD_OUT, MIN_TRAINED_EVENTS, DataShape, enough
 from pipelines.config.content import BEHAVIOUR
 from pipelines.config.toml import Table, merge, set_value
 from pipelines.config.trainings import SequenceTrainingConfig, TwoTowerTrainingConfig
@@ -65,10 +65,6 @@ DEFERRED = (
     *(f"{name}.enabled" for name in TRAINED),
 )
 """Keys that the first round leaves to later ones where the configuration sets them."""
-MIN_HELD_OUT = 30
-"""Users with a held-out event, below which nothing can be chosen by validation."""
-MIN_TRAINED_EVENTS = 500
-"""Events below which a trained model has nothing to learn from."""
 MIN_TRAINED_SECONDS = 15.0
 """Seconds left below which no training is considered."""
 
@@ -103,11 +99,6 @@ def check_memory(planner: Planner) -> None:
             f"{planner.shape.num_events:,} events; free some, take a larger machine, or keep fewer "
             "events (filters.max_user_events, filters.min_item_events)"
         )
-
-
-def enough(shape: DataShape) -> bool:
-    """Return True if there is enough for a trained model to learn from and to be judged by."""
-    return shape.num_events >= MIN_TRAINED_EVENTS and shape.num_held_out >= MIN_HELD_OUT
 
 
 def can_train(planner: Planner) -> bool:

@@ -23,6 +23,10 @@ from recsys.data.dataset import Rows, Sequences
 DAY = 86_400
 TEXTS_READ = 2_000
 """Items whose texts are read to estimate how long the others are."""
+MIN_HELD_OUT = 30
+"""Users with a held-out event, below which nothing can be chosen by validation."""
+MIN_TRAINED_EVENTS = 500
+"""Events below which a trained model has nothing to learn from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,3 +138,8 @@ def measure_texts(items: Path, content: ContentConfig) -> tuple[float, float]:
     if not lengths:
         return 0.0, 0.0
     return len(lengths) / len(texts), sum(lengths) / len(lengths)
+
+
+def enough(shape: DataShape) -> bool:
+    """Return True if there is enough for a trained model to learn from and to be judged by."""
+    return shape.num_events >= MIN_TRAINED_EVENTS and shape.num_held_out >= MIN_HELD_OUT

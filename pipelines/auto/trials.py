@@ -11,9 +11,9 @@ from typing import Any
 from pipelines.auto import beside
 from pipelines.auto.beside import Gain, RunStages
 from pipelines.auto.further import CANDIDATES, ONE_ERROR, SLACK, Candidate, Measured
-from pipelines.auto.make_plan import enough
 from pipelines.auto.plan import PlanPart, Round
 from pipelines.auto.rounds import CLOSING, Automatic, Planned
+from pipelines.auto.shape import enough
 from pipelines.config.toml import Table, merge
 from pipelines.engine.artifacts import read_json
 from pipelines.engine.errors import RefusedError, UnstableTrainingError
@@ -47,8 +47,8 @@ class Trial:
     def words(self) -> str:
         """Describe it for the plan."""
         status = "kept" if self.kept else "tried" if self.begun else "left out"
-        told = [self.gain.words()] if self.gain else []
-        return f"{status}: {'; '.join([*told, self.reason] if self.reason else told)}"
+        parts = [self.gain.words()] if self.gain else []
+        return f"{status}: {'; '.join([*parts, self.reason] if self.reason else parts)}"
 
     def table(self) -> dict[str, Any]:
         """Write a line of ``plan.json``."""
@@ -115,46 +115,46 @@ class Trials:
         done = Measured(self.run.round_config(last), self.run.sources.own)
         one = make(done)
         if isinstance(one, str):
-            told = Trial(name=name, what="", seconds=0.0, begun=False, reason=one)
-            self.planned.trials.append(told.table())
+            trial = Trial(name=name, what="", seconds=0.0, begun=False, reason=one)
+            self.planned.trials.append(trial.table())
             return
         choices = merge(last.choices, one.choices)
         added = replace(last, name=f"with {one.name}", choices=choices, parts=())
         needed = done.needed(one, self.run.round_config(added))
         total, left = sum(needed.values()), self.run.seconds_left() - CLOSING
-        told = Trial(name=one.name, what=one.what, seconds=round(total, 1))
+        trial = Trial(name=one.name, what=one.what, seconds=round(total, 1))
         if SLACK * total > left:
             reason = f"{NO_TIME}: needs about {SLACK * total:,.0f} s, {max(0.0, left):,.0f} left"
-            told = replace(told, begun=False, reason=reason)
+            trial = replace(trial, begun=False, reason=reason)
         else:
             self.run.say(f"trying {one.name}: {one.what}, about {total:,.0f} s")
-            told = self.attempt(told, one, added, needed)
+            trial = self.attempt(trial, one, added, needed)
             beside.remove(self.run.base.workspace)
-        self.planned.trials.append(told.table())
+        self.planned.trials.append(trial.table())
         self.planned.save(self.run.base, len(self.planned.plan.rounds) - 1)
-        self.run.say(f"{one.name} {told.words()}")
+        self.run.say(f"{one.name} {trial.words()}")
 
     def attempt(
-        self, told: Trial, one: Candidate, added: Round, needed: Mapping[str, float]
+        self, trial: Trial, one: Candidate, added: Round, needed: Mapping[str, float]
     ) -> Trial:
         """Run a candidate beside the workspace, and serve it if it is better."""
         begin = time.perf_counter()
         try:
-            told = (self.adapted if one.name == "adapters" else self.judged)(
-                told, one, added, needed
+            trial = (self.adapted if one.name == "adapters" else self.judged)(
+                trial, one, added, needed
             )
         except beside.OutOfTimeError:
             reason = f"given up after {time.perf_counter() - begin:,.0f} s, too late to serve it"
-            told = replace(told, kept=False, reason=reason)
+            trial = replace(trial, kept=False, reason=reason)
         except (RefusedError, UnstableTrainingError, MemoryError, ValueError) as error:
-            told = replace(told, kept=False, reason=f"failed: {in_short(error)}")
-        if told.kept:
-            part = PlanPart(one.name, one.what, told.words(), told.seconds)
-            told = self.serve(replace(added, parts=(part,)), told)
-        return replace(told, seconds=round(time.perf_counter() - begin, 1))
+            trial = replace(trial, kept=False, reason=f"failed: {in_short(error)}")
+        if trial.kept:
+            part = PlanPart(one.name, one.what, trial.words(), trial.seconds)
+            trial = self.serve(replace(added, parts=(part,)), trial)
+        return replace(trial, seconds=round(time.perf_counter() - begin, 1))
 
     def judged(
-        self, told: Trial, one: Candidate, added: Round, needed: Mapping[str, float]
+        self, trial: Trial, one: Candidate, added: Round, needed: Mapping[str, float]
     ) -> Trial:
         """Train a candidate, compare it, and fit it to all events if it is better."""
         config, workspace = self.run.round_config(added), self.run.base.workspace
@@ -170,16 +170,16 @@ class Trials:
             metric, is_ranker = config.evaluation.primary_metric, one.name == RANKER
             gain = beside.compared(side, one.profile, metric, ranker=is_ranker)
             if gain is None:
-                return replace(told, reason=self.why_not(side, ranker=is_ranker))
+                return replace(trial, reason=self.why_not(side, ranker=is_ranker))
             kept = gain.difference > ONE_ERROR * gain.standard_error
             if kept:
                 with beside.time_limit(self.run.seconds_left() - CLOSING - ends):
                     self.run_stages(beside.stages_between(*beside.REFITS), there)
                 beside.mark_won(workspace)
-        return replace(told, kept=kept, gain=gain)
+        return replace(trial, kept=kept, gain=gain)
 
     def adapted(
-        self, told: Trial, one: Candidate, added: Round, _needed: Mapping[str, float]
+        self, trial: Trial, one: Candidate, added: Round, _needed: Mapping[str, float]
     ) -> Trial:
         """Train adapters of what is served; each is judged by its own gate."""
         config, stage = self.run.round_config(added), STAGES[-1]
@@ -188,7 +188,7 @@ class Trials:
         outcomes = read_json(config.workspace / stage.name / "adapters.json")
         reasons = [f"{of['domain']}: {of['verdicts'][0]['reason']}" for of in outcomes]
         kept = any(of["adapter"] is not None for of in outcomes)
-        return replace(told, kept=kept, reason="; ".join(reasons))
+        return replace(trial, kept=kept, reason="; ".join(reasons))
 
     def why_not(self, side: Path, *, ranker: bool) -> str:
         """Return why a candidate could not be judged."""
@@ -197,7 +197,7 @@ class Trials:
             return str(read_decision(decision)["reason"])
         return "validation has too few queries to judge it"
 
-    def serve(self, added: Round, told: Trial) -> Trial:
+    def serve(self, added: Round, trial: Trial) -> Trial:
         """Release a candidate that won; what was served stays if the release is refused."""
         plan, workspace = self.planned.plan, self.run.base.workspace
         self.planned.plan = replace(plan, rounds=(*plan.rounds, added))
@@ -208,6 +208,6 @@ class Trials:
         except RefusedError as error:
             beside.put_back(workspace)
             self.planned.plan = plan
-            return replace(told, kept=False, reason=f"refused: {in_short(error)}")
+            return replace(trial, kept=False, reason=f"refused: {in_short(error)}")
         self.planned.finished = len(self.planned.plan.rounds)
-        return told
+        return trial

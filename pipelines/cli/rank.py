@@ -25,9 +25,10 @@ from torch.distributed.rendezvous import rendezvous
 from features.parallel import end_with_the_parent
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import validate
+from pipelines.engine.artifacts import RunLog
 from pipelines.engine.console import EXIT_CODES
 from pipelines.engine.launch import ERROR, JOB, LOGGED, RAISED, ROWS
-from pipelines.engine.stage import RunLog, StageContext
+from pipelines.engine.stage import StageContext
 from pipelines.engine.torchrun import LOG
 from pipelines.engine.workspace import Workspace
 from pipelines.stages.list import STAGES

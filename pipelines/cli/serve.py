@@ -144,8 +144,8 @@ def recommend(
     ]
     print_table(("item", "title", "source", *why, ">score"), rows)
     for one in reply.degraded:
-        text = f"user {user!r} is not in the bundle" if one.code == "unknown_user" else str(one)
-        print_lines(f"note: {text}", note=True)
+        what = f": {user!r} is not in the bundle" if one.code == "unknown_user" else ""
+        print_lines(f"note: {one}{what}", note=True)
 
 
 def checked_request(**fields: object) -> Request:

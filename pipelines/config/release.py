@@ -10,6 +10,9 @@ from pipelines.config.operation import check_bounds
 from recsys.evaluation.config import PairedConfig
 from recsys.evaluation.ranking import check_metric_name
 
+TIMED = "time of a list"
+"""A verdict whose value differs between equal runs: in the decision, not in the bundle."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GateConfig:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from features.schema import (
     JSON_LINES,
@@ -43,6 +42,9 @@ from pipelines.config.trainings import (
     TorchrunConfig,
     TwoTowerTrainingConfig,
 )
+from pipelines.config.trainings import (
+    OutsideModelConfig as OutsideModelConfig,
+)
 from recsys.evaluation.config import ReplayConfig
 from recsys.evaluation.ranking import RankingConfig, check_metric_name
 from recsys.models.configs import (
@@ -63,18 +65,6 @@ from recsys.models.sequence.config import SequenceConfig
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.training.passes import TrainingConfig as TrainingConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutsideModelConfig:
-    """A retrieval model of another package, which is fitted, measured, blended and served too."""
-
-    spec: str
-    """Address of its row of the catalogue, ``my_package.module:SPEC``."""
-    enabled: bool = True
-    """Fit it."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of its own class of them; others have their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from pipelines.config.operation import check_bounds
 from recsys.evaluation.ranking import check_metric_name
@@ -179,3 +180,15 @@ class TorchrunConfig(ShardingConfig):
                 f"wait_seconds must be at least {MIN_WAIT_SECONDS:g}, got {self.wait_seconds}: "
                 "starting a rank alone takes some seconds"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutsideModelConfig:
+    """A retrieval model of another package, which is fitted, measured, blended and served too."""
+
+    spec: str
+    """Address of its row of the catalogue, ``my_package.module:SPEC``."""
+    enabled: bool = True
+    """Fit it."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of its own class of them; others have their defaults."""

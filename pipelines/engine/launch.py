@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import plain
+from pipelines.engine.artifacts import RunLog, plain
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
-from pipelines.engine.stage import RunLog, Stage, StageContext, StageRows
+from pipelines.engine.stage import Stage, StageContext, StageRows
 from pipelines.engine.torchrun import LOG, Failure, num_ranks, start
 
 JOB, ROWS, LOGGED = "job.json", "rows.json", "logged.jsonl"

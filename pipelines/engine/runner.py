@@ -19,9 +19,9 @@ from pipelines.config.removed import REMOVED_KEYS
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import to_toml, without_keys
 from pipelines.engine import launch
-from pipelines.engine.artifacts import Manifest, begin, commit, plain
+from pipelines.engine.artifacts import Manifest, RunLog, begin, commit, plain
 from pipelines.engine.memory import returning_memory
-from pipelines.engine.stage import RunLog, Stage, StageContext
+from pipelines.engine.stage import Stage, StageContext
 from pipelines.engine.workspace import Workspace
 from recsys.data.durable import digest_once, write_durably
 

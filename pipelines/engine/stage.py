@@ -10,25 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import plain
+from pipelines.engine.artifacts import RunLog, plain
 from pipelines.engine.code import INSTALLED
 from pipelines.engine.workspace import Workspace
-
-
-class RunLog:
-    """The log of one run of a stage, and the tracker of a training loop; this one keeps nothing.
-
-    ``pipelines.tracking.outbox`` has the one that is kept and sent to a tracking server.
-    """
-
-    def log(self, step: int, **values: float) -> None:
-        """Log metrics after ``step`` steps; a value may be NaN or infinite."""
-
-    def metrics(self, values: Mapping[str, float]) -> None:
-        """Log the run's results; ``a/b`` groups, as in ``test/cold_items/ndcg@10``."""
-
-    def tags(self, values: Mapping[str, str]) -> None:
-        """Set tags of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,7 @@ def report_page(data: ReportData) -> Page:
             headline_tiles(data),
             Words(lines=NEXT, tone="note"),
             *measured_sections(data),
-            _protocol(data),
+            Section(key="protocol", title="Protocol", blocks=[Words(lines=protocol(data))]),
             _data(data),
             _reproduce(data),
         ],
@@ -246,10 +246,6 @@ def _training(data: ReportData) -> Section:
         )
     blocks = [Words(lines=lines) if lines else None, curve_figure(data)]
     return Section(key="training", title="Training", blocks=[one for one in blocks if one])
-
-
-def _protocol(data: ReportData) -> Section:
-    return Section(key="protocol", title="Protocol", blocks=[Words(lines=protocol(data))])
 
 
 def _data(data: ReportData) -> Section:

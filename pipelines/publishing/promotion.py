@@ -73,6 +73,11 @@ def served_base(bundles: Path) -> BundleManifest | None:
         return None
 
 
+def note_comparison(champion: str, num_queries: int, decision: str) -> None:
+    """Print what comparing a new bundle with the champion showed."""
+    log.print(f"champion {champion} on the same {num_queries} queries: {decision}", style="dim")
+
+
 def note_release(bundles: Path, version: str, *, promoted: bool, **about: Any) -> str:
     """Record a written bundle and publish it, or keep it as challenger; return its alias.
 

@@ -55,7 +55,7 @@ def held_back_ends(sequences: Sequences, config: RankerTrainingConfig) -> Rows:
 def ends_before_moment(sequences: Sequences, share: float) -> Rows:
     """Find where each user's train events end before a moment after which a share of them is, [U].
 
-    What is asked after a moment wants other weights than each user's latest event.
+    Requests after a moment want other weights than each user's latest event.
     """
     starts, times = sequences.offsets[:-1], np.asarray(sequences.times)
     positions = concatenated_ranges(starts, np.asarray(sequences.train_end))

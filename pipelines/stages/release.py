@@ -18,7 +18,6 @@ from typing import Any
 import polars as pl
 
 from pipelines.engine.artifacts import read_json, to_json
-from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir, digest_of_config, publishing
 from pipelines.inputs.tensors import read_inputs, released_order
@@ -36,16 +35,18 @@ from pipelines.publishing.comparison import (
 )
 from pipelines.publishing.gate import Subject, bundle_verdicts
 from pipelines.publishing.parts import make_parts
-from pipelines.publishing.promotion import note_release, refuse, served_base, served_version
+from pipelines.publishing.promotion import (
+    note_comparison,
+    note_release,
+    refuse,
+    served_base,
+    served_version,
+)
 from pipelines.publishing.released import (
-    WrittenRelease,
     bounds_for,
     champion_metrics,
-    is_same_release,
     keep_released,
     released_folder,
-    repeatable,
-    write_release,
 )
 from pipelines.publishing.same_queries import (
     RunEvents,
@@ -53,6 +54,12 @@ from pipelines.publishing.same_queries import (
     same_queries,
     standard_error,
     write_answers,
+)
+from pipelines.publishing.write_release import (
+    WrittenRelease,
+    is_same_release,
+    repeatable,
+    write_release,
 )
 from pipelines.semantic_ids.artefact import open_id_store, publish_version
 from recsys.fitting.queries import ModelInputs
@@ -98,10 +105,7 @@ def compared_with(
     domains = item_domains(pl.read_parquet(features / "items.parquet"))
     slices = protected_slices(queries, inputs.item_counts("train"), domains)
     found = compare(queries, slices, config.release)
-    log.print(
-        f"champion {champion.version} on the same {len(queries)} queries: {found.decision}",
-        style="dim",
-    )
+    note_comparison(champion.version, len(queries), found.decision)
     return answered, found
 
 

@@ -30,9 +30,8 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
 from pipelines.config.operation import TrackingConfig
-from pipelines.engine.artifacts import MANIFEST, RUN, Manifest, read_json
+from pipelines.engine.artifacts import MANIFEST, RUN, Manifest, RunLog, read_json
 from pipelines.engine.decisions import CHAMPION, KEY, Decision, check_signature, signed, signing_key
-from pipelines.engine.stage import RunLog
 from recsys.data.durable import write_durably
 from serving.bundle.manifest import CURRENT, bundle_directory, read_manifest
 

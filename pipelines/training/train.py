@@ -12,10 +12,10 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pipelines.config.run import RunConfig, TrainingConfig
-from pipelines.engine.artifacts import to_json
+from pipelines.engine.artifacts import RunLog, to_json
 from pipelines.engine.console import log
 from pipelines.engine.errors import UnstableTrainingError
-from pipelines.engine.stage import RunLog, StageContext, StageRows
+from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
 from pipelines.training.fitters import ModelFitter
 from recsys.data.dataset import FitSplit

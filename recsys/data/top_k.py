@@ -195,7 +195,6 @@ def select_top_k(scores: Tensor, k: int) -> TopK:
     is_nan = torch.isnan(values[:, :1]).any(dim=1)
     if is_nan.any():
         raise _nan_error(int(is_nan.nonzero()[0]))
-
     if values.shape[1] > taken:
         last, beyond = values[:, taken - 1], values[:, taken]
         tied = ((last == beyond) & (last > -torch.inf)).nonzero().squeeze(1)
@@ -288,10 +287,10 @@ def no_items(num_queries: int, k: int, device: torch.device | str = "cpu") -> To
 def allowed_rows(mask: ItemMask | None, num_item_rows: int) -> Tensor:
     """Unpack a mask, or allow all but row 0, [num_item_rows] bool."""
     mask = mask if mask is not None else ItemMask.all(num_item_rows)
-    if mask.num_item_rows != num_item_rows:
+    if (given := mask.num_item_rows) != num_item_rows:
         raise ValueError(
-            f"the item mask covers {mask.num_item_rows} item rows, the catalogue has "
-            f"{num_item_rows}; build the mask from the same bundle"
+            f"the item mask covers {given} item rows, the catalogue has {num_item_rows}; build "
+            "the mask from the same bundle"
         )
     return mask.as_bool()
 

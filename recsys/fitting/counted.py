@@ -17,7 +17,7 @@ import torch
 import recsys.models.names as names
 from recsys.data.dataset import FitSplit, Rows
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, measure
-from recsys.fitting.spec import Data, Fitted, ModelSpec, Start, counted, vector_source
+from recsys.fitting.spec import NOT_TRAINED, Data, Fitted, ModelSpec, Start, vector_source
 from recsys.models.configs import (
     NO_DECAY,
     ContentSimilarityConfig,
@@ -53,6 +53,11 @@ CHOICE_ITEMS = 3_000
 """Items of the regressions that ``l2`` is chosen by, where there are several."""
 CHOICE_USERS = 2_000
 """Validation users that settings are chosen by."""
+
+
+def counted(model: Any) -> Fitted[Any] | None:
+    """Return a fit that has no training; None without a model."""
+    return None if model is None else Fitted(model, NOT_TRAINED, 0)
 
 
 def popularity_source(model: Popularity, data: Data, scored_up_to: int) -> Source:

@@ -273,11 +273,6 @@ class ModelSpec:
             self.save(model, folder)
 
 
-def counted(model: Any) -> Fitted[Any] | None:
-    """Return a fit that has no training; None without a model."""
-    return None if model is None else Fitted(model, NOT_TRAINED, 0)
-
-
 class VectorModel(Protocol):
     """A model that compares a query's vector with the items'."""
 

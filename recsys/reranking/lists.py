@@ -18,6 +18,11 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
+MIN_INFERRED = 3
+"""Items of the history from which a topic is inferred."""
+MAX_INFERRED = 5
+LEAST_LIFT = 1.5
+"""Share of the history over share of the catalogue, from which a category is a topic."""
 
 
 def scale_relevance(scores: NDArray[np.floating]) -> Floats:
@@ -274,3 +279,53 @@ def draw_slate(
 def _check_positive(name: str, value: float) -> None:
     if not value > 0:
         raise ValueError(f"{name} must be > 0, got {value}")
+
+
+Vectors = NDArray[np.float32]
+MAX_FACTOR = 8.0
+DISLIKE_STRENGTH = 0.5
+"""How far an item goes down that equals a disliked one; less for a smaller cosine."""
+
+
+def steered_order(pulls: Vectors, places: NDArray[np.float64] | None = None) -> NDArray[np.int64]:
+    """Order a list by its places and pulls; equals keep their order.
+
+    Args:
+        pulls: From -1 (down) to 1 (up); others count as the nearer of these, [n].
+        places: Ascending, by default from 1, [n].
+    """
+    places = np.arange(1, len(pulls) + 1, dtype=np.float64) if places is None else places
+    return np.argsort(places * MAX_FACTOR ** -np.clip(pulls, -1, 1), kind="stable")
+
+
+def dislike_pulls(vectors: Vectors, disliked: Vectors) -> Vectors:
+    """Compute the pull of each item by its largest cosine with a disliked one, [n].
+
+    Args:
+        vectors: Of length 1, [n, D].
+        disliked: Of length 1, at least one, [m, D].
+    """
+    pulls: Vectors = -DISLIKE_STRENGTH * np.maximum(vectors @ disliked.T, 0).max(1)
+    return pulls
+
+
+def clearest_categories(
+    own: Sequence[NDArray[np.integer]], every: NDArray[np.int64], num_items: int
+) -> list[tuple[int, float]]:
+    """Find categories that a history has far more of than the catalogue, the clearest first.
+
+    Args:
+        own: Category rows of each item of the history; row 0 is none.
+        every: Items of the catalogue by category row, [C].
+
+    Returns:
+        Category rows, and the share of the history's items that have each.
+    """
+    if len(own) < MIN_INFERRED:
+        return []
+    counts = np.bincount(np.concatenate(own), minlength=len(every))
+    shares = counts / len(own)
+    lifts = shares / np.maximum(every / max(1, num_items), 1e-9)
+    lifts[(counts < MIN_INFERRED) | (np.arange(len(every)) == 0)] = 0
+    first = np.argsort(-lifts, kind="stable")[:MAX_INFERRED].tolist()
+    return [(row, float(shares[row])) for row in first if lifts[row] >= LEAST_LIFT]

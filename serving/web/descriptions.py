@@ -11,6 +11,7 @@ from itertools import islice
 import numpy as np
 
 from recsys.models.text_search.wishes import value_key
+from recsys.reranking.lists import clearest_categories
 from serving.bundle.load import Bundle
 from serving.configuration.file import ServingConfiguration
 from serving.configuration.rules import Rule, holds
@@ -26,11 +27,6 @@ from serving.surfaces import HOME
 
 MAX_CATEGORIES = 500
 """Categories on the page, largest first."""
-MIN_INFERRED = 3
-"""Items of the history from which a topic is inferred."""
-MAX_INFERRED = 5
-LEAST_LIFT = 1.5
-"""Share of the history over share of the catalogue, from which a category is a topic."""
 MAX_NAMED_ITEMS = 5
 """Items of a rule that its description names."""
 MAX_PREFIX_USERS = 5_000
@@ -114,21 +110,12 @@ def list_topics(recommender: Recommender, user_id: str, visitor: Visitor) -> lis
 def _inferred(query: Query, recommender: Recommender) -> Iterator[TopicCard]:
     """Find categories that the history has far more of than the catalogue, the clearest first."""
     catalogue = recommender.bundle.catalogue
-    rows = np.unique(query.seen)
-    if len(rows) < MIN_INFERRED:
-        return
-    number = catalogue.num_category_rows
-    offsets = catalogue.category_offsets
+    rows, offsets = np.unique(query.seen), catalogue.category_offsets
     own = [catalogue.category_values[offsets[row] : offsets[row + 1]] for row in rows]
-    counts = np.bincount(np.concatenate(own), minlength=number)
-    every = np.bincount(catalogue.category_values, minlength=number)
-    shares = counts / len(rows)
-    lifts = shares / np.maximum(every / max(1, catalogue.num_item_rows - 1), 1e-9)
-    lifts[(counts < MIN_INFERRED) | (np.arange(number) == 0)] = 0
-    for row in np.argsort(-lifts, kind="stable")[:MAX_INFERRED].tolist():
-        if lifts[row] >= LEAST_LIFT:
-            name, strength = catalogue.category_names[row], round(float(min(1, shares[row])), 2)
-            yield TopicCard(name, "more", strength, "inferred", None, int(every[row]))
+    every = np.bincount(catalogue.category_values, minlength=catalogue.num_category_rows)
+    for row, share in clearest_categories(own, every, catalogue.num_item_rows - 1):
+        name, strength = catalogue.category_names[row], round(min(1.0, share), 2)
+        yield TopicCard(name, "more", strength, "inferred", None, int(every[row]))
 
 
 def _category_sizes(bundle: Bundle) -> list[Category]:

@@ -142,7 +142,7 @@ def test_released_again_by_force_nothing_that_is_served_is_removed_or_rewritten(
         raise KilledError
 
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.publishing.released.write_bundle", kill)
+        patched.setattr("pipelines.publishing.write_release.write_bundle", kill)
         with pytest.raises(KilledError):
             recsys(*again)
     assert (bundles / "current").readlink() == served

@@ -1,11 +1,12 @@
 """A shop with three bundles, a registry in SQLite and a server, for publishing and tracking."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.pipelines.tracking.mlflow_server import free_port, mlflow_server
+from tests.pipelines.tracking.mlflow_server import free_port, healthy, mlflow_server
 from tests.pipelines.tracking.registries import Shop, shop_of, write_bundles
 
 
@@ -22,11 +23,25 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def mlflow_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a real MLflow server, to which each test sends under names of its own."""
-    port = free_port()
-    with mlflow_server(tmp_path_factory.mktemp("mlflow"), port):
-        yield f"http://127.0.0.1:{port}"
+def mlflow_servers() -> Iterator[tuple[ExitStack, list[int]]]:
+    """MLflow servers of the session, and their ports."""
+    with ExitStack() as stack:
+        yield stack, []
+
+
+@pytest.fixture
+def mlflow_address(
+    tmp_path_factory: pytest.TempPathFactory, mlflow_servers: tuple[ExitStack, list[int]]
+) -> str:
+    """The address of a real MLflow server, to which each test sends under names of its own.
+
+    A server that does not answer any more is replaced.
+    """
+    stack, ports = mlflow_servers
+    if not ports or not healthy(ports[-1]):
+        ports.append(free_port())
+        stack.enter_context(mlflow_server(tmp_path_factory.mktemp("mlflow"), ports[-1]))
+    return f"http://127.0.0.1:{ports[-1]}"
 
 
 @pytest.fixture

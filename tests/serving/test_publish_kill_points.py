@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.publishing.promotion import note_release
-from pipelines.publishing.released import write_release
+from pipelines.publishing.write_release import write_release
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import publish
 from serving.bundle.write import write_bundle

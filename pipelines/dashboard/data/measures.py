@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from pipelines.config.release import TIMED
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Side, answers
 from pipelines.dashboard.query import NotFoundError
@@ -14,7 +15,6 @@ from pipelines.dashboard.workspaces.files import read_or_empty
 from pipelines.engine.decisions import LOG, decision_on
 from pipelines.engine.formats import duration, size
 from pipelines.evaluation.analysis import ANALYSIS, Analysis
-from pipelines.publishing.released import TIMED
 
 COSTS = {
     "seconds": "training",

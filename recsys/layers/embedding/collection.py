@@ -68,7 +68,7 @@ class EmbeddingBags(nn.Module):
         self.tables = {table.name: table for table in tables}
         self._features = [(feature, table) for table in tables for feature in table.features]
         self.wanted: Backend = backend
-        """The backend that was asked for."""
+        """The backend that was requested."""
         self.updates: RowUpdates | None = None
         self._looked_up = False
         self.is_sharded = False

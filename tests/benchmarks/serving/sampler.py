@@ -27,7 +27,7 @@ PARTS: tuple[tuple[str, str, str], ...] = (
     ("serving/retrieval.py", "retrieve", "retrieve, the rest"),
     ("serving/bundle/ranker.py", "", "rank: ranker"),
     ("serving/retrieval.py", "", "rank: blend"),
-    ("serving/items.py", "build_items", "select: items"),
+    ("serving/arrangement.py", "build_items", "select: items"),
     ("serving/arrangement.py", "", "select: items"),
     ("serving/recommend.py", "", "list, the rest"),
     ("serving/list_record.py", "", "record of the list"),

@@ -16,10 +16,10 @@ import torch
 from pipelines.cli.rank import LogFile, describe_error
 from pipelines.config.run import RunConfig
 from pipelines.config.trainings import TorchrunConfig
+from pipelines.engine.artifacts import RunLog
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
 from pipelines.engine.launch import ERROR, explain, pass_on
 from pipelines.engine.runner import run_stages
-from pipelines.engine.stage import RunLog
 from pipelines.engine.torchrun import Failure, num_ranks
 from recsys.training.distributed.several import RanksError
 from tests.pipelines.engine.ranks import (

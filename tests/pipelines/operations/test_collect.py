@@ -197,13 +197,9 @@ def test_the_command_says_what_went_and_records_it(shop):
 
 
 def test_two_that_change_the_folder_exclude_each_other(shop, monkeypatch):
-    monkeypatch.setattr("pipelines.operations.collect.publishing", impatient)
+    monkeypatch.setattr("pipelines.engine.workspace.PATIENCE_SECONDS", 0.05)
     with publishing(shop / "bundles"):
         found = run("gc", "-w", shop)
     assert found.exit_code == 75
     assert f"in use by process {os.getpid()}" in " ".join(found.output.split())
     assert present(shop) == {"v1", "v2", "v3", "v4", "v5"}
-
-
-def impatient(bundles: Path) -> object:
-    return publishing(bundles, patience_seconds=0.05)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipelines.publishing.promotion import champions, note_release
-from pipelines.publishing.released import list_releases, write_release
+from pipelines.publishing.write_release import list_releases, write_release
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import Verdict
 from serving.bundle.write import BundleParts

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from pipelines.engine.stage import RunLog
+from pipelines.engine.artifacts import RunLog
 from pipelines.training.train import Curve, read_records
 
 

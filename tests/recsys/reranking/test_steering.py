@@ -1,6 +1,6 @@
 import numpy as np
 
-from recsys.reranking.steering import DISLIKE_STRENGTH, dislike_pulls, steered_order
+from recsys.reranking.lists import DISLIKE_STRENGTH, dislike_pulls, steered_order
 
 
 def test_an_item_moves_by_a_bounded_factor_of_its_place():
