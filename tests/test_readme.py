@@ -169,10 +169,15 @@ def test_the_commands_for_ones_own_data_run(recsys: Path, tmp_path: Path) -> Non
 
 
 def assert_ids_commands_run(recsys: Path, lines: list[list[str]]) -> None:
-    """Run ``recsys ids`` lines in their order."""
+    """Run ``recsys ids`` lines in their order; a run that kept no semantic IDs refuses them."""
     assert [line[2] for line in lines] == ["train"]
+    kept = (recsys.parent / "runs/shop/build_semantic_ids/semantic_ids.safetensors").exists()
     for line in lines:
-        run_recsys(recsys, line[1:])
+        done = subprocess.run(
+            [recsys, *line[1:]], cwd=recsys.parent, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == (0 if kept else 2), done.stderr
+        assert kept or "this run has no semantic IDs" in done.stderr
 
 
 def wait_until_ready(port: int) -> None:
