@@ -76,7 +76,7 @@ CREATE TABLE forgotten (
 CREATE TABLE state (items_version INTEGER NOT NULL, last_forgotten_ms INTEGER NOT NULL);
 INSERT INTO state VALUES (0, -1);
 """
-REFUSALS = "('hide', 'dislike', 'undo')"
+REFUSALS = str(REFUSAL_TYPES)
 _VISITOR = f"""
 SELECT item_id, event_type, time_ms FROM (
     SELECT item_id, event_type, time_ms FROM events
@@ -119,7 +119,7 @@ class SqliteStore(OnlineStore):
         Raises:
             StoreError: They cannot be opened, are damaged or of another version.
         """
-        path = folder / "events.db"
+        path, self._forgets = folder / "events.db", False
         self._events = SqliteFile(
             path,
             version=VERSION,
@@ -197,11 +197,11 @@ class SqliteStore(OnlineStore):
             ((items_version,),) = self._events.rows("SELECT items_version FROM state")
             return Visitor(items_version=items_version)
         values = (user_id, END_OF_TIME if before_ms is None else before_ms, limit, user_id, user_id)
-        rows = self._events.rows(_VISITOR, values)
-        topics, forgotten_ms, items_version = rows.pop()
-        if forgotten_ms < 0:
-            forgotten_ms = None
-        else:
+        if not self._forgets:
+            rows = self._events.rows(_VISITOR, values)
+            topics, last_ms, items_version = rows.pop()
+            forgotten_ms, self._forgets = None, last_ms >= 0
+        if self._forgets:
             hashes = json.dumps(self._keys.hashes(user_id))
             rows = self._events.rows(_VISITOR_FORGOTTEN, (*values, hashes))
             topics, forgotten_ms, items_version = rows.pop()
