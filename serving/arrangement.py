@@ -1,4 +1,4 @@
-"""Arrange the ranked items of one list: rules, the user's own mix, diversity, caps, exploration.
+"""Arrange one list by rules, the user's mix, diversity, caps, exploration, and build its items.
 
     ranked -> boost, bury -> calibration -> diversity -> caps, exploration -> pins -> shown
 
@@ -84,6 +84,12 @@ class RuleRows:
         return self._hidden[key]
 
 
+BY_SOURCE = {
+    **{one.name: one.reason for one in MODELS},
+    RULES: "is put here by a rule",
+    SEARCH: "is what was searched for",
+}
+"""Reason of each source, unless another one explains an item better."""
 CATEGORY = "category"
 MAX_POOL = 500
 """Candidates that calibration and diversity choose from."""
@@ -436,14 +442,6 @@ def _shown(
         tuple(chances) if propensities is not None else None,
         tuple(names) if any(names) else None,
     )
-
-
-BY_SOURCE = {
-    **{one.name: one.reason for one in MODELS},
-    RULES: "is put here by a rule",
-    SEARCH: "is what was searched for",
-}
-"""Reason of each source, unless another one explains an item better."""
 
 
 def build_items(

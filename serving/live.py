@@ -1,4 +1,4 @@
-"""The online store's part of a request: the visitor's events, and hidden items.
+"""State that changes between releases: the online store, and renewed prices and stock of items.
 
 A store that fails or is late takes nothing from a list but what it would have added; the reply then
 says ``failed_store``.

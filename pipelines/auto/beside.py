@@ -7,7 +7,6 @@ left. A round that lost, or has no time left, leaves nothing; one that was kille
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import threading
@@ -21,11 +20,12 @@ from torch import Tensor
 
 from pipelines.candidates.blends import FAST, load_values
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import MANIFEST, move_into_place, read_json, to_json
+from pipelines.engine.artifacts import MANIFEST, RUN, move_into_place, read_json, to_json
 from pipelines.engine.runner import StageOutcome
 from pipelines.engine.stage import Stage
 from pipelines.engine.workspace import bundles_dir
 from pipelines.inputs.tensors import released_order
+from pipelines.publishing.released import link_tree
 from pipelines.ranking.artefact import RANKER, served_ranker
 from pipelines.stages.list import STAGES
 from recsys.data.durable import write_durably
@@ -72,7 +72,7 @@ def stages_between(first: str, last: str) -> list[Stage]:
 
 def read_seconds(workspace: Path, stage: str) -> float:
     """Return the seconds that a stage took; 0 before it ran."""
-    path = workspace / stage / "run.json"
+    path = workspace / stage / RUN
     return float(read_json(path)["seconds"]) if path.exists() else 0.0
 
 
@@ -85,7 +85,7 @@ def link_artefacts(workspace: Path, key: object) -> Path:
         side.mkdir()
         for stage in STAGES:
             if (workspace / stage.name / MANIFEST).exists():
-                shutil.copytree(workspace / stage.name, side / stage.name, copy_function=os.link)
+                link_tree(workspace / stage.name, side / stage.name)
         write_durably(path, to_json(key))
     return side
 
@@ -124,7 +124,7 @@ def adopt(workspace: Path) -> None:
     for name in ENDS[:-1]:
         # They are made again in the workspace itself.
         if (workspace / name).exists() and not (side / BEFORE / name).exists():
-            shutil.copytree(workspace / name, side / BEFORE / name, copy_function=os.link)
+            link_tree(workspace / name, side / BEFORE / name)
     for name in read_json(side / WON) if (side / WON).exists() else ():
         if (side / name).exists():
             if (workspace / name).exists() and not (side / BEFORE / name).exists():

@@ -56,10 +56,7 @@ def plan_first(planner: Planner) -> None:
         if not section or planner.is_off(part, f"{section}.enabled"):
             continue
         takes_long = part.seconds > POSTPONED_FROM
-        if not chosen[section]["enabled"] and part.seconds < planner.left:
-            why = f"{part.seconds:,.0f} s are needed, more than the first round gives one model"
-            planner.left_out.append(replace(part, why=why))
-        elif not chosen[section]["enabled"]:
+        if not chosen[section]["enabled"]:
             planner.leave_out(part)
         elif takes_long and section == SEARCH:
             planner.postponed.append((part, chosen))

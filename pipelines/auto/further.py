@@ -15,7 +15,7 @@ from pipelines.auto.beside import read_seconds
 from pipelines.candidates.blends import FAST, FULL
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import Table, merge, set_value
-from pipelines.engine.artifacts import read_json
+from pipelines.engine.artifacts import MANIFEST, read_json
 from pipelines.stages.list import STAGES
 from recsys.models.names import GENERATIVE, SEQUENCE
 from serving.bundle.manifest import Profile
@@ -70,7 +70,7 @@ class Measured:
 
     def rows(self, stage: str, which: str = "in") -> int:
         """Return the number of rows that a stage read, or wrote (``out``)."""
-        path = self.config.workspace / stage / "manifest.json"
+        path = self.config.workspace / stage / MANIFEST
         return int(read_json(path)["rows"][which]) if path.exists() else 0
 
     def needed(self, one: Candidate, config: RunConfig) -> dict[str, float]:

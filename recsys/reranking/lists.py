@@ -1,7 +1,8 @@
-"""Lists with unlike items, few items of a group, the mix of the user's history, or explored items.
+"""Lists arranged after ranking: unlike items, few of a group, the user's mix, explored, steered.
 
-Maximal marginal relevance, caps, calibration (Steck, RecSys 2018); exploration with the probability
-of each slot.
+Maximal marginal relevance, caps, calibration (Steck, RecSys 2018); exploration draws each slot from
+the candidates that are left, so the probability of a list is the product over its slots. Steering
+moves an item by a factor of its place, not of its score, which no two bundles share.
 
 Axes: n candidates, D width of item vectors, C classes, G most classes of one candidate, k list
 length.
@@ -18,6 +19,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
+Vectors = NDArray[np.float32]
+MAX_FACTOR = 8.0
+DISLIKE_STRENGTH = 0.5
+"""How far an item goes down that equals a disliked one; less for a smaller cosine."""
 MIN_INFERRED = 3
 """Items of the history from which a topic is inferred."""
 MAX_INFERRED = 5
@@ -279,12 +284,6 @@ def draw_slate(
 def _check_positive(name: str, value: float) -> None:
     if not value > 0:
         raise ValueError(f"{name} must be > 0, got {value}")
-
-
-Vectors = NDArray[np.float32]
-MAX_FACTOR = 8.0
-DISLIKE_STRENGTH = 0.5
-"""How far an item goes down that equals a disliked one; less for a smaller cosine."""
 
 
 def steered_order(pulls: Vectors, places: NDArray[np.float64] | None = None) -> NDArray[np.int64]:
