@@ -1,4 +1,5 @@
 import importlib
+import warnings
 
 import numpy as np
 import pytest
@@ -85,7 +86,9 @@ def test_nan_scores_and_targets_of_different_users_are_refused():
 @pytest.fixture(scope="module")
 def ranx():
     """Ranx as plain Python: compiling it takes a minute, and these lists a second."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        # Its sources warn when they are compiled, which is when nobody imported it before.
+        warnings.simplefilter("ignore")
         patch.setenv("NUMBA_DISABLE_JIT", "1")
         return importlib.import_module("ranx")
 

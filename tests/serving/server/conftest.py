@@ -12,7 +12,8 @@ from tests.serving.writable import writable
 def server_of_file(released, tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     bundles = shutil.copytree(released, folder / "bundles", symlinks=True)
-    with running(writable(bundles), folder / "log") as server:
+    # A loaded machine may keep its workers waiting for longer than the default.
+    with running(writable(bundles), folder / "log", queue_ms=5_000) as server:
         yield server
 
 
