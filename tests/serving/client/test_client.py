@@ -1,6 +1,8 @@
 """The Python clients: typed replies, safe retries, tables."""
 
 import asyncio
+import subprocess
+import sys
 
 import httpx2
 import pytest
@@ -105,3 +107,13 @@ def test_many_events_go_in_several_requests():
     with Client("http://x", transport=transport) as client:
         assert client.events(events).accepted == 3
     assert len(sent) == 3
+
+
+def test_a_back_end_that_only_calls_installs_three_packages():
+    program = "import sys, serving.client; print(*{name.partition('.')[0] for name in sys.modules})"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = set(run.stdout.split())
+    assert {"httpx2", "orjson", "pydantic"} <= loaded
+    assert not loaded & {"torch", "numpy", "polars", "scipy", "starlette", "uvicorn", "rich"}
