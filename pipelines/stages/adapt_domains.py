@@ -1,7 +1,7 @@
 """Stage adapt_domains: train an adapter of the released model for each of ``adapter.domains``.
 
-Off unless a domain is named. Where the harm gate refuses an adapter, adapters.json says so and the
-base serves the domain and stays released. Adapters of a challenger are registered, not served.
+Off unless a domain is named. Where the harm gate refuses an adapter, the run prints it in one line
+with its number, adapters.json has all verdicts, and the base serves the domain and stays released. Adapters of a challenger are registered, not served.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.adapters.adapt import adapt_to
-from pipelines.adapters.gate import RefusedAdapterError
+from pipelines.adapters.gate import Judgement, RefusedAdapterError
 from pipelines.engine.artifacts import read_json, to_json
+from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir
 from serving.bundle.adapters import domain_directory
@@ -25,6 +26,15 @@ def are_registered(context: StageContext) -> bool:
         (domain_directory(folder, one["domain"]) / one["adapter"]).is_dir()
         for one in outcomes
         if one["adapter"] is not None
+    )
+
+
+def refusal_line(domain: str, judgement: Judgement) -> str:
+    """Write why an adapter is not served, by the first verdict that failed, in one line."""
+    failed = next(one for one in judgement.verdicts if not one.passed)
+    return (
+        f"the adapter of domain {domain!r} is refused, the base serves the domain: {failed.name} "
+        f"is {failed.value:.4f}, the bound {failed.bound:.4f}"
     )
 
 
@@ -46,6 +56,7 @@ def adapt_domains(context: StageContext) -> StageRows:
             # Equal runs write equal bytes in any folder.
             reason = str(error).replace(f"{context.workspace.path}/", "")
             made = {"adapter": None, "refused": reason, **error.judgement.as_json()}
+            log.print(refusal_line(domain, error.judgement), style="yellow", soft_wrap=True)
         else:
             made = {
                 "adapter": found.directory.name,

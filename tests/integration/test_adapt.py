@@ -198,6 +198,7 @@ def test_a_run_adapts_to_the_domains_that_are_named_and_skips_them_the_next_time
     assert directory.is_dir()
     refused = recsys(*run, "--set", "adapter.min_gain=9.0")
     assert refused.exit_code == 0, refused.output
+    assert f"{TOYS!r} is refused, the base serves the domain: ndcg@10 of" in refused.output
     (told,) = json.loads((workspace / "adapt_domains/adapters.json").read_text())
     assert told["adapter"] is None
     assert f"ndcg@10 of domain {TOYS}" in told["refused"]
