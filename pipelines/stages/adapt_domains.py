@@ -1,7 +1,8 @@
 """Stage adapt_domains: train an adapter of the released model for each of ``adapter.domains``.
 
 Off unless a domain is named. Where the harm gate refuses an adapter, the run prints it in one line
-with its number, adapters.json has all verdicts, and the base serves the domain and stays released. Adapters of a challenger are registered, not served.
+with its number, adapters.json has all verdicts, and the base serves the domain and stays released.
+Adapters of a challenger are registered, not served.
 """
 
 from __future__ import annotations
