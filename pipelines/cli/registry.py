@@ -74,8 +74,8 @@ def pull(
     from pipelines.publishing.from_registry import Pulled
     from pipelines.publishing.from_registry import pull as serve_alias
     from pipelines.publishing.promotion import served_version
+    from pipelines.tracking.copies import UnreachableError
     from pipelines.tracking.outbox import open_outbox
-    from serving.bundle.copies import UnreachableError
 
     bundles, workspace = find_bundles(run)
     config, outbox = read_tracking(workspace), open_outbox(workspace)

@@ -18,9 +18,9 @@ from pipelines.engine.decisions import CHAMPION
 from pipelines.engine.formats import size
 from pipelines.engine.workspace import publishing
 from pipelines.publishing.promotion import check_approved, note_champion, served_version
+from pipelines.tracking import copies
 from pipelines.tracking.outbox import Outbox, check_pointer, store_uri
 from pipelines.tracking.store import RegisteredBundle, look_up
-from serving.bundle import copies
 from serving.bundle.manifest import CURRENT, read_manifest
 
 

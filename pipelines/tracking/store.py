@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 
 from pipelines.config.operation import TrackingConfig
 from pipelines.engine.decisions import CHALLENGER, CHAMPION
+from pipelines.tracking import copies
 from pipelines.tracking.outbox import BUNDLES, POINTER, Outbox, read_lines
 from recsys.data.durable import append_line, locked
-from serving.bundle import copies
 from serving.bundle.manifest import VERSION_PATTERN, bundle_directory
 
 RUN_TAG, VERSION_TAG, DIGEST_TAG = "recsys.run", "bundle", "bundle_digest"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pipelines.publishing.from_registry import fetch
+from pipelines.tracking.copies import UnreachableError
 from pipelines.tracking.outbox import SyncResult, sync_outbox
 from pipelines.tracking.store import look_up
-from serving.bundle.copies import UnreachableError
 from tests.pipelines.tracking.mlflow_server import client
 from tests.serving.writable import writable
 

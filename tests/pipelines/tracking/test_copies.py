@@ -10,8 +10,8 @@ from uuid import uuid4
 import fsspec
 import pytest
 
-from serving.bundle import copies
-from serving.bundle.copies import CopyPlace, UnreachableError, fetch, send
+from pipelines.tracking import copies
+from pipelines.tracking.copies import CopyPlace, UnreachableError, fetch, send
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import read_manifest
 from tests.pipelines.tracking.registries import bytes_of, write_bundles
