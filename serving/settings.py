@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from recsys.data.bounds import check_bounds
 from serving.bundle.manifest import CURRENT, Profile
 
 PREFIX = "RECSYS_"
@@ -49,8 +50,7 @@ class ServingOptions:
     `recsys parity` compares (docs/decisions/drift.md); 0 keeps none, 1 those of every list."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.log_features_share <= 1:
-            raise ValueError(f"log_features_share must be in [0, 1], got {self.log_features_share}")
+        check_bounds(self, log_features_share="[0, 1]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +130,7 @@ class Settings(ServingOptions):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if is_number and field.name not in MAY_BE_ZERO and not value > 0:
                 raise ValueError(f"{field.name} must be > 0, got {value}")
-        if not 0 <= self.port < 1 << 16:
-            raise ValueError(f"port must be in [0, 65536), got {self.port}")
+        check_bounds(self, port="[0, 65536)")
 
     @property
     def followed(self) -> Path:

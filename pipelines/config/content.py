@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.config.operation import check_bounds
 from recsys.content.config import EmbeddingEndpointConfig, EndpointConfig, EnrichmentConfig
+from recsys.data.bounds import check_bounds
 
 MIN_ITEMS_PER_CODE = 8
 """Items per code that the number of codes is chosen for."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,13 +12,12 @@ from urllib.parse import urlsplit
 from pydantic import PlainValidator
 
 from features.reading.databases import DatabaseTable, is_address
+from recsys.data.bounds import check_bounds
 
 DEFAULT_BUDGET = "15m"
 SECONDS = (3600.0, 60.0, 1.0)
 """Seconds of an hour, a minute and a second."""
 BUDGET_PATTERN = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
-
-INTERVAL = re.compile(r"([\[(])([^,]+), ([^\])]+)([\])])")
 
 
 def read_place(value: object) -> Path | str:
@@ -39,31 +37,6 @@ def read_places(value: object) -> Path | str | tuple[Path | str, ...]:
 
 Place = Annotated[Path | str, PlainValidator(read_place)]
 Places = Annotated[Path | str | tuple[Path | str, ...], PlainValidator(read_places)]
-
-
-def check_bounds(section: object, prefix: str = "", **bounds: str) -> None:
-    """Refuse a number of a section outside its bound.
-
-    Args:
-        prefix: What stands before the name in a message.
-        bounds: By name: ``>= 1``, ``> 0`` or an interval such as ``(0, 1]``. None is not checked.
-    """
-    for name, bound in bounds.items():
-        value = getattr(section, name)
-        if value is not None and not _holds(value, bound):
-            among = "in " if INTERVAL.fullmatch(bound) else ""
-            raise ValueError(f"{prefix}{name} must be {among}{bound}, got {value}")
-
-
-def _holds(value: float, bound: str) -> bool:
-    if found := INTERVAL.fullmatch(bound):
-        left, low, high, right = found.groups()
-        above = value >= float(low) if left == "[" else value > float(low)
-        return above and (value <= float(high) if right == "]" else value < float(high))
-    sign, _, least = bound.partition(" ")
-    return math.isfinite(value) and (
-        value >= float(least) if sign == ">=" else value > float(least)
-    )
 
 
 def budget_seconds(text: str) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pipelines.config.operation import check_bounds
+from recsys.data.bounds import check_bounds
 from recsys.evaluation.config import PairedConfig
 from recsys.evaluation.ranking import check_metric_name
 

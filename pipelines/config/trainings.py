@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipelines.config.operation import check_bounds
+from recsys.data.bounds import check_bounds
 from recsys.evaluation.ranking import check_metric_name
 from recsys.layers.lora.linear import LoraConfig
 from recsys.models.generative.config import TeachingConfig

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from recsys.data.bounds import check_bounds
+
 MAX_ATTRIBUTES = 20
 MAX_VALUES = 100
 MAX_VALUE_CHARS = 60
@@ -57,12 +59,8 @@ class EndpointConfig:
             raise ValueError(
                 "api_key_variable must be the name of an environment variable, not the key itself"
             )
-        for name in ("timeout_seconds", "concurrency"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
-        for name in ("max_retries", "first_wait_seconds"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        check_bounds(self, timeout_seconds="> 0", concurrency="> 0")
+        check_bounds(self, max_retries=">= 0", first_wait_seconds=">= 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +76,7 @@ class EmbeddingEndpointConfig(EndpointConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("dim", "batch_size", "max_text_chars"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        check_bounds(self, dim=">= 1", batch_size=">= 1", max_text_chars=">= 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,20 +200,15 @@ class EnrichmentConfig:
 
     def __post_init__(self) -> None:
         check_attributes(self.attributes)
-        for name in ("token_budget", "prompt_price", "completion_price"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
-        if self.cost_budget is not None and self.cost_budget < 0:
-            raise ValueError(f"cost_budget must be >= 0, got {self.cost_budget}")
+        budgets = ("token_budget", "prompt_price", "completion_price", "cost_budget")
+        check_bounds(self, **dict.fromkeys(budgets, ">= 0"))
         if self.cost_budget and not (self.prompt_price or self.completion_price):
             raise ValueError(
                 "cost_budget has no effect without prices; set prompt_price and completion_price "
                 "(money for a million tokens)"
             )
         whole = ("max_reply_tokens", "max_attempts", "max_text_chars", "max_unreachable")
-        for name in whole:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        check_bounds(self, **dict.fromkeys(whole, ">= 1"))
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
         """Price tokens."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from recsys.data.bounds import check_bounds, check_choices
+
 
 @dataclass(frozen=True, kw_only=True)
 class BootstrapConfig:
@@ -16,8 +18,7 @@ class BootstrapConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.confidence < 1:
-            raise ValueError(f"confidence must lie between 0 and 1, got {self.confidence}")
+        check_bounds(self, confidence="(0, 1)")
         if self.num_resamples < 100:
             raise ValueError(
                 f"num_resamples must be at least 100, got {self.num_resamples}: the ends of an "
@@ -43,14 +44,8 @@ class PairedConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("confidence", "slice_error", "power"):
-            value = getattr(self, name)
-            if not 0 < value < 1:
-                raise ValueError(f"{name} must lie between 0 and 1, got {value}")
-        for name in ("margin", "slice_margin"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {value}")
+        check_bounds(self, confidence="(0, 1)", slice_error="(0, 1)", power="(0, 1)")
+        check_bounds(self, margin="[0, 1]", slice_margin="[0, 1]")
         self.bootstrap()
 
     def bootstrap(self) -> BootstrapConfig:
@@ -101,34 +96,16 @@ class ReplayConfig:
     """Fits at a time, in processes of their own."""
 
     def __post_init__(self) -> None:
-        if self.num_steps < 1:
-            raise ValueError(f"backtest.num_steps must be >= 1, got {self.num_steps}")
-        if self.step_days is not None and not 0 < self.step_days < float("inf"):
-            raise ValueError(f"backtest.step_days must be > 0 or left out, got {self.step_days}")
-        if not 0 < self.first_share < 1:
-            raise ValueError(f"backtest.first_share must be in (0, 1), got {self.first_share}")
+        least = {"num_steps": ">= 1", "max_queries": ">= 1", "jobs": ">= 1", "full_every": ">= 0"}
+        above = dict.fromkeys(("step_days", "new_passes", "new_rate"), "> 0")
+        check_bounds(self, "backtest.", **least, **above)
+        check_bounds(self, "backtest.", first_share="(0, 1)", replay_share="[0, 1]")
+        check_choices(self, continue_from=("last", "full"))
         if not self.policies or set(self.policies) - set(POLICIES):
             raise ValueError(
                 f"backtest.policies must be some of {', '.join(POLICIES)}, got "
                 f"{list(self.policies)}"
             )
-        if self.max_queries < 1 or self.jobs < 1:
-            raise ValueError(
-                f"backtest.max_queries and jobs must be >= 1, got {self.max_queries} and "
-                f"{self.jobs}"
-            )
-        if not self.new_passes > 0 or not self.new_rate > 0:
-            raise ValueError(
-                f"backtest.new_passes and new_rate must be > 0, got {self.new_passes} and "
-                f"{self.new_rate}"
-            )
-        if self.full_every < 0 or self.continue_from not in ("last", "full"):
-            raise ValueError(
-                "backtest.full_every must be >= 0 and continue_from 'last' or 'full', got "
-                f"{self.full_every} and {self.continue_from!r}"
-            )
-        if not 0 <= self.replay_share <= 1:
-            raise ValueError(f"backtest.replay_share must be in [0, 1], got {self.replay_share}")
 
     def continued_step(self, number: int) -> int | None:
         """Return the step whose weights ``incremental`` continues, or None to start again."""

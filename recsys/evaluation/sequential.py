@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from recsys.data.bounds import check_bounds
 from recsys.evaluation.bootstrap import Floats
 
 Integers = NDArray[np.int64]
@@ -49,13 +50,7 @@ class SequentialConfig:
     """Users of each arm below which there is no claim."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.error < 1:
-            raise ValueError(f"error must lie between 0 and 1, got {self.error}")
-        if self.narrow_at < 1 or self.min_users < 2:
-            raise ValueError(
-                f"narrow_at must be at least 1 and min_users at least 2, got {self.narrow_at} and "
-                f"{self.min_users}"
-            )
+        check_bounds(self, error="(0, 1)", narrow_at=">= 1", min_users=">= 2")
 
     @property
     def rho_squared(self) -> float:

@@ -7,7 +7,7 @@ tell two rankings apart, hit rates take few values, and without it the test reje
 runs where it should reject 5%.
 
 Many tests at once find differences by luck, so p-values are adjusted: Holm (1979) bounds the
-chance of a single false claim, Benjamini and Hochberg (1995) the share of false claims.
+chance of a single false claim.
 
 Runs are comparable only on the same data, users and targets; anything else is refused.
 
@@ -19,18 +19,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged
+from recsys.data.bounds import check_bounds
 from recsys.evaluation.bootstrap import Floats, as_table, bootstrap_intervals
 from recsys.evaluation.config import BootstrapConfig
 from recsys.evaluation.ranking import per_user_metric
-
-Correction = Literal["holm", "benjamini_hochberg"]
 
 _MAX_CELLS = 1 << 22
 """Signs held at once (32 MiB as float64), which bounds memory for any U and R."""
@@ -42,7 +41,6 @@ class ComparisonConfig:
 
     significance_level: float = 0.05
     """Greatest adjusted p-value that is called a difference."""
-    correction: Correction = "holm"
     num_flips: int = 10_000
     """Sign flips of the test; the smallest p-value it can give is half of one part in these."""
     intervals: BootstrapConfig = field(default_factory=BootstrapConfig)
@@ -50,14 +48,7 @@ class ComparisonConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.significance_level < 1:
-            raise ValueError(
-                f"significance_level must lie between 0 and 1, got {self.significance_level}"
-            )
-        if self.correction not in ADJUSTMENTS:
-            raise ValueError(
-                f"correction must be one of {sorted(ADJUSTMENTS)}, got {self.correction!r}"
-            )
+        check_bounds(self, significance_level="(0, 1)")
         if self.num_flips < 1 / self.significance_level:
             raise ValueError(
                 f"num_flips={self.num_flips} cannot give a p-value below "
@@ -139,7 +130,7 @@ def compare_runs(
         _check_comparable(baseline, candidate)
 
     found = [test for run in candidates for test in _paired_tests(baseline, run, config)]
-    adjusted = ADJUSTMENTS[config.correction](np.array([test.p_value for test in found]))
+    adjusted = holm(np.array([test.p_value for test in found]))
     return [
         test._replace(
             adjusted_p_value=float(p_value),
@@ -185,18 +176,6 @@ def holm(p_values: Floats) -> Floats:
     adjusted = np.empty_like(p_values)
     adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1)
     return adjusted
-
-
-def benjamini_hochberg(p_values: Floats) -> Floats:
-    """Adjust p-values so that the share of false claims is bounded (1995, step-up), [T]."""
-    order = np.argsort(p_values, kind="stable")
-    steps = p_values[order] * len(p_values) / np.arange(1, len(p_values) + 1)
-    adjusted = np.empty_like(p_values)
-    adjusted[order] = np.minimum(np.minimum.accumulate(steps[::-1])[::-1], 1)
-    return adjusted
-
-
-ADJUSTMENTS = {"holm": holm, "benjamini_hochberg": benjamini_hochberg}
 
 
 def _paired_tests(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recsys.data.bounds import check_bounds
 from recsys.layers.embedding.tables import Backend
 
 REMOVED_SETTINGS: Mapping[str, object] = {
@@ -32,13 +33,6 @@ REMOVED_SETTINGS: Mapping[str, object] = {
     "task_weights": {},
 }
 """Removed settings of saved models, each with the one value that is still read."""
-
-
-def check_positive(settings: object, *names: str) -> None:
-    """Refuse settings below 1."""
-    for name in names:
-        if getattr(settings, name) < 1:
-            raise ValueError(f"{name} must be >= 1, got {getattr(settings, name)}")
 
 
 def without_removed(
@@ -104,9 +98,8 @@ class ItemToItemConfig:
     """Latest events of a history that count."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "num_neighbours", "window", "max_history")
-        if not 0 <= self.reverse_weight <= 1:
-            raise ValueError(f"reverse_weight must be in [0, 1], got {self.reverse_weight}")
+        check_bounds(self, num_neighbours=">= 1", window=">= 1", max_history=">= 1")
+        check_bounds(self, reverse_weight="[0, 1]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +125,7 @@ class EaseWeightsConfig:
         if not self.l2 or not all(0 < l2 < float("inf") for l2 in self.l2):
             raise ValueError(f"l2 must be penalties > 0 and finite, got {self.l2}")
         check_powers(self.history_power)
-        check_positive(self, "exact_items", "extended_items")
+        check_bounds(self, exact_items=">= 1", extended_items=">= 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +153,7 @@ class ItemKnnConfig:
             if not values or not all(0 <= value < float("inf") for value in values):
                 raise ValueError(f"{name} must be numbers >= 0 and finite, got {values}")
         check_powers(self.history_power)
-        check_positive(self, "num_neighbours", "max_history")
+        check_bounds(self, num_neighbours=">= 1", max_history=">= 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +188,7 @@ class NextBasketConfig:
 
     def __post_init__(self) -> None:
         check_powers(self.history_power)
-        check_positive(self, "window")
+        check_bounds(self, window=">= 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,10 +201,7 @@ class ContentSimilarityConfig:
     """Columns of the content embeddings that are compared, from the first on; None is all."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.history_power < float("inf"):
-            raise ValueError(f"history_power must be >= 0 and finite, got {self.history_power}")
-        if self.columns is not None:
-            check_positive(self, "columns")
+        check_bounds(self, history_power=">= 0", columns=">= 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,15 +230,8 @@ class TwoTowerConfig:
     """Backend of the embedding tables: TorchRec, our kernel or torch; ``auto`` is the fastest."""
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be > 0, got {self.temperature}")
-        for name in ("dropout", "id_dropout", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        if self.num_uniform_negatives < 0:
-            raise ValueError(
-                f"num_uniform_negatives must be >= 0, got {self.num_uniform_negatives}"
-            )
+        check_bounds(self, temperature="> 0", num_uniform_negatives=">= 0")
+        check_bounds(self, **dict.fromkeys(("dropout", "id_dropout", "label_smoothing"), "[0, 1)"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,9 +244,4 @@ class TextTowerConfig:
     """Steps of its training; 0 leaves random vectors, which match spellings alone."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "dim")
-        if self.num_steps < 0:
-            raise ValueError(
-                "num_steps must be >= 0 (0 leaves random vectors, which match spellings alone), "
-                f"got {self.num_steps}"
-            )
+        check_bounds(self, dim=">= 1", num_steps=">= 0")

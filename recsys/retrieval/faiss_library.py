@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recsys.data.bounds import check_bounds, check_choices
+
 Kind = Literal["flat", "hnsw", "ivf_sq8"]
 RESCORED_PER_RESULT = 1.5
 """IVF-SQ8 re-scores this many candidates for each item it returns."""
@@ -54,13 +56,9 @@ class FaissIndexConfig:
     """Seed of the index while it is built."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("auto", *get_args(Kind)):
-            raise ValueError(f"kind must be auto, {', '.join(get_args(Kind))}, got {self.kind!r}")
+        check_choices(self, kind=("auto", *get_args(Kind)))
         positive = ("hnsw_neighbors", "hnsw_build_effort", "ivf_lists_per_sqrt_row", "effort")
-        for name in (*positive, "build_threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
+        check_bounds(self, **dict.fromkeys((*positive, "build_threads"), ">= 1"))
 
     def kind_for(self, num_item_rows: int) -> Kind:
         """Choose the kind for a catalogue of this size."""

@@ -18,6 +18,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from recsys.data.bounds import check_bounds
 from recsys.semantic_ids.codes import check_level_sizes, digest_of, read_tensors, write_tensors
 
 DECAY = 0.5
@@ -56,13 +57,8 @@ class KMeansConfig:
     start_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if min(self.num_steps, self.num_batches) < 0 or self.batch_rows < 1:
-            raise ValueError(
-                f"num_steps {self.num_steps} and num_batches {self.num_batches} must be >= 0 and "
-                f"batch_rows {self.batch_rows} >= 1"
-            )
-        if self.start_weight < 0:
-            raise ValueError(f"start_weight must be >= 0, got {self.start_weight}")
+        check_bounds(self, num_steps=">= 0", num_batches=">= 0", batch_rows=">= 1")
+        check_bounds(self, start_weight=">= 0")
 
 
 class Centres(NamedTuple):

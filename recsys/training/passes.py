@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from recsys.models.configs import check_positive
+from recsys.data.bounds import check_bounds, check_choices
 
 ROWS_PAY_FROM = 1 << 25
 """Elements of a layer's tables from which moving rows beats a dense step: on an H200 the dense step
@@ -38,16 +38,9 @@ class ScheduleConfig:
     """Share of the peak that remains at the end of the decay."""
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0 or not math.isfinite(self.learning_rate):
-            raise ValueError(f"learning_rate must be > 0 and finite, got {self.learning_rate}")
-        if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps must be >= 0, got {self.warmup_steps}")
-        if self.decay not in ("constant", "linear", "cosine"):
-            raise ValueError(f"decay is 'constant', 'linear' or 'cosine', got {self.decay!r}")
-        if self.decay_steps is not None and self.decay_steps < 1:
-            raise ValueError(f"decay_steps must be >= 1 or None, got {self.decay_steps}")
-        if not 0 <= self.final_share <= 1:
-            raise ValueError(f"final_share must be in [0, 1], got {self.final_share}")
+        check_bounds(self, learning_rate="> 0", warmup_steps=">= 0", decay_steps=">= 1")
+        check_bounds(self, final_share="[0, 1]")
+        check_choices(self, decay=("constant", "linear", "cosine"))
 
 
 def lr_at(step: float, schedule: ScheduleConfig, num_steps: int) -> float:
@@ -87,12 +80,8 @@ class AdamWConfig:
 
     def __post_init__(self) -> None:
         kinds = ("auto", "dense", "adam", "rowwise_adam", "rowwise_adagrad")
-        if self.tables not in kinds:
-            raise ValueError(f"tables is one of {kinds}, got {self.tables!r}")
-        if self.matrices not in ("adam", "orthogonal"):
-            raise ValueError(f"matrices is 'adam' or 'orthogonal', got {self.matrices!r}")
-        if self.weight_decay < 0:
-            raise ValueError(f"weight_decay must be >= 0, got {self.weight_decay}")
+        check_choices(self, tables=kinds, matrices=("adam", "orthogonal"))
+        check_bounds(self, weight_decay=">= 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,14 +117,9 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         limits = ("max_grad_norm", "patience", "checkpoint_every", "max_seconds")
-        for name in ("num_steps", "eval_every", "max_bad_steps", "log_every", *limits):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be > 0, got {value}")
-        if self.precision not in ("auto", "float32", "bfloat16"):
-            raise ValueError(
-                f"precision is 'auto', 'float32' or 'bfloat16', got {self.precision!r}"
-            )
+        numbers = ("num_steps", "eval_every", "max_bad_steps", "log_every", *limits)
+        check_bounds(self, **dict.fromkeys(numbers, "> 0"))
+        check_choices(self, precision=("auto", "float32", "bfloat16"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,17 +158,9 @@ class TrainingConfig:
     """Time between the states that a killed run resumes from."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "max_epochs", "epochs_per_evaluation", "validation_users"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
-        if self.max_seconds is not None and self.max_seconds <= 0:
-            raise ValueError(f"max_seconds must be > 0 or left out, got {self.max_seconds}")
-        if self.refit_epochs is not None and self.refit_epochs <= 0:
-            raise ValueError(f"refit_epochs must be > 0 or left out, got {self.refit_epochs}")
-        if self.refit_rate <= 0:
-            raise ValueError(f"refit_rate must be > 0, got {self.refit_rate}")
-        if not 0 <= self.warmup_share < 1:
-            raise ValueError(f"warmup_share must be in [0, 1), got {self.warmup_share}")
+        sizes = ("batch_size", "max_epochs", "epochs_per_evaluation", "validation_users")
+        limits = ("max_seconds", "refit_epochs", "refit_rate")
+        check_bounds(self, **dict.fromkeys((*sizes, *limits), "> 0"), warmup_share="[0, 1)")
 
     def for_examples(self, num_examples: int) -> LoopConfig:
         """Turn passes into steps for a number of examples."""
@@ -275,7 +251,7 @@ class RankerFitConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "num_hard", "num_random")
+        check_bounds(self, num_hard=">= 1", num_random=">= 1")
         if self.num_candidates <= self.num_hard:
             raise ValueError(
                 f"num_candidates must be more than num_hard = {self.num_hard}, got "
@@ -295,5 +271,4 @@ class ShardingConfig:
     """How; ``auto`` lets the planner choose for each table."""
 
     def __post_init__(self) -> None:
-        if self.shard_from < 0:
-            raise ValueError(f"shard_from must be >= 0, got {self.shard_from}")
+        check_bounds(self, shard_from=">= 0")

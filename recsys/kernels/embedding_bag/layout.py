@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recsys.data.bounds import check_bounds
+
 ALIGNMENT = 64
 """Elements to which the first table of a width is aligned, so that rows load 16 bytes at a time."""
 
@@ -165,13 +167,7 @@ class OptimizerConfig:
     and a row whose gradient is not finite stays as it is. None does neither."""
 
     def __post_init__(self) -> None:
-        if self.max_row_norm is not None and not self.max_row_norm > 0:
-            raise ValueError(f"max_row_norm must be > 0 or None, got {self.max_row_norm}")
-        if self.epsilon < 0 or not 0 <= self.beta1 < 1 or not 0 <= self.beta2 < 1:
-            raise ValueError(
-                f"epsilon must be >= 0 and the betas in [0, 1), got {self.epsilon}, {self.beta1} "
-                f"and {self.beta2}"
-            )
+        check_bounds(self, max_row_norm="> 0", epsilon=">= 0", beta1="[0, 1)", beta2="[0, 1)")
 
 
 class OptimizerState(NamedTuple):

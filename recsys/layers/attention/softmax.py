@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recsys.data.bounds import check_bounds
 from recsys.kernels.hstu_attention.op import distance_buckets, time_buckets
 
 
@@ -86,13 +87,7 @@ class BlockConfig:
     def __post_init__(self) -> None:
         if self.num_heads < 1 or self.dim % self.num_heads:
             raise ValueError(f"num_heads must divide the width {self.dim}, got {self.num_heads}")
-        if self.max_length < 1:
-            raise ValueError(f"max_length must be >= 1, got {self.max_length}")
-        if self.position_buckets < 0 or self.time_buckets < 0:
-            raise ValueError(
-                f"numbers of buckets must be >= 0, got {self.position_buckets} for positions and "
-                f"{self.time_buckets} for times"
-            )
+        check_bounds(self, max_length=">= 1", position_buckets=">= 0", time_buckets=">= 0")
 
 
 class RelativeBias(nn.Module):

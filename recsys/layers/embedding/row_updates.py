@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged
+from recsys.data.bounds import check_choices
 from recsys.kernels.embedding_bag.layout import (
     Optimizer,
     OptimizerConfig,
@@ -54,8 +55,7 @@ class RowUpdateConfig:
     and a row whose gradient is not finite stays as it is. None does neither."""
 
     def __post_init__(self) -> None:
-        if self.rule not in get_args(Rule):
-            raise ValueError(f"rule is one of {get_args(Rule)}, got {self.rule!r}")
+        check_choices(self, rule=get_args(Rule))
         self.kernel_config()
 
     def kernel_config(self) -> OptimizerConfig:

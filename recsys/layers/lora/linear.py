@@ -34,6 +34,7 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.bounds import check_bounds
 from recsys.layers.embedding.collection import EmbeddingBags
 
 
@@ -160,18 +161,11 @@ class LoraConfig:
     """Maximum parameters, as a share of the base's."""
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank must be >= 1, got {self.rank}")
+        check_bounds(self, rank=">= 1", alpha="> 0", dropout="[0, 1)", max_share="(0, 1]")
         if not self.targets or isinstance(self.targets, str):
             raise ValueError(f"targets must be a tuple of name patterns, got {self.targets!r}")
         if isinstance(self.tables, str):
             raise ValueError(f"tables must be a tuple of names, got {self.tables!r}")
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise ValueError(f"alpha must be > 0 and finite, got {self.alpha}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
-        if not 0 < self.max_share <= 1:
-            raise ValueError(f"max_share must be in (0, 1], got {self.max_share}")
 
     @property
     def scale(self) -> float:

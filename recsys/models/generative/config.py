@@ -7,9 +7,9 @@ from typing import Literal
 
 from torch import Tensor
 
+from recsys.data.bounds import check_bounds, check_choices
 from recsys.layers.codes.decoder import CodeBlockConfig
 from recsys.layers.embedding.tables import Backend
-from recsys.models.configs import check_positive
 from recsys.models.item_tower import ItemSizes
 
 
@@ -56,18 +56,13 @@ class GenerativeConfig:
     """Backend of the embedding tables: TorchRec, our kernel or torch; ``auto`` is the fastest."""
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("items", ("codes", "codes_tower", "codes_vectors")),
-            ("softmax_over", ("level", "catalogue")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} is one of {allowed}, got {getattr(self, name)!r}")
-        for name in ("dropout", "id_dropout", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        check_positive(self, "num_layers", "max_length")
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be > 0, got {self.temperature}")
+        check_choices(
+            self,
+            items=("codes", "codes_tower", "codes_vectors"),
+            softmax_over=("level", "catalogue"),
+        )
+        check_bounds(self, num_layers=">= 1", max_length=">= 1", temperature="> 0")
+        check_bounds(self, **dict.fromkeys(("dropout", "id_dropout", "label_smoothing"), "[0, 1)"))
         self.block_config()
 
     @property
@@ -140,7 +135,4 @@ class TeachingConfig:
     speaks of histories that no user has."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"share must be in [0, 1], got {self.share}")
-        if not 0 <= self.dropped_events < 1:
-            raise ValueError(f"dropped_events must be in [0, 1), got {self.dropped_events}")
+        check_bounds(self, share="[0, 1]", dropped_events="[0, 1)")

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, all_finite
+from recsys.data.bounds import check_bounds
 from recsys.data.dataset import concatenated_ranges
 from recsys.kernels.one_query.op import WeightsOfOne
 
@@ -86,10 +87,8 @@ class HistoryWeights:
     """Whether an item counts once, where it occurs last; else each time."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.power < float("inf"):
-            raise ValueError(f"history_power must be >= 0 and finite, got {self.power}")
-        if self.max_events < 1:
-            raise ValueError(f"max_history must be >= 1, got {self.max_events}")
+        check_bounds(self, "history_", power=">= 0")
+        check_bounds(self, max_events=">= 1")
 
 
 class _Seeds(NamedTuple):

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from recsys.data.bounds import check_bounds, check_choices
 from recsys.layers.embedding.tables import Backend
-from recsys.models.configs import check_positive
 from recsys.models.item_tower import FeatureSizes
 
 Trunk = Literal["sparse", "dense", "shared_bottom"]
@@ -102,7 +102,9 @@ class RankerConfig:
     """Backend of the embedding tables: TorchRec, our kernel or torch; ``auto`` is the fastest."""
 
     def __post_init__(self) -> None:
-        self._check_names_and_sizes()
+        check_choices(self, **CHOICES)
+        sizes = ("embedding_dim", "key_dim", "max_history", "hidden_dim", "head_dim", "tile_rows")
+        check_bounds(self, **dict.fromkeys(sizes, ">= 1"), dropout="[0, 1)", id_dropout="[0, 1]")
         if not 1 <= self.top_k <= self.num_experts:
             raise ValueError(
                 f"top_k must be in [1, num_experts = {self.num_experts}], got {self.top_k}"
@@ -112,20 +114,9 @@ class RankerConfig:
                 "tile_rows must be a multiple of 32, because partly filled vector registers round "
                 f"differently, got {self.tile_rows}"
             )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
-        if not 0 <= self.id_dropout <= 1:
-            raise ValueError(f"id_dropout must be in [0, 1], got {self.id_dropout}")
         for task, value in self.task_values.items():
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"task_values of {task!r} must be >= 0 and finite, got {value}")
-
-    def _check_names_and_sizes(self) -> None:
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} is one of {allowed}, got {getattr(self, name)!r}")
-        sizes = ("embedding_dim", "key_dim", "max_history", "hidden_dim", "head_dim", "tile_rows")
-        check_positive(self, *sizes)
 
 
 def num_fields(inputs: RankerInputs) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from recsys.data.bounds import check_bounds
 from recsys.layers.attention.softmax import BlockConfig
 from recsys.layers.embedding.tables import Backend
-from recsys.models.configs import check_positive
 
 Block = Literal["attention", "convolution", "hstu", "sparse"]
 LAST_DAY = 47_482
@@ -80,28 +79,15 @@ class SequenceConfig:
     """Backend of the embedding tables: TorchRec, our kernel or torch; ``auto`` is the fastest."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "num_blocks", "num_members")
+        check_bounds(self, num_blocks=">= 1", num_members=">= 1", temperature="> 0")
         self._check_members()
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be > 0, got {self.temperature}")
-        for name in ("dropout", "id_dropout", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        check_bounds(self, **dict.fromkeys(("dropout", "id_dropout", "label_smoothing"), "[0, 1)"))
+        # None ranks against every item; no neighbours are read with num_neighbours = 0.
+        check_bounds(self, num_neighbours=">= 0", num_uniform_negatives=">= 1")
+        check_bounds(self, neighbour_weight="> 0")
         if self.calendar_days and not 1 <= self.calendar_days <= LAST_DAY:
             raise ValueError(
                 f"calendar_days must be 0 or in [1, {LAST_DAY}], got {self.calendar_days}"
-            )
-        if self.num_neighbours < 0:
-            raise ValueError(f"num_neighbours must be >= 0, got {self.num_neighbours}")
-        if not 0 < self.neighbour_weight < math.inf:
-            raise ValueError(
-                f"neighbour_weight must be > 0 and finite, got {self.neighbour_weight}; "
-                "num_neighbours = 0 leaves neighbours out"
-            )
-        if self.num_uniform_negatives is not None and self.num_uniform_negatives < 1:
-            raise ValueError(
-                f"num_uniform_negatives must be >= 1, or None for every item, got "
-                f"{self.num_uniform_negatives}"
             )
         self.block_config()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from recsys.data.bounds import check_bounds
+
 FILL = 0.001
 """Weight of a source that only fills lists up: below any place of the others, in its own order."""
 
@@ -37,18 +39,8 @@ class LearnedBlendConfig:
         for name, bounds in (("history", self.history_bounds), ("item", self.item_bounds)):
             if list(bounds) != sorted(set(bounds)):
                 raise ValueError(f"{name}_bounds must rise, got {bounds}")
-        if not (self.shrinkage_queries >= 0 and 0 < self.l2 < float("inf")):
-            raise ValueError(
-                f"shrinkage_queries must be >= 0 and l2 > 0 and finite, got "
-                f"{self.shrinkage_queries} and {self.l2}"
-            )
-        if not 0 < self.new_item_odds < float("inf"):
-            raise ValueError(f"new_item_odds must be > 0 and finite, got {self.new_item_odds}")
-        if self.max_queries < 1 or self.max_candidates < 2:
-            raise ValueError(
-                f"max_queries must be >= 1 and max_candidates >= 2, got {self.max_queries} and "
-                f"{self.max_candidates}"
-            )
+        check_bounds(self, shrinkage_queries=">= 0", l2="> 0", new_item_odds="> 0")
+        check_bounds(self, max_queries=">= 1", max_candidates=">= 2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +61,7 @@ class BlendConfig(LearnedBlendConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.min_found < 1:
-            raise ValueError(f"min_found must be >= 1, got {self.min_found}")
+        check_bounds(self, min_found=">= 1")
 
     def learned(self) -> LearnedBlendConfig:
         """Return what the weights are fitted with."""
