@@ -122,20 +122,27 @@ def pages(workspace: Path) -> dict[str, Any]:
     """Keys and titles of all blocks of the dashboard's pages about one run."""
     from pipelines.dashboard.context import Context
     from pipelines.dashboard.pages import PAGES
-    from pipelines.dashboard.web.export import build_documents, find_run
+    from pipelines.dashboard.query import NotFoundError, Query
     from pipelines.dashboard.workspaces.stores import Places, Stores
 
     stores = Stores(Places(roots=[workspace.parent]))
-    context = Context(stores=stores, exported=True)
-    documents, left_out = build_documents(context, PAGES, find_run(stores, str(workspace)))
+    context = Context(stores=stores)
+    (run,) = (one for one in stores.runs() if one.path.resolve() == workspace.resolve())
 
     def blocks(parts: Any) -> Iterator[str]:
         for part in parts:
             yield f"{part.kind}: {getattr(part, 'key', '')} {getattr(part, 'title', '')}".strip()
             yield from blocks(getattr(part, "blocks", ()))
 
-    shown = {one.name: [one.page.title, *blocks(one.page.blocks)] for one in documents}
-    return {**shown, "left out": [text.partition(":")[0] for text in left_out]}
+    shown: dict[str, list[str]] = {"left out": []}
+    for entry in PAGES:
+        try:
+            page = entry.build(context, Query.of(run=run.key))
+        except NotFoundError:
+            shown["left out"].append(entry.title)
+        else:
+            shown[entry.name] = [page.title, *blocks(page.blocks)]
+    return shown
 
 
 def command_line() -> dict[str, Any]:

@@ -53,8 +53,6 @@ class Context:
     cache: Cache = field(default_factory=lambda: Cache(512))
     tables: Cache = field(default_factory=lambda: Cache(16))
     """Tables with a row for each user."""
-    exported: bool = False
-    """True if the page goes into a file, where nothing can be queried later."""
 
 
 Build = Callable[[Context, Query], Page]
@@ -74,9 +72,6 @@ class PageEntry:
     """Windows of long tables, by `Table.source`."""
     suggest: Mapping[str, Suggest] = field(default_factory=dict)
     """Options of a search, by `Control.suggest`: at most 20, the best first."""
-    exports: Callable[[Context, Query], Sequence[Query]] | None = None
-    """Queries whose pages an exported file holds, for the runs that it is about; the given one
-    alone without."""
     in_navigation: bool = True
     keeps: tuple[str, ...] = ()
     """Parameters that the navigation takes along from the page it leaves, such as ``run``."""

@@ -1,4 +1,4 @@
-"""The only list of pages; the navigation, the server and the export come from it."""
+"""The only list of pages; the navigation and the server come from it."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def build(context: Context, query: Query) -> Page:
         title=TITLE,
         lead=log.lead,
         blocks=blocks,
-        controls=() if context.exported else [control],
+        controls=[control],
         notices=log.faults,
     )
 

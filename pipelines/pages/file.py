@@ -1,4 +1,4 @@
-"""Documents as one HTML file that opens anywhere, with everything that draws them.
+"""A page as one HTML file that opens anywhere, with everything that draws it.
 
 The file may reach nothing: its policy names its own scripts and styles by their digests.
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 
@@ -27,21 +26,11 @@ IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";\n', re.MULTILINE)
 DYNAMIC = re.compile(r'import\("\./(\w+)\.js"\)')
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 LEFT = re.compile(r"^\s*(?:import\b(?!\()|export\b)", re.MULTILINE)
-Navigated = Mapping[str, object]
 
 
 def filled(path: Path, **parts: str) -> str:
     """Fill the shell; every part is given."""
     return Template(path.read_text(encoding="utf-8")).substitute(parts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Document:
-    """A page as the file holds it."""
-
-    name: str
-    parameters: dict[str, tuple[str, ...]]
-    page: Page
 
 
 # A page from file:// cannot import, so a module becomes a function that returns its exports. The
@@ -109,11 +98,11 @@ def _digest(source: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 
-def html_of(documents: Sequence[Document], navigation: Sequence[Navigated], title: str) -> str:
-    """Render documents as one HTML file.
+def page_html(page: Page, name: str) -> str:
+    """Render a page as an HTML file.
 
     Args:
-        navigation: The pages, as the browser knows them.
+        name: Name of the page in its address.
     """
     style = "\n".join(assets()[name].body.decode() for name in STYLES)
     code = scripts()
@@ -125,27 +114,18 @@ def html_of(documents: Sequence[Document], navigation: Sequence[Navigated], titl
     without = filled(
         SHELL,
         policy=f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        title=title.translate({ord(sign): f"&#{ord(sign)};" for sign in "&<>"}),
+        title=page.title.translate({ord(sign): f"&#{ord(sign)};" for sign in "&<>"}),
         head=f"<style>{style}</style>",
         settings="SETTINGS",
         scripts="\n".join(f'<script type="module">{one}</script>' for one in code),
     )
-    settings = {"pages": navigation, "exported": documents}
+    entry = {"name": name, "title": page.title, "in_navigation": True, "keeps": []}
+    settings = {"pages": [entry], "exported": page}
     head, tail = without.split(">SETTINGS<")
     return f"{head}>{for_script(settings)}<{tail}"
 
 
-def page_html(page: Page, name: str) -> str:
-    """Render one page as an HTML file.
-
-    Args:
-        name: Name of the page in its address.
-    """
-    entry = {"name": name, "title": page.title, "in_navigation": True, "keeps": []}
-    return html_of([Document(name=name, parameters={}, page=page)], [entry], page.title)
-
-
 def write_page(page: Page, path: Path) -> None:
-    """Write one page as an HTML file, whole or not at all."""
+    """Write a page as an HTML file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, page_html(page, path.stem))

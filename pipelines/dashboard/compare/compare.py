@@ -14,13 +14,12 @@ from pipelines.dashboard.compare.blocks import (
     warnings,
 )
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.answers import DEPTH, side
+from pipelines.dashboard.data.answers import DEPTH
 from pipelines.dashboard.data.measures import read_measures
 from pipelines.dashboard.data.pairs import Mask, Pairs, join_pairs
 from pipelines.dashboard.data.sides import (
     choose_sides,
     controls,
-    default_pair,
     k_control,
     origins,
     pair_links,
@@ -29,7 +28,7 @@ from pipelines.dashboard.data.sides import (
     suggest_runs,
 )
 from pipelines.dashboard.data.slices import group_label
-from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.dashboard.query import Query
 from pipelines.pages.charts import Row, colors_of, counts, figure, line_chart, numbers, texts
 from pipelines.pages.document import Block, Cell, Chart, Link, Page, Section, Table, Words, select
 from pipelines.pages.wording import METRICS, metric_label, metric_meaning
@@ -209,20 +208,10 @@ def _k_chart(pairs: Pairs, names: Sequence[str], metric: str) -> Chart:
     )
 
 
-def exports(context: Context, query: Query) -> list[Query]:
-    """Export the models of a run, and its pair."""
-    try:
-        pair = default_pair(context, query.text("run"))
-    except NotFoundError:
-        return [query]
-    return [query, Query.of(**pair_parameters(*map(side, pair)))]
-
-
 ENTRY = PageEntry(
     name="compare",
     title="Compare",
     build=build,
     suggest={"runs": suggest_runs},
-    exports=exports,
     keeps=("runs", "run", "first", "second"),
 )

@@ -150,8 +150,6 @@ def stage_folders(context: Context, run: Run) -> list[Path]:
 
 def controls(context: Context, sides: Sequence[Side], *, at_most: int = MOST) -> list[Control]:
     """Offer other runs and other models of each."""
-    if context.exported:
-        return []
     keys = tuple(dict.fromkeys(one.run.key for one in sides))
     found = [
         Control(
@@ -173,7 +171,7 @@ def controls(context: Context, sides: Sequence[Side], *, at_most: int = MOST) ->
 
 
 def run_control(context: Context, run: Run, clears: Sequence[str] = ()) -> list[Control]:
-    """Offer other runs by `suggest_runs`, which the page names ``runs``; none in a file."""
+    """Offer other runs by `suggest_runs`, which the page names ``runs``."""
     control = Control(
         name="run",
         label="Run",
@@ -183,7 +181,7 @@ def run_control(context: Context, run: Run, clears: Sequence[str] = ()) -> list[
         suggest="runs",
         clears=clears,
     )
-    return [] if context.exported else [control]
+    return [control]
 
 
 def pair_links(sides: Sequence[Side]) -> list[Link]:

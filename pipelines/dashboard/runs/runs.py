@@ -122,7 +122,7 @@ def build(context: Context, query: Query) -> Page:
     table = Table(
         key="runs",
         title="All runs",
-        note="" if context.exported else HOW_TO_SEARCH,
+        note=HOW_TO_SEARCH,
         columns=[one.column for one in list_columns(runs)],
         source="runs",
     )

@@ -10,21 +10,10 @@ function changed(view, control, value) {
   view.go(view.page, parameters);
 }
 
-// Whether this page can show another value of a control; a file holds some of them.
-function possible(view, control, value) {
-  if (!view.source.exported) return true;
-  return view.source.has(view.page, { ...view.parameters, [control.name]: value });
-}
-
 function select(view, control, id) {
   const known = control.options.some((one) => one.value === control.value);
   const options = known ? control.options : [{ value: control.value, label: control.value || "\u2013" }, ...control.options];
-  const made = make("select", { id }, options.map((one) => {
-    const option = make("option", { value: one.value }, one.label);
-    option.disabled = !possible(view, control, one.value);
-    if (option.disabled) option.append(" (not in this file)");
-    return option;
-  }));
+  const made = make("select", { id }, options.map((one) => make("option", { value: one.value }, one.label)));
   made.value = control.value;
   made.addEventListener("change", () => changed(view, control, made.value));
   return made;
@@ -33,7 +22,6 @@ function select(view, control, id) {
 function number(view, control, id) {
   const bounds = { min: control.least, max: control.most };
   const made = make("input", { id, type: "number", step: "any", ...bounds, value: control.value });
-  made.disabled = view.source.exported;
   made.addEventListener("change", () => {
     if (made.reportValidity()) changed(view, control, made.value);
   });
@@ -71,7 +59,6 @@ function searchInput(id, value) {
 function search(view, control, id) {
   const shown = control.options.find((one) => one.value === control.value)?.label ?? control.value;
   const made = searchInput(id, shown);
-  made.disabled = view.source.exported;
   made.addEventListener("focus", () => made.select());
   const take = (value) => value !== shown && value !== control.value && changed(view, control, value);
   view.later.push(() => {
@@ -94,7 +81,6 @@ function chips(view, control, values) {
     const made = make("button", { type: "button", class: "chip", on: { click: remove } });
     made.append(text(label), make("span", { "aria-hidden": "true" }, "\u00d7"));
     made.setAttribute("aria-label", `Remove ${label}`);
-    made.disabled = !possible(view, control, without);
     return made;
   });
 }
@@ -102,7 +88,7 @@ function chips(view, control, values) {
 function severalFound(view, control, id, values) {
   const made = searchInput(id, "");
   const full = control.at_most !== null && values.length >= control.at_most;
-  made.disabled = full || view.source.exported;
+  made.disabled = full;
   made.placeholder = full ? `at most ${control.at_most}` : "add";
   view.later.push(() => {
     const add = (value) => value && !values.includes(value) && changed(view, control, [...values, value]);
@@ -117,7 +103,7 @@ function severalFew(view, control, id, values) {
     const box = make("input", { type: "checkbox", id: `${id}-${place}` });
     box.checked = values.includes(one.value);
     const next = box.checked ? values.filter((v) => v !== one.value) : [...values, one.value];
-    box.disabled = (!box.checked && full) || !possible(view, control, next);
+    box.disabled = !box.checked && full;
     box.addEventListener("change", () => changed(view, control, next));
     return make("label", {}, box, text(one.label));
   });
@@ -148,10 +134,7 @@ export function controlsBar(view, controls) {
     }
     return make("div", { class: `field ${control.kind}` }, label, field);
   });
-  const limited = view.source.exported
-    ? make("p", { class: "quiet small" }, "This file holds some of the values; recsys dashboard shows all.")
-    : null;
-  const form = make("form", { class: "controls", role: "group", "aria-label": "What is shown" }, fields, limited);
+  const form = make("form", { class: "controls", role: "group", "aria-label": "What is shown" }, fields);
   form.addEventListener("submit", (event) => event.preventDefault());
   return form;
 }

@@ -8,7 +8,7 @@ import { Exported, Served } from "./source.js";
 
 const LATE_MS = 150;
 const settings = JSON.parse(document.getElementById("settings").textContent);
-const source = settings.exported ? new Exported(settings.exported) : new Served(settings);
+const source = settings.exported ? new Exported(settings) : new Served(settings);
 const root = document.documentElement;
 const [main, progress, announced] = ["main", "progress", "announced"].map((id) => document.getElementById(id));
 const menu = document.getElementById("menu");

@@ -1,5 +1,5 @@
 // Where documents come from: the server, or the file that this page is.
-import { listed, ofPage, queryOf } from "./address.js";
+import { ofPage, queryOf } from "./address.js";
 
 export class Refusal extends Error {
   constructor(status, words) {
@@ -80,29 +80,19 @@ export class Served {
 }
 
 export class Exported {
-  // documents: [{name, parameters, page}]
-  constructor(documents) {
+  // The one page that this file holds.
+  constructor(settings) {
     this.exported = true;
-    this.documents = documents;
+    this.held = settings.exported;
+    this.name = settings.pages[0].name;
   }
 
-  find(name, parameters) {
-    const wanted = Object.entries(listed(ofPage(parameters)));
-    return this.documents.find((one) => {
-      if (one.name !== name) return false;
-      const shown = Object.fromEntries(one.page.controls.map((c) => [c.name, c.value]));
-      const given = listed({ ...shown, ...one.parameters });
-      return wanted.every(([key, values]) => String(given[key] ?? "") === String(values));
-    });
+  has(name) {
+    return name === this.name;
   }
 
-  has(name, parameters) {
-    return this.find(name, parameters) !== undefined;
-  }
-
-  async page(name, parameters) {
-    const found = this.find(name, parameters);
-    if (found) return found.page;
+  async page(name) {
+    if (this.has(name)) return this.held;
     throw new Refusal(404, "This file does not hold that page; recsys dashboard shows all of them.");
   }
 }

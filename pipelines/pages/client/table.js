@@ -202,7 +202,7 @@ async function csvOf(view, block, place, windows) {
 }
 
 export function tableBlock(view, block, level) {
-  const windows = Boolean(block.source) && !view.source.exported;
+  const windows = Boolean(block.source);
   const title = text(block.title, `h${level}`, { id: `table-${block.key}` });
   const place = make("table", { "aria-labelledby": title.id }, headOf(block));
   view.tables.push(() => fill(view, block, place, windows));

@@ -1,13 +1,10 @@
 """Rules that every page follows, over a real workspace and over an empty folder."""
 
-from dataclasses import replace
-
 import pytest
 
 from pipelines.dashboard.pages import PAGES
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.web.export import document
-from pipelines.pages.document import Chart, Section, Table
+from pipelines.pages.document import Chart, Section
 from pipelines.pages.encoding import encoded
 from tests.pipelines.dashboard.documents import blocks_of, dashboard, words
 
@@ -40,15 +37,6 @@ def test_a_document_is_small_and_its_charts_have_words_values_and_origins(contex
         assert chart.origins or entry.name == "runs"
     keys = [block.key for block in blocks_of(page.blocks, Section)]
     assert len({*keys}) == len(keys)
-
-
-@ENTRIES
-def test_a_file_offers_nothing_to_query(context, entry):
-    exported = replace(context, exported=True)
-    page = document(entry, exported, Query()).page
-    assert [one.name for one in page.controls if one.kind in ("search", "several")] == []
-    assert [one.key for one in blocks_of(page.blocks, Table) if one.source is not None] == []
-    assert len(encoded(page)) < 250_000
 
 
 @ENTRIES

@@ -1,17 +1,11 @@
 """Every page in Chromium over a real workspace: each control, link, width and scheme."""
 
-import json
-from urllib.parse import urlencode
-
 import pytest
 from starlette.testclient import TestClient
 
-from pipelines.dashboard.context import Context
 from pipelines.dashboard.pages import PAGES
-from pipelines.dashboard.web import export
 from pipelines.dashboard.web.access import AccessRules
 from pipelines.dashboard.web.app import Site, create_app
-from pipelines.dashboard.workspaces.stores import Places, Stores
 from tests.pipelines.dashboard.browser import HEIGHT, WIDTHS, served, windows
 
 pytestmark = pytest.mark.slow
@@ -65,23 +59,3 @@ def test_every_control_leads_to_a_page(context):
                 for value in values_of(control, client, name):
                     reply = client.get(page, params={control["name"]: value})
                     assert reply.status_code == 200, (control["name"], value, reply.text)
-
-
-def test_an_exported_file_shows_all_that_it_holds_and_asks_for_nothing(
-    chromium, workspace, tmp_path
-):
-    context = Context(stores=Stores(Places(roots=[workspace])), exported=True)
-    path = tmp_path / "run.html"
-    export.write(context, PAGES, export.find_run(context.stores, None), path)
-    assert path.stat().st_size <= 5_000_000
-    text = path.read_text().split('type="application/json">')[1].split("</script>")[0]
-    held = json.loads(text)["exported"]
-    assert {"summary", "run", "compare", "why"} <= {one["name"] for one in held}
-    with windows(chromium, path.as_uri()) as new:
-        shown = new(offline=True)
-        shown.open()
-        for one in held:
-            shown.follow(f"{one['name']}?{urlencode(one['parameters'], doseq=True)}")
-            shown.see_all()
-            assert shown.page.inner_text("h1") == " ".join(one["page"]["title"].split())
-            assert not shown.overflows()

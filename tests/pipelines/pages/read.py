@@ -7,10 +7,9 @@ from typing import Any
 
 
 def document_in(path: Path) -> dict[str, Any]:
-    """Return the first page of a file."""
+    """Return the page of a file."""
     text = path.read_text(encoding="utf-8").split('type="application/json">')[1]
-    (page, *_) = json.loads(text.split("</script>")[0])["exported"]
-    found: dict[str, Any] = page["page"]
+    found: dict[str, Any] = json.loads(text.split("</script>")[0])["exported"]
     return found
 
 
