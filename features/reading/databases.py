@@ -3,6 +3,8 @@
     postgresql://ann@db.shop/shop#orders
     sqlite:shop.db#select customer as user_id, sku as item_id, bought_at from orders
     duckdb:shop.duckdb#main.orders
+    delta:s3://lake/orders#select customer, sku, bought_at from orders
+    iceberg:lake/shop.orders
 
 An address is stored and shown, so it has no password: libpq takes it from PGPASSWORD or ~/.pgpass.
 """
@@ -22,7 +24,15 @@ from urllib.parse import quote
 if TYPE_CHECKING:
     import polars as pl
 
-DRIVERS = {"postgresql": "adbc_driver_postgresql.dbapi", "sqlite": "sqlite3", "duckdb": "duckdb"}
+DRIVERS = {
+    "postgresql": "adbc_driver_postgresql.dbapi",
+    "sqlite": "sqlite3",
+    "duckdb": "duckdb",
+    "delta": "deltalake",
+    "iceberg": "pyiceberg.catalog",
+}
+LAKES = ("delta", "iceberg")
+"""Tables of a lake, which Polars reads and queries; their packages find the credentials."""
 SESSION = ("transaction read only", "time zone 'UTC'", "synchronize_seqscans = off")
 """Settings of PostgreSQL. A scan that starts within a table would give each snapshot an order."""
 FETCHED_ROWS = 100_000
@@ -43,7 +53,7 @@ def is_database(place: str) -> bool:
 
 def is_address(place: object) -> bool:
     """Return True for the address of a database or a store, False for a path."""
-    begin = r"sqlite:|duckdb:|[a-z][a-z0-9+]*://"
+    begin = r"sqlite:|duckdb:|delta:|iceberg:|[a-z][a-z0-9+]*://"
     return isinstance(place, str) and re.match(begin, place) is not None
 
 
@@ -51,7 +61,8 @@ def moved(address: str, move: Callable[[str], str]) -> str:
     """Give the file of an address another path; others stay."""
     kind, _, rest = address.partition(":")
     place, mark, query = rest.partition("#")
-    return f"{kind}:{move(place)}{mark}{query}" if kind in ("sqlite", "duckdb") else address
+    is_file = kind in ("sqlite", "duckdb", "delta") or place.endswith(".json")
+    return f"{kind}:{move(place)}{mark}{query}" if is_file and "://" not in place else address
 
 
 def masked(text: str) -> str:
@@ -83,9 +94,12 @@ class DatabaseTable:
         elif kind not in DRIVERS or not path:
             raise ValueError(
                 f"{kind}: is no database that can be read; name postgresql://USER@HOST/DATABASE, "
-                "sqlite:FILE or duckdb:FILE (files in an object store: data.partitions)"
+                "sqlite:FILE, duckdb:FILE, delta:FOLDER or iceberg:CATALOG/NAMESPACE.TABLE (files "
+                "in an object store: data.partitions)"
             )
         query = fragment.strip().rstrip(";")
+        if kind in LAKES:
+            query = query or _lake_name(path)
         if re.fullmatch(r'[\w.$"]+', query):
             query = f"select * from {query}"
         elif not re.match(r"(?i)(select|with)\s", query):
@@ -127,6 +141,8 @@ class DatabaseTable:
                 f"{self.kind} needs a driver that is not installed ({error.name}): "
                 f"pip install 'recsys-platform[{self.kind.removesuffix('ql')}]'"
             ) from error
+        if self.kind in LAKES:
+            return _query_lake(self.kind, self.place, query)
         if self.kind != "postgresql" and not Path(self.place).is_file():
             raise ValueError(f"no file {self.place}; check the path after {self.kind}:")
         try:
@@ -140,6 +156,38 @@ class DatabaseTable:
                 f"{self.kind} cannot be read: {masked(text)}; check the address, the query and the "
                 "server, then run it again: no part of it was kept"
             ) from None
+
+
+def _lake_name(place: str) -> str:
+    """Return the name of a lake's table in queries: its folder, or its name in the catalog."""
+    *folders, name = place.rstrip("/").split("/")
+    name = folders[-2] if name.endswith(".json") and len(folders) > 1 else name
+    return re.sub(r"\W", "_", name.rpartition(".")[2])
+
+
+def _query_lake(kind: str, place: str, query: str) -> pl.DataFrame:
+    """Query a Delta table by its folder, or an Iceberg one by its metadata or catalog."""
+    import polars as pl
+
+    # Polars would warn that its own planner is not installed.
+    os.environ.setdefault("POLARS_ICEBERG_PLANNER", "pyiceberg")
+    try:
+        if kind == "delta":
+            table = pl.scan_delta(place)
+        elif place.endswith(".json"):
+            table = pl.scan_iceberg(place)
+        else:
+            catalog, _, name = place.partition("/")
+            load = import_module(DRIVERS[kind]).load_catalog
+            table = pl.scan_iceberg(load(catalog).load_table(name))
+        return pl.SQLContext({_lake_name(place): table}).execute(query, eager=True)
+    # Each package, and Polars, has errors of its own.
+    except Exception as error:
+        text = masked(str(error).strip().partition("\n")[0])
+        raise ValueError(
+            f"{kind}:{place} cannot be read: {text}; check the address, and the query, whose table "
+            f"is {_lake_name(place)}"
+        ) from None
 
 
 def _connect(driver: Any, place: str) -> Any:

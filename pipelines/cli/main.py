@@ -22,7 +22,7 @@ disk error, 75 in use by another command. Set RECSYS_TRACEBACK=1 to see an error
 
 COMMANDS = {
     "Start": "run.demo run.run machine.doctor",
-    "Serve": "serve.serve serve.recommend score.score serve.mcp",
+    "Serve": "serve.serve serve.recommend score.score serve.export serve.mcp",
     "Keep fresh": "ingest.ingest run.update daily.monitor daily.status daily.gc",
     "Evaluate": (
         "evaluate.pages.dashboard evaluate.compare.compare evaluate.studies.backtest "

@@ -1,11 +1,11 @@
-"""Commands that answer from a bundle: ``serve``, ``recommend``, ``mcp``."""
+"""Commands that answer from a bundle: ``serve``, ``recommend``, ``export``, ``mcp``."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -146,6 +146,27 @@ def recommend(
     for one in reply.degraded:
         what = f": {user!r} is not in the bundle" if one.code == "unknown_user" else ""
         print_lines(f"note: {one}{what}", note=True)
+
+
+def export(
+    run: BundleRun,
+    target: Annotated[Path, typer.Option("--out", "-o", help="Folder to write; a new one.")],
+    kind: Annotated[
+        Literal["onnx"], typer.Option("--format", help="Format of the files.")
+    ] = "onnx",
+) -> None:
+    """Export query encoders, ranker and item vectors, for programs without torch.
+
+    What they say of a hundred users is compared with the bundle's models before the folder exists.
+
+    [bold]Example[/] recsys export runs/shop --format onnx --out exported
+    """
+    from recsys.retrieval.export_onnx import export_bundle
+    from serving.bundle.load import load_bundle
+
+    for name, worst in export_bundle(load_bundle(find_bundle(run)), target).items():
+        print_lines(f"{name}: differs from the bundle's by at most {worst:.1e}")
+    print_lines(f"wrote {target} ({kind}); examples/onnx_lists.py reads it (docs/python.md)")
 
 
 def checked_request(**fields: object) -> Request:

@@ -137,7 +137,7 @@ class DataConfig(FileFormat):
     events: Places | None = None
     """CSV, TSV, JSONL or Parquet: a file, a folder of files, or a list; relative to the TOML
     file. Or a database: postgresql://USER@HOST/DATABASE#TABLE, sqlite:FILE#TABLE, duckdb:FILE#TABLE
-    (TABLE or a query)."""
+    (TABLE or a query); or a lake: delta:FOLDER, iceberg:CATALOG/NAMESPACE.TABLE."""
     partitions: str | None = None
     """Events that arrive by day or hour: a folder, a glob, an address such as s3://shop/events, or
     a database; read by recsys ingest, which every run and update begins with. They follow

@@ -231,3 +231,50 @@ def test_a_missing_driver_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "adbc_driver_postgresql.dbapi", None)
     with pytest.raises(ValueError, match=r"pip install 'recsys-platform\[postgres\]'"):
         DatabaseTable.parse("postgresql://ann@db/shop#orders").read()
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def lake(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, str]:
+    """Addresses of the orders, and of the products."""
+    tables = {"orders": ORDERS, "products": PRODUCTS}
+    monkeypatch.chdir(tmp_path)
+    if request.param == "delta":
+        pytest.importorskip("deltalake")
+        for name, frame in tables.items():
+            frame.write_delta(tmp_path / "lake" / name)
+        return f"delta:{tmp_path}/lake/orders", f"delta:{tmp_path}/lake/products"
+    # Read once, at the import.
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/catalog.db")
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", f"file://{tmp_path}")
+    catalogs = pytest.importorskip("pyiceberg.catalog")
+    catalog = catalogs.load_catalog("lake")
+    catalog.create_namespace("shop")
+    for name, frame in tables.items():
+        catalog.create_table(f"shop.{name}", frame.to_arrow().schema).append(frame.to_arrow())
+    metadata = catalog.load_table("shop.products").metadata_location.removeprefix("file://")
+    return "iceberg:lake/shop.orders", f"iceberg:{metadata}"
+
+
+def test_tables_of_a_lake_are_found_queried_and_read_by_day(lake, tmp_path: Path) -> None:
+    orders, products = lake
+    found = write_config([*lake], tmp_path / "shop.toml", force=True)
+    assert found["events"].columns["item_id"] == "sku"
+    config = with_snapshots(resolve(tmp_path / "shop.toml"))
+    assert pl.read_parquet(config.data.events).sort("bought_at").equals(ORDERS)
+    assert pl.read_parquet(config.data.items).sort("sku")["name"].to_list() == sorted(
+        PRODUCTS["name"]
+    )
+    query = f"{orders}#select customer as who from orders where sku = 'p0'"
+    assert DatabaseTable.parse(query).read("limit 2").columns == ["who"]
+    assert len(DatabaseTable.parse(f"{products}#select sku from products").read()) == len(PRODUCTS)
+    days = DatabaseTable.parse(orders).days("bought_at")
+    assert [(day, rows) for day, rows, _ in days] == [
+        ("2026-01-01", 24), ("2026-01-02", 24), ("2026-01-03", 12)
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"cannot be read: .*nothing.*whose table is orders"):
+        DatabaseTable.parse(f"{orders}#select nothing from orders").read()
+    gone = orders.replace("orders", "gone")
+    with pytest.raises(ValueError, match="gone cannot be read"):
+        DatabaseTable.parse(gone).read()
