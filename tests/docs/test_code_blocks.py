@@ -20,7 +20,9 @@ from typer.main import get_command
 
 from pipelines.cli.main import app
 from pipelines.presets.resolve import ConfigSources
+from recsys.retrieval.export_onnx import export_bundle
 from serving.bundle.catalogue import Catalogue
+from serving.bundle.load import load_bundle
 from serving.bundle.manifest import publish
 from serving.bundle.properties import Properties
 from serving.bundle.users import Users
@@ -248,6 +250,9 @@ def test_programs_run(
     pl.DataFrame({"user_id": ["4711", "4712"]}).write_parquet(day)
     write_shop(Path())
     text = block.text.replace("http://127.0.0.1:8000", address).replace('"5m"', '"8s"')
+    if "onnx_lists" in text:
+        monkeypatch.syspath_prepend(ROOT / "examples")
+        export_bundle(load_bundle(bundles / "v1"), Path("exported"))
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(text, str(block), "exec"), names)
     # Connections that a program keeps until it ends.

@@ -25,7 +25,7 @@ from serving.bundle.load import Bundle, load_bundle
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 onnxruntime = pytest.importorskip("onnxruntime")
-EXAMPLE = Path(__file__).parents[2] / "examples" / "onnx_lists.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "onnx_lists.py"
 HISTORY, TIMES, TYPES = (
     ["item-2", "nothing", "item-4"],
     [1700000000, 5, 1700000900],
