@@ -252,7 +252,7 @@ def test_programs_run(
     text = block.text.replace("http://127.0.0.1:8000", address).replace('"5m"', '"8s"')
     if "onnx_lists" in text:
         monkeypatch.syspath_prepend(ROOT / "examples")
-        export_bundle(load_bundle(bundles / "v1"), Path("exported"))
+        export_bundle(load_bundle(bundles / "current"), Path("exported"))
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(text, str(block), "exec"), names)
     # Connections that a program keeps until it ends.
