@@ -15,7 +15,6 @@ from pathlib import Path
 from examples.data import WORLDS, write
 from pipelines.cli.main import app
 from pipelines.engine.artifacts import read_json
-from pipelines.inputs.tensors import released_order
 from serving.recommend import Recommender
 from serving.schemas import Request
 
@@ -50,8 +49,7 @@ def run(name: str, workspace: Path, settings: tuple[str, ...] = ()) -> str:
 
 def quality(workspace: Path) -> list[str]:
     """Lay out what is served beside popularity, on the last event of each user."""
-    order = released_order(workspace / "build_features")
-    test = read_json(workspace / "evaluate" / "metrics.json")[order]["test"]
+    test = read_json(workspace / "evaluate" / "metrics.json")["given"]["test"]
     items = Recommender.load(workspace / "bundles" / "current").bundle.catalogue.num_item_rows - 1
     lines = [f"Last item of each user, all {items:,} items ranked:", ""]
     lines.append(f"  {'':<12} recall@10  ndcg@10")

@@ -2,7 +2,7 @@
 
     partitions of files -> validated rows | quarantine -> integer records, ids
         -> one order of ids -> ranges of users -> histories, duplicates out -> k-core
-        -> dense rows -> sequences in every tie order, splits, features of the moment
+        -> dense rows -> sequences, splits, features of the moment
         -> events by day, catalogue, users, vocabularies
 
 ``build_features`` writes into a folder that its caller makes and publishes. Events are never in
@@ -64,12 +64,12 @@ from features.records import Rows
 from features.report import FeaturesReport, Quarantine
 from features.schema import (
     EVENT_TIME,
+    GIVEN,
     ITEM_ID,
     FeaturesConfig,
     FilterConfig,
     SourceConfig,
     SplitConfig,
-    TieOrder,
 )
 from features.splits import (
     Cuts,
@@ -272,7 +272,7 @@ class _Build:
         num = sum(part.num_records for part in parts)
         of_sequences = 16 + len(self.config.context_features)
         an_event = record_dtype(parts[0].fields).itemsize
-        an_event += of_sequences * len(self.config.splits.tie_orders)
+        an_event += of_sequences
         an_event += BYTES_OF_DAYS if self.config.write_events else 0
         free = shutil.disk_usage(self.out).free
         if num * an_event > free:
@@ -358,8 +358,8 @@ class _Build:
         )
 
     def write_sequences(self, events: KeptEvents, texts: TextColumns) -> None:
-        """Write the sequences of every tie order, then where their splits end."""
-        splits, directory = self.config.splits, self.out / "sequences"
+        """Write the sequences, then where their splits end."""
+        splits, directory = self.config.splits, self.out / "sequences" / GIVEN
         has_time = "time" in events.ordered.ranges[0].fields
         if splits.kind == "global_time" and not has_time:
             raise ValueError(
@@ -372,7 +372,6 @@ class _Build:
         type_rows = find_rows(names, types)
         files = SequenceFiles(
             directory=directory,
-            tie_orders=splits.tie_orders,
             features=self.features,
             num_events=self.report.events,
             has_time=has_time,
@@ -383,7 +382,6 @@ class _Build:
             events.places(),
             events.rows,
             files,
-            self.config.seed,
             self.first_day,
             self.run,
         )
@@ -391,16 +389,14 @@ class _Build:
         several = previous is not None or len(codes) > 1
         self.event_types = types if several and reads_types else types.clear()
         if reads_types and not several:
-            for path in directory.glob(f"*/{EVENT_TYPES}.npy"):
-                path.unlink()
+            (directory / f"{EVENT_TYPES}.npy").unlink(missing_ok=True)
         if spans := [one.span for one in self.written if one.span]:
             self.report.first_time = as_iso(min(low for low, _ in spans) // 1_000_000)
             self.report.last_time = as_iso(max(high for _, high in spans) // 1_000_000)
-        ends = self._ends(events, splits.tie_orders[0])
-        for order in splits.tie_orders:
-            np.save(directory / order / "offsets.npy", events.offsets)
-            np.save(directory / order / "train_end.npy", events.offsets[:-1] + ends.train)
-            np.save(directory / order / "validation_end.npy", events.offsets[:-1] + ends.validation)
+        ends = self._ends(events)
+        np.save(directory / "offsets.npy", events.offsets)
+        np.save(directory / "train_end.npy", events.offsets[:-1] + ends.train)
+        np.save(directory / "validation_end.npy", events.offsets[:-1] + ends.validation)
         counts = np.diff(events.offsets)
         self.report.labels = {
             "train": int((ends.train - (ends.train > 0)).sum()),
@@ -408,10 +404,10 @@ class _Build:
             "test": int((counts - ends.validation).sum()),
         }
 
-    def _ends(self, events: KeptEvents, order: TieOrder) -> Ends:
+    def _ends(self, events: KeptEvents) -> Ends:
         counts, kind, report = np.diff(events.offsets), self.config.splits.kind, self.report
         if self.config.newest is not None:
-            return newest_of_some(self._times(order), events.offsets, self.config.newest)
+            return newest_of_some(self._times(), events.offsets, self.config.newest)
         if kind == "auto" and "time" not in events.ordered.ranges[0].fields:
             kind, report.split_reason = "leave_one_out", "events have no times"
         if kind == "leave_one_out":
@@ -428,7 +424,7 @@ class _Build:
                 raise
             report.split_reason = f"all events are of {len(day_counts)} days"
             return leave_one_out(counts)
-        ends = global_time(self._times(order), events.offsets, cuts)
+        ends = global_time(self._times(), events.offsets, cuts)
         if kind == "auto" and (why := why_not_by_time(counts, ends)):
             report.split_reason = why
             return leave_one_out(counts)
@@ -436,8 +432,8 @@ class _Build:
         report.validation_from, report.test_from = (as_iso(cut) for cut in cuts)
         return ends
 
-    def _times(self, order: TieOrder) -> Rows:
-        times: Rows = np.load(self.out / "sequences" / order / "times.npy", mmap_mode="r")
+    def _times(self) -> Rows:
+        times: Rows = np.load(self.out / "sequences" / GIVEN / "times.npy", mmap_mode="r")
         return times
 
     def write_events(self, events: KeptEvents, texts: TextColumns) -> None:
@@ -491,8 +487,8 @@ class _Build:
             people, config.user_features, self.out, config.previous
         )
         report.warnings += warnings
-        order = self.out / "sequences" / config.splits.tie_orders[0]
-        cardinality |= write_user_ids(config, order, self.out, report.user_ids)
+        sequences = self.out / "sequences" / GIVEN
+        cardinality |= write_user_ids(config, sequences, self.out, report.user_ids)
         report.users, report.items = len(user_ids), len(item_ids)
         if self.forgotten:
             self.forgotten.counts["events"] = report.filtered[FORGOTTEN]

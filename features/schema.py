@@ -55,7 +55,8 @@ REFUSAL_TYPES = frozenset({"hide", "dislike", "undo"})
 TEXT_COLUMNS = (USER_ID, ITEM_ID, EVENT_TYPE, DOMAIN, SESSION_ID, REQUEST_ID)
 
 TimeUnit = Literal["s", "ms", "us"]
-TieOrder = Literal["given", "shuffled"]
+GIVEN = "given"
+"""Folder of the sequences: events of one time are in the order in which they were given."""
 SplitKind = Literal["leave_one_out", "global_time", "auto"]
 
 
@@ -164,8 +165,6 @@ class SplitConfig:
     """Share of the events before those of test, for ``global_time``."""
     test_share: float = 0.1
     """Shares of the events, latest last, for ``global_time``."""
-    tie_orders: tuple[TieOrder, ...] = ("given",)
-    """Orders of events at the same time; each gets its own sequences, the first is released."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(SplitKind):
@@ -176,11 +175,6 @@ class SplitConfig:
                 "validation_share and test_share must be > 0 and add up to less than 1, got "
                 f"{self.validation_share} and {self.test_share}"
             )
-        if not self.tie_orders or len(set(self.tie_orders)) < len(self.tie_orders):
-            raise ValueError(f"tie_orders must be one or more, each once, got {self.tie_orders}")
-        for order in self.tie_orders:
-            if order not in get_args(TieOrder):
-                raise ValueError(f"tie_orders must be of {get_args(TieOrder)}, got {order!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,8 +262,6 @@ class FeaturesConfig(FeatureChoice):
     """Users whose rows are left out."""
     now: datetime | None = None
     """Events more than a day later are in the future; the clock by default."""
-    seed: int = 0
-    """Seed of the ``shuffled`` order of tied events."""
 
     def __post_init__(self) -> None:
         if self.file_groups < 0:

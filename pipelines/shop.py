@@ -219,15 +219,14 @@ class Shop:
             Columns model, served, then a column a metric, such as ``ndcg@10``; the best first.
         """
         from pipelines.engine.artifacts import read_json
-        from pipelines.inputs.tensors import released_order
         from pipelines.publishing.comparison import served_metrics, served_row
+        from recsys.fitting.queries import GIVEN
 
         workspace = self._of_run("evaluate")
-        order = released_order(workspace / "build_features")
-        found = read_json(workspace / "evaluate" / "metrics.json")[order]["test"]
+        found = read_json(workspace / "evaluate" / "metrics.json")[GIVEN]["test"]
         if not found:
             raise ValueError("no user has a held-out event, so nothing was measured")
-        served = served_row(served_metrics(found, workspace / "train_ranker" / order))
+        served = served_row(served_metrics(found, workspace / "train_ranker" / GIVEN))
         rows = [{"model": name, "served": name == served, **found[name]} for name in found]
         return self._frame(sorted(rows, key=lambda row: -row["ndcg@10"]))
 

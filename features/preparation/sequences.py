@@ -18,7 +18,6 @@ from features.parallel import Runner
 from features.point_in_time import FEATURES, Feature
 from features.preparation.ranges import RowFiles, UserRange
 from features.records import Rows
-from features.schema import TieOrder
 
 EVENT_TYPES = "event_types"
 """File of the rows of the events' types, and key of the types by row, from 1."""
@@ -26,10 +25,9 @@ EVENT_TYPES = "event_types"
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceFiles:
-    """The output files of every tie order."""
+    """The output files."""
 
     directory: Path
-    tie_orders: tuple[TieOrder, ...]
     features: tuple[str, ...]
     """Names of features of the moment."""
     num_events: int
@@ -37,8 +35,8 @@ class SequenceFiles:
     type_rows: Rows
     """Row of each code of a type; empty where all events are of one type."""
 
-    def files(self) -> dict[TieOrder, dict[str, NpyFile]]:
-        """Describe the files of each tie order, by name."""
+    def files(self) -> dict[str, NpyFile]:
+        """Describe the files by name."""
         types = {"item_rows": "<i8"}
         for feature in self.chosen():
             # A byte an event for a feature of few categories: most of it would be zeros.
@@ -48,11 +46,8 @@ class SequenceFiles:
         if len(self.type_rows):
             types[EVENT_TYPES] = "|u1" if self.type_rows.max() < 256 else "<i8"
         return {
-            order: {
-                name: NpyFile(self.directory / order / f"{name}.npy", self.num_events, dtype)
-                for name, dtype in types.items()
-            }
-            for order in self.tie_orders
+            name: NpyFile(self.directory / f"{name}.npy", self.num_events, dtype)
+            for name, dtype in types.items()
         }
 
     def chosen(self) -> tuple[Feature, ...]:
@@ -72,22 +67,21 @@ class WrittenSequences:
 
 
 def write_sequences(
-    placed: tuple[UserRange, int], rows: RowFiles, files: SequenceFiles, seed: int, first_day: int
+    placed: tuple[UserRange, int], rows: RowFiles, files: SequenceFiles, first_day: int
 ) -> WrittenSequences:
-    """Write a range's histories in every tie order, from a place on; days are since 1970."""
+    """Write a range's histories from a place on; days are since 1970."""
     given, place = placed
     records = rows.dense(given.read())
-    part = sequence_part(records, files.tie_orders, files.chosen(), seed)
-    for order, by_name in files.files().items():
-        for name, file in by_name.items():
-            if name == "item_rows":
-                file.write(place, part.item_rows[order])
-            elif name == EVENT_TYPES:
-                file.write(place, files.type_rows[part.types[order]])
-            elif part.seconds is not None and name == "times":
-                file.write(place, part.seconds)
-            else:
-                file.write(place, part.context[Path(name).name])
+    part = sequence_part(records, files.chosen())
+    for name, file in files.files().items():
+        if name == "item_rows":
+            file.write(place, part.item_rows)
+        elif name == EVENT_TYPES:
+            file.write(place, files.type_rows[part.types])
+        elif part.seconds is not None and name == "times":
+            file.write(place, part.seconds)
+        else:
+            file.write(place, part.context[Path(name).name])
     codes = frozenset(np.unique(records["type"]).tolist())
     if not files.has_time or not len(records):
         return WrittenSequences(day_counts=np.array([len(records)]), span=None, type_codes=codes)
@@ -101,13 +95,11 @@ def write_all_sequences(
     places: Sequence[int],
     rows: RowFiles,
     files: SequenceFiles,
-    seed: int,
     first_day: int,
     run: Runner,
 ) -> list[WrittenSequences]:
     """Write all histories; places are those of the first kept event of each range."""
-    for by_name in files.files().values():
-        for file in by_name.values():
-            file.create()
-    task = partial(write_sequences, rows=rows, files=files, seed=seed, first_day=first_day)
+    for file in files.files().values():
+        file.create()
+    task = partial(write_sequences, rows=rows, files=files, first_day=first_day)
     return list(run(task, zip(ranges, places, strict=True)))

@@ -26,6 +26,7 @@ from recsys.data.windows import (
     training_windows,
 )
 from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
+from recsys.fitting.queries import GIVEN
 from recsys.layers.lora.linear import LoraAdapter
 from recsys.models.adapted import (
     CONTENT_LAYER,
@@ -53,7 +54,7 @@ def train_and_rank(task: Task) -> tuple[Judged, int]:
         The rankings, and the step that was best on the other half of the queries.
     """
     config = task.config.adapter
-    model = load_base(task, task.config.workspace / f"train_{task.base}" / task.order / task.base)
+    model = load_base(task, task.config.workspace / f"train_{task.base}" / GIVEN / task.base)
     selecting, judging = task.queries(0), task.queries(1)
     if min(selecting.num_queries, judging.num_queries) < 2:
         raise ValueError(

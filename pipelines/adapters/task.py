@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from pipelines.config.run import RunConfig
 from pipelines.engine.errors import UnstableTrainingError
 from pipelines.evaluation.analyse import item_domains
-from pipelines.inputs.tensors import read_inputs, released_order, retrieval_settings
+from pipelines.inputs.tensors import read_inputs, retrieval_settings
 from pipelines.training.train import ProgressBar
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import HeldOut, Rows
@@ -116,8 +116,6 @@ class Task:
     """[N]; -1 for none."""
     base: str
     """Model that is adapted."""
-    order: str
-    """Tie order whose models are released."""
     show_progress: bool
 
     @property
@@ -182,8 +180,7 @@ class Task:
 def load_task(config: RunConfig, domain: str, base: str, show_progress: bool) -> Task:
     """Read a run's inputs and domains for an adapter of one model."""
     features, content = config.workspace / "build_features", config.workspace / "embed_items"
-    order = released_order(features)
-    inputs = read_inputs(features, content if content.exists() else None, order)
+    inputs = read_inputs(features, content if content.exists() else None)
     names, of_item = load_domains(features, inputs.sizes.num_item_rows)
     if domain not in names:
         raise ValueError(f"no item is of domain {domain!r}; there are {', '.join(names[:20])}")
@@ -194,6 +191,5 @@ def load_task(config: RunConfig, domain: str, base: str, show_progress: bool) ->
         domain=names.index(domain),
         domain_of_item=of_item,
         base=base,
-        order=order,
         show_progress=show_progress,
     )

@@ -24,12 +24,12 @@ from pipelines.engine.artifacts import MANIFEST, RUN, move_into_place, read_json
 from pipelines.engine.runner import StageOutcome
 from pipelines.engine.stage import Stage
 from pipelines.engine.workspace import bundles_dir
-from pipelines.inputs.tensors import released_order
 from pipelines.publishing.released import link_tree
 from pipelines.ranking.artefact import RANKER, served_ranker
 from pipelines.stages.list import STAGES
 from recsys.data.durable import write_durably
 from recsys.fitting.blend import paired_difference
+from recsys.fitting.queries import GIVEN
 from serving.bundle.manifest import Profile
 
 FOLDER, KEY, WON, BEFORE = ".trial", "key.json", "won.json", "before"
@@ -166,21 +166,20 @@ def compared(side: Path, profile: Profile, metric: str, *, ranker: bool = False)
     Args:
         ranker: Whether the round's ranker is compared, even if it is not to be served.
     """
-    order = released_order(side.parent / "build_features")
-    before, after = (served_values(folder, order, profile) for folder in (side.parent, side))
+    before, after = (served_values(folder, profile) for folder in (side.parent, side))
     if ranker:
-        after = load_values(side / "train_ranker" / order, RANKER)
+        after = load_values(side / "train_ranker" / GIVEN, RANKER)
     if before is None or after is None or len(before) != len(after):
         return None
     difference, error, number = paired_difference(after, before)
     return Gain(metric, difference, error, float(before.nanmean())) if number > 1 else None
 
 
-def served_values(folder: Path, order: str, profile: Profile) -> Tensor | None:
+def served_values(folder: Path, profile: Profile) -> Tensor | None:
     """Read what the list of a profile reaches for each validation query, before release."""
-    ranker = folder / "train_ranker" / order
+    ranker = folder / "train_ranker" / GIVEN
     if profile == FAST and served_ranker(ranker) is not None:
         return load_values(ranker, RANKER)
-    blends = folder / "fit_blend" / order
+    blends = folder / "fit_blend" / GIVEN
     found = load_values(blends, profile)
     return load_values(blends, FAST) if found is None else found

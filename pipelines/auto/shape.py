@@ -17,8 +17,8 @@ from pipelines.auto.recipe import LONG_HISTORY
 from pipelines.config.content import ContentConfig
 from pipelines.engine.artifacts import read_json
 from pipelines.inputs.content_models import describe_item
-from pipelines.inputs.tensors import released_order
 from recsys.data.dataset import Rows, Sequences
+from recsys.fitting.queries import GIVEN
 
 DAY = 86_400
 TEXTS_READ = 2_000
@@ -78,7 +78,7 @@ class DataShape:
 
 def measure_shape(features: Path, content: ContentConfig) -> DataShape:
     """Count what the artefact of build_features holds."""
-    sequences = Sequences.load(features / "sequences" / released_order(features))
+    sequences = Sequences.load(features / "sequences" / GIVEN)
     described, report = (read_json(features / name) for name in ("features.json", "report.json"))
     num_items = described["num_item_rows"] - 1
     lengths = np.diff(sequences.offsets)

@@ -20,9 +20,9 @@ from pipelines.engine.errors import RefusedError, UnstableTrainingError
 from pipelines.engine.runner import StageOutcome
 from pipelines.engine.workspace import Workspace
 from pipelines.evaluation.analysis import ANALYSIS
-from pipelines.inputs.tensors import released_order
 from pipelines.ranking.artefact import FILE, RANKER, read_decision
 from pipelines.stages.list import STAGES
+from recsys.fitting.queries import GIVEN
 
 NO_TIME = "no time left"
 RESAMPLED: Table = {"evaluation": {"num_resamples": 1000}}
@@ -192,7 +192,7 @@ class Trials:
 
     def why_not(self, side: Path, *, ranker: bool) -> str:
         """Return why a candidate could not be judged."""
-        decision = side / "train_ranker" / released_order(side.parent / "build_features")
+        decision = side / "train_ranker" / GIVEN
         if ranker and (decision / FILE).exists():
             return str(read_decision(decision)["reason"])
         return "validation has too few queries to judge it"

@@ -9,9 +9,9 @@ from pipelines.auto.trials import Trial
 from pipelines.candidates.blends import FILE
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
-from pipelines.inputs.tensors import released_order
 from pipelines.ranking.artefact import FILE as DECISION
 from pipelines.semantic_ids.artefact import REPORT
+from recsys.fitting.queries import GIVEN
 
 PARTS = {
     "semantic IDs": "",
@@ -34,14 +34,13 @@ def named_parts(planned: Planned, config: RunConfig) -> list[tuple[str, str]]:
 def measured_gains(config: RunConfig) -> dict[str, str]:
     """Describe the gain of each part that is trained, by source or name."""
     gains: dict[str, str] = {}
-    order = released_order(config.workspace / "build_features")
-    path = config.workspace / "fit_blend" / order / FILE
+    path = config.workspace / "fit_blend" / GIVEN / FILE
     for document in read_json(path)["profiles"].values() if path.exists() else ():
         for name, gain in document.get("gains", {}).items():
             before = document["validation"][document["served"]] - gain["difference"]
             found = Gain(document["metric"], gain["difference"], gain["standard_error"], before)
             gains.setdefault(name, f"trained: {found.words()}")
-    path = config.workspace / "train_ranker" / order / DECISION
+    path = config.workspace / "train_ranker" / GIVEN / DECISION
     decision = read_json(path) if path.exists() else {}
     if decision.get("served"):
         before = decision["validation"]["blend"]

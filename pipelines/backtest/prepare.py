@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from features.schema import SplitConfig, TieOrder
+from features.schema import SplitConfig
 from pipelines.config.run import OWN_DATA, RunConfig
 from pipelines.engine.forgotten import list_path
 from pipelines.engine.runner import pick_stages, run_stages
@@ -29,7 +29,6 @@ from serving.surfaces import HOME
 WORKSPACE = "workspace"
 PREPARING = ("build_features", "enrich_items", "embed_items")
 DIGITS = 16
-ORDER: TieOrder = "given"
 
 
 def files_digest(paths: Sequence[Path]) -> str:
@@ -89,7 +88,7 @@ def replayed_config(config: RunConfig, folder: Path) -> RunConfig:
         workspace=folder / WORKSPACE,
         data=replace(config.data, forgotten=list_path(config)),
         auto=replace(config.auto, enabled=False),
-        splits=SplitConfig(tie_orders=(ORDER,)),
+        splits=SplitConfig(),
         semantic_ids=replace(config.semantic_ids, method="none"),
         generative_training=replace(config.generative_training, enabled=False),
         backtest=replace(config.backtest, models=replayed_models(config)),
@@ -103,9 +102,7 @@ def prepare_replay(config: RunConfig, folder: Path, *, show_progress: bool) -> P
     config = with_dataset(with_snapshots(config))
     events = config.data.event_paths()
     run_stages(pick_stages(STAGES, PREPARING, None), config, show_progress=show_progress)
-    inputs = read_inputs(
-        config.workspace / "build_features", config.workspace / "embed_items", ORDER
-    )
+    inputs = read_inputs(config.workspace / "build_features", config.workspace / "embed_items")
     # Without texts there is no content to compare.
     has_content = bool((inputs.catalogue.content[1:] != 0).any())
     models = [one for one in config.backtest.models if has_content or one != CONTENT.name]

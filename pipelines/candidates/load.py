@@ -11,7 +11,7 @@ from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import retrieval_settings
 from pipelines.semantic_ids.artefact import read_item_codes
 from recsys.fitting.catalogue import catalogue_with, index_of_model
-from recsys.fitting.queries import ModelInputs
+from recsys.fitting.queries import GIVEN, ModelInputs
 from recsys.fitting.spec import Data, ModelSpec, device_named
 from recsys.models.names import MODELS
 from recsys.models.outside import spec_at
@@ -52,8 +52,8 @@ def scored_up_to(config: RunConfig) -> int:
     return config.evaluation.scored_up_to if lists_suffice else sys.maxsize
 
 
-def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict[str, Source]:
-    """Load the models of a tie order, by model; those that are off are left out.
+def load_sources(context: StageContext, inputs: ModelInputs) -> dict[str, Source]:
+    """Load the fitted models by name; those that are off are left out.
 
     Trained models rank on the device that they are trained on.
     """
@@ -63,11 +63,11 @@ def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict
         index=index_of_model,
         inputs=inputs,
         settings=retrieval_settings(context.config),
-        item_codes=cache(lambda: read_item_codes(artefact, order)),
+        item_codes=cache(lambda: read_item_codes(artefact)),
     )
     sources: dict[str, Source] = {}
     for spec in list_models(context.config):
-        folder = context.inputs[spec.names.stage] / order / spec.name
+        folder = context.inputs[spec.names.stage] / GIVEN / spec.name
         if not folder.exists():
             continue
         model, trained = spec.load(folder, data.over), bool(spec.names.training)

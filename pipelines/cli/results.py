@@ -12,12 +12,13 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from features.schema import GIVEN
 from pipelines.cli.output import Cell, make_table, print_lines
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
 from pipelines.engine.console import log
 from pipelines.engine.workspace import bundles_dir
-from pipelines.inputs.tensors import released_order, split_kind
+from pipelines.inputs.tensors import split_kind
 from pipelines.pages.wording import MODELS
 from pipelines.publishing.comparison import served_metrics, served_row
 from pipelines.ranking.artefact import FILE
@@ -71,9 +72,8 @@ def print_results(config: RunConfig) -> None:
     path = workspace / "evaluate" / "metrics.json"
     if not path.exists() or not (bundles_dir(config) / CURRENT).exists():
         return
-    order = released_order(built)
-    if metrics := read_json(path)[order]["test"]:
-        ranker = workspace / "train_ranker" / order
+    if metrics := read_json(path)[GIVEN]["test"]:
+        ranker = workspace / "train_ranker" / GIVEN
         made: Mapping[str, Any] = read_json(ranker / FILE) if (ranker / FILE).exists() else {}
         served = served_row(served_metrics(metrics, ranker))
         what = "Last event of each user"

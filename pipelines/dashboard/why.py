@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from features.schema import GIVEN
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.answers import LISTED, Side, answers, has_ranks
 from pipelines.dashboard.data.items import (
@@ -199,7 +200,7 @@ def _user_section(context: Context, shown: Contest, user_id: str) -> Section:
         raise NotFoundError(NO_FEATURES)
     items = read_items(context, pairs.features)
     row = user_row(pairs.features, user_id)
-    sequences = Sequences.load(pairs.features / "sequences" / pairs.order)
+    sequences = Sequences.load(pairs.features / "sequences" / GIVEN)
     ends = sequences.validation_end if pairs.split == "test" else sequences.train_end
     past = slice(int(sequences.offsets[row]), int(ends[row]))
     seen = np.asarray(sequences.item_rows[past])[::-1].tolist()

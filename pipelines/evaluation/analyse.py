@@ -57,7 +57,7 @@ MAX_LENGTH = 10
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Background:
-    """Training data of a tie order that lists and targets are compared with."""
+    """Training data that lists and targets are compared with."""
 
     inputs: ModelInputs
     histories: Jagged

@@ -1,6 +1,6 @@
 """The document analysis.json of stage evaluate: the report and ``recsys compare`` read it.
 
-Means with their intervals, slices, measures beyond accuracy and paired tests, for each tie order,
+Means with their intervals, slices, measures beyond accuracy and paired tests,
 split and model. A key is absent where a value is not defined: NaN is no JSON.
 """
 
@@ -50,7 +50,7 @@ class Analysis:
     """The whole of analysis.json."""
 
     orders: Mapping[str, Mapping[str, SplitAnalysis]]
-    """By tie order and split."""
+    """By order of tied times, which is `GIVEN`, and split."""
     data_digest: str
     """Digest of the features artefact."""
     protocol: str

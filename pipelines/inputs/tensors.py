@@ -21,7 +21,7 @@ Rows = NDArray[np.int64]
 CONTENT_FILE = "content.npy"
 
 
-def read_inputs(features: Path, content: Path | None, tie_order: str) -> ModelInputs:
+def read_inputs(features: Path, content: Path | None) -> ModelInputs:
     """Read the artefacts of build_features and, if there is one, embed_items."""
     described = json.loads((features / "features.json").read_text(encoding="utf-8"))
     catalogue = load_catalogue(features, content)
@@ -42,11 +42,10 @@ def read_inputs(features: Path, content: Path | None, tie_order: str) -> ModelIn
         event_types=tuple(described.get("event_types", ())),
     )
     return ModelInputs(
-        sequences=Sequences.load(features / "sequences" / tie_order),
+        sequences=Sequences.load(features / "sequences" / GIVEN),
         catalogue=catalogue,
         sizes=sizes,
         user_features=user_features,
-        tie_order=tie_order,
     )
 
 
@@ -59,20 +58,6 @@ def split_kind(features: Path) -> str:
 def retrieval_settings(config: RunConfig) -> RetrievalSettings:
     """Request lists as the surface ``home`` does, so that measured lists are the served ones."""
     return RetrievalSettings(exclude_history=config.evaluation.exclude_history)
-
-
-def tie_orders(features: Path) -> list[str]:
-    """List the orders of tied times that the artefact has, the released one first.
-
-    Without times nothing is tied, and only the given order is there.
-    """
-    present = {path.name for path in (features / "sequences").iterdir()}
-    return sorted(present, key=lambda order: (order != GIVEN, order))
-
-
-def released_order(features: Path) -> str:
-    """Return the order whose models are released."""
-    return tie_orders(features)[0]
 
 
 def load_rows(path: Path) -> Rows:

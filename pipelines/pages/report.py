@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from features.schema import GIVEN
 from pipelines.pages.charts import numbers, texts
 from pipelines.pages.document import (
     Block,
@@ -165,7 +166,7 @@ def interval_table(data: ReportData, split: str) -> Table:
 
 
 def _every_metric(data: ReportData) -> Table:
-    values = data.metrics[data.order]["test"]
+    values = data.metrics[GIVEN]["test"]
     names = by_fame(values[data.models[0]], data.primary)
     return Table(
         key="every-metric",

@@ -12,6 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
+from features.schema import GIVEN
 from pipelines.engine.artifacts import read_json
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
 from pipelines.pages.wording import in_order
@@ -70,16 +71,14 @@ class ReportData:
     primary: str
     """The metric that models are chosen by."""
     models: tuple[str, ...]
-    order: str
-    """Order of tied times whose models are released."""
     analysis: Analysis
     metrics: Numbers
     """metrics.json of evaluate."""
     curves: list[Curve]
     blends: Mapping[str, Document]
-    """blends.json of fit_blend by profile, of the released order."""
+    """blends.json of fit_blend by profile."""
     ranker: Document | None
-    """ranker.json and trunks.json of train_ranker, of the released order; None without a ranker."""
+    """ranker.json and trunks.json of train_ranker; None without a ranker."""
     num_items: int = 0
     split_kind: str = ""
     excludes_history: bool = True
@@ -90,7 +89,7 @@ class ReportData:
     @property
     def splits(self) -> list[str]:
         """Splits that were measured, test first."""
-        return [split for split in SPLITS if split in self.analysis.orders[self.order]]
+        return [split for split in SPLITS if split in self.analysis.orders[GIVEN]]
 
     @property
     def chosen_on(self) -> str:
@@ -104,7 +103,7 @@ class ReportData:
 
     def measured(self, split: str) -> SplitAnalysis:
         """Return the analysis of one split."""
-        return self.analysis.orders[self.order][split]
+        return self.analysis.orders[GIVEN][split]
 
     def interval(self, model: str, split: str) -> Interval:
         """Return a model's primary metric with its interval."""
@@ -119,7 +118,7 @@ def read_curve(training: Path, model: str, metric: str) -> Curve | None:
     """Read the curve of a training; None if the model was not trained by steps.
 
     Args:
-        training: Folder of one tie order in the artefact of a training stage.
+        training: Folder of a model's sequences in the artefact of a training stage.
         metric: Which validation metric to show; if it was not measured, the first that was.
     """
     path = training / "curve.jsonl"
@@ -145,15 +144,15 @@ def read_curve(training: Path, model: str, metric: str) -> Curve | None:
     )
 
 
-def read_blends(artefact: Path, tie_order: str) -> dict[str, Document]:
+def read_blends(artefact: Path) -> dict[str, Document]:
     """Read the blend of each profile from fit_blend; none if it did not run."""
-    path = artefact / tie_order / "blends.json"
+    path = artefact / GIVEN / "blends.json"
     return dict(sorted(read_json(path)["profiles"].items())) if path.exists() else {}
 
 
-def read_ranker(artefact: Path, tie_order: str) -> Document | None:
+def read_ranker(artefact: Path) -> Document | None:
     """Read the artefact of train_ranker; None if it is off."""
-    folder = artefact / tie_order
+    folder = artefact / GIVEN
     if not (folder / RANKER).exists():
         return None
     made = {"metric": "", "tasks": [], "tasks_reason": "", **read_json(folder / RANKER)}
@@ -180,21 +179,19 @@ def read_measured(artefacts: Mapping[str, Path], title: str) -> ReportData:
         artefacts: Directory of each stage that a report reads, by the stage's name.
     """
     analysis = Analysis.load(artefacts["evaluate"])
-    order = min(analysis.orders, key=lambda order: (order != "given", order))
     primary = analysis.primary_metric
     curves = [
-        read_curve(artefacts[stage] / order, model, primary) for stage, model in TRAININGS.items()
+        read_curve(artefacts[stage] / GIVEN, model, primary) for stage, model in TRAININGS.items()
     ]
     return ReportData(
         title=title,
         primary=primary,
-        models=in_order(analysis.orders[order]["test"].models),
-        order=order,
+        models=in_order(analysis.orders[GIVEN]["test"].models),
         analysis=analysis,
         metrics=read_json(artefacts["evaluate"] / "metrics.json"),
         curves=[one for one in curves if one is not None],
-        blends=read_blends(artefacts["fit_blend"], order),
-        ranker=read_ranker(artefacts["train_ranker"], order),
+        blends=read_blends(artefacts["fit_blend"]),
+        ranker=read_ranker(artefacts["train_ranker"]),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from features.schema import GIVEN
 from pipelines.evaluation.analysis import SERVED
 from pipelines.pages.report_data import ReportData
 from pipelines.pages.wording import model_label, parted
@@ -74,7 +75,7 @@ def answer(data: ReportData) -> str:
         who = f"Served is {name}. It"
     else:
         who = f"The best of {len(data.models)} models is {name}. It"
-    found = data.metrics[data.order]["test"][model].get(f"hit_rate@{k}")
+    found = data.metrics[GIVEN]["test"][model].get(f"hit_rate@{k}")
     if found is None:
         return f"{who.removesuffix(' It')} {verdict}".strip()
     catalogue = f", out of {data.num_items:,} items" if data.num_items else ""

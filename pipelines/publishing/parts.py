@@ -9,12 +9,11 @@ import polars as pl
 
 from pipelines.candidates.blends import TEXT_SEARCH, served_blends
 from pipelines.engine.stage import StageContext
-from pipelines.inputs.tensors import released_order
 from pipelines.publishing.items import content_source, take_properties
 from pipelines.ranking.artefact import served_ranker
 from pipelines.searching.texts import item_texts
 from pipelines.semantic_ids.artefact import read_version
-from recsys.fitting.queries import ModelInputs
+from recsys.fitting.queries import GIVEN, ModelInputs
 from recsys.models.names import (
     CONTENT,
     ENSEMBLE,
@@ -39,7 +38,7 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
     categories = pl.read_parquet(features / "vocabularies" / "categories.parquet").sort("row")
     sequences, catalogue = inputs.sequences, inputs.catalogue
     semantic_ids, index = context.inputs["build_semantic_ids"], context.inputs["build_index"]
-    refit, order = context.inputs["refit"], released_order(features)
+    refit = context.inputs["refit"]
     fitted = {path.name: path for path in refit.iterdir()}
     two_tower = None
     if TWO_TOWER.name in fitted:
@@ -78,9 +77,9 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
             for name, address in context.config.outside_models().items()
             if name in fitted
         },
-        blends=served_blends(context.inputs["fit_blend"] / order),
-        ranker=served_ranker(context.inputs["train_ranker"] / order),
-        text_search=text_search(context, order, items),
+        blends=served_blends(context.inputs["fit_blend"] / GIVEN),
+        ranker=served_ranker(context.inputs["train_ranker"] / GIVEN),
+        text_search=text_search(context, items),
         user_features=inputs.sizes.user_features,
         context_features=inputs.sizes.context_features,
         event_types=inputs.sizes.event_types,
@@ -88,9 +87,9 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
     )
 
 
-def text_search(context: StageContext, order: str, items: pl.DataFrame) -> Path | None:
+def text_search(context: StageContext, items: pl.DataFrame) -> Path | None:
     """Locate the text search, extended to items that came after it was fitted."""
-    fitted = context.inputs["fit_blend"] / order / TEXT_SEARCH
+    fitted = context.inputs["fit_blend"] / GIVEN / TEXT_SEARCH
     if not fitted.exists():
         return None
     search = TextSearch.load(fitted)

@@ -25,10 +25,10 @@ from features.forget_list import APPLIED
 from pipelines.config.release import ReleaseConfig
 from pipelines.engine.artifacts import MANIFEST, Manifest, to_json
 from pipelines.engine.workspace import RELEASED, UPDATE, DailyState, Workspace
-from pipelines.inputs.tensors import released_order
 from pipelines.partitions.manifest import PartitionsManifest, parse_begin
 from recsys.data.dataset import Sequences
 from recsys.data.durable import new_directory, write_durably
+from recsys.fitting.queries import GIVEN
 from serving.bundle.manifest import BundleManifest, bundle_directory, read_manifest
 
 Metrics = Mapping[str, Mapping[str, float]]
@@ -116,7 +116,7 @@ def keep_released(
     final.parent.mkdir(parents=True, exist_ok=True)
     before = Released.read(workspace.stage(RELEASED)) if workspace.path.name == UPDATE else None
     features = inputs[FEATURES]
-    sequences = Sequences.load(features / "sequences" / released_order(features))
+    sequences = Sequences.load(features / "sequences" / GIVEN)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     times, manifest = sequences.times, PartitionsManifest.read(shop_workspace(workspace.path))
     known: Mapping[str, str] = {} if manifest is None else manifest.digests()

@@ -1,11 +1,11 @@
 """The artefact of train_ranker.
 
-<order>/ranker/        what a bundle carries: serving/bundle/ranker.py
-<order>/measured/      history features fitted on train, to measure validation and test with
-<order>/ranker.json    whether the ranker is served, and why
-<order>/values_ranker.npy  what its order reaches for each validation query
-<order>/trunks.json    metrics of the ranker, and of compared trunks, on validation
-<order>/training.json, curve.jsonl
+given/ranker/        what a bundle carries: serving/bundle/ranker.py
+given/measured/      history features fitted on train, to measure validation and test with
+given/ranker.json    whether the ranker is served, and why
+given/values_ranker.npy  what its order reaches for each validation query
+given/trunks.json    metrics of the ranker, and of compared trunks, on validation
+given/training.json, curve.jsonl
 
 Where no ranker could be trained there is ranker.json alone, with the reason.
 """
@@ -26,13 +26,13 @@ TRUNKS = "trunks.json"
 
 
 def read_decision(directory: Path) -> dict[str, Any]:
-    """Read whether a tie order's ranker is served, and why."""
+    """Read whether the ranker is served, and why."""
     decision: dict[str, Any] = json.loads((directory / FILE).read_text(encoding="utf-8"))
     return decision
 
 
 def measured_ranker(directory: Path, catalogue: ItemCatalogue) -> LoadedRanker | None:
-    """Load the ranker of a tie order with features fitted on train; None if there is none."""
+    """Load the ranker with features fitted on train; None if there is none."""
     if not (directory / RANKER).exists():
         return None
     return LoadedRanker.load(directory / RANKER, catalogue, directory / MEASURED)

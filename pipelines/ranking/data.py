@@ -1,4 +1,4 @@
-"""Examples that rankers of a tie order are trained and judged on.
+"""Examples that rankers are trained and judged on.
 
 Trained on held-back train events, with candidates of retrievers refitted without them. Judged on
 validation, with the candidates that are served.
@@ -62,17 +62,16 @@ class RankingData(NamedTuple):
 def ranking_data(
     context: StageContext,
     inputs: ModelInputs,
-    order: str,
     sources: Mapping[str, Source],
     *,
     reads_demand: bool,
 ) -> RankingData:
-    """Build the examples of a tie order."""
+    """Build the examples of rankers."""
     config, features = context.config, context.inputs["build_features"]
     by_time = split_kind(features) == "global_time"
     held_back = hold_back(inputs, config.ranker_training, config.seed, by_time=by_time)
     check_enough(len(held_back.held_out.positions), config)
-    refitted = refitted_sources(context, held_back, order, tuple(sources))
+    refitted = refitted_sources(context, held_back, tuple(sources))
     counts = held_back.inputs.item_counts("train")
     lists = source_lists(refitted, inputs, held_back.held_out, held_back.inputs, config)
     check_enough(lists.num_found(), config)

@@ -23,7 +23,7 @@ from pipelines.training.fitters import ModelFitter, read_refit
 from pipelines.training.train import fit
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.fitting.catalogue import index_of_model
-from recsys.fitting.queries import ModelInputs
+from recsys.fitting.queries import GIVEN, ModelInputs
 from recsys.fitting.spec import Data
 from recsys.models.sequence.members import of_first
 from recsys.retrieval.sources import Source
@@ -99,13 +99,13 @@ def hold_back(
 
 
 def refitted_sources(
-    context: StageContext, held_back: HeldBack, order: str, names: tuple[str, ...]
+    context: StageContext, held_back: HeldBack, names: tuple[str, ...]
 ) -> dict[str, Source]:
     """Refit retrievers without the held-back events; a killed training resumes."""
     config = context.config
     # Profile fast, whose candidates are ranked, has only the first member of an ensemble.
     config = replace(config, sequence=of_first(config.sequence))
-    chosen = context.inputs["fit_baselines"] / order
+    chosen = context.inputs["fit_baselines"] / GIVEN
     inputs, up_to = held_back.inputs, scored_up_to(config)
     baselines = fit_untrained(inputs, config, "all", chosen)
     data, found = Data(inputs=inputs, index=index_of_model), dict[str, Source]()
@@ -113,19 +113,18 @@ def refitted_sources(
         if spec.name not in names:
             continue
         if spec.names.training:
-            model = refitted(context, ModelFitter.of(spec, config), data, order)
+            model = refitted(context, ModelFitter.of(spec, config), data)
         else:
             model = baselines[spec.name]
         found[spec.name] = spec.source(model, data, up_to)
     return {name: found[name] for name in names}
 
 
-def refitted(context: StageContext, fitter: ModelFitter, data: Data, order: str) -> Any:
+def refitted(context: StageContext, fitter: ModelFitter, data: Data) -> Any:
     """Train a model again for the passes that validation chose."""
-    name = f"refitted_{fitter.name}"
-    trained = context.inputs[fitter.spec.names.stage] / order
+    trained = context.inputs[fitter.spec.names.stage] / GIVEN
     share = context.config.ranker_training.refit_share
     refit = replace(read_refit(trained, fitter, data.inputs), share=share)
-    note = f"{order}, out of sample"
-    fitted, _ = fit(context, fitter, data, "all", refit, name=f"{order}/{name}", note=note)
+    name = f"{GIVEN}/refitted_{fitter.name}"
+    fitted, _ = fit(context, fitter, data, "all", refit, name=name, note="out of sample")
     return fitted.model.to("cpu").eval()

@@ -21,7 +21,6 @@ from recsys.semantic_ids.rq_kmeans import ResidualKMeans
 
 REPORT = "semantic_ids_report.json"
 ID_ROWS = "id_rows.npy"
-ORDERS = "orders"
 QUANTIZER = "quantizer"
 
 
@@ -37,12 +36,8 @@ def read_version(artefact: Path) -> SemanticIdVersion | None:
     )
 
 
-def read_item_codes(artefact: Path, order: str | None = None) -> ItemCodes:
-    """Read the semantic IDs by item row.
-
-    Args:
-        order: Of tied times that is measured; None and the released order have the published IDs.
-    """
+def read_item_codes(artefact: Path) -> ItemCodes:
+    """Read the semantic IDs by item row."""
     version = read_version(artefact)
     if version is None:
         raise ValueError(
@@ -50,9 +45,6 @@ def read_item_codes(artefact: Path, order: str | None = None) -> ItemCodes:
             'semantic_ids.method = "none". Give items text, or set '
             "generative_training.enabled = false"
         )
-    if order is not None and (artefact / ORDERS / order).exists():
-        ids = SemanticIds.load(artefact / ORDERS / order)
-        return ids.by_item_row(torch.arange(ids.num_item_rows))
     id_rows = np.load(artefact / ID_ROWS, allow_pickle=False)
     return version.ids.by_item_row(torch.from_numpy(id_rows))
 

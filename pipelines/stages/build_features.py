@@ -52,7 +52,6 @@ def features_config(config: RunConfig) -> FeaturesConfig:
         filters=config.filters,
         splits=splits,
         forgotten=forgotten_users(config),
-        seed=config.seed,
         **vars(features),
     )
 

@@ -7,7 +7,7 @@ import torch
 
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.tensors import Rows, read_inputs, released_order
+from pipelines.inputs.tensors import Rows, read_inputs
 from recsys.fitting.queries import ModelInputs
 from recsys.models.names import TWO_TOWER
 from recsys.models.two_tower import TwoTower
@@ -27,11 +27,7 @@ def build_index(context: StageContext) -> StageRows:
     if not trained.exists():
         (context.output / "recall.json").write_text(to_json({"recall": None}))
         return StageRows(rows_in=0, rows_out=0)
-    inputs = read_inputs(
-        context.inputs["build_features"],
-        context.inputs.get("embed_items"),
-        released_order(context.inputs["build_features"]),
-    )
+    inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"))
     model = TwoTower.load(trained, inputs.catalogue)
     with torch.no_grad():
         vectors = model.all_item_vectors().contiguous()  # [N, D]

@@ -3,14 +3,11 @@
 Codes group items of similar content, or (``semantic_ids.source = sequence``) of similar item
 vectors of the sequence model. Published IDs stay: a run with the same encoder and settings assigns
 IDs to new items only, by their content.
-
-IDs from behaviour depend on the order of tied times, so each further order is evaluated with IDs of
-its own (``orders/<order>``), which are never published.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +19,11 @@ from torch import Tensor
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.tensors import CONTENT_FILE, load_catalogue, released_order, tie_orders
-from pipelines.semantic_ids.artefact import ID_ROWS, ORDERS, QUANTIZER, REPORT, open_id_store
+from pipelines.inputs.tensors import CONTENT_FILE, load_catalogue
+from pipelines.semantic_ids.artefact import ID_ROWS, QUANTIZER, REPORT, open_id_store
 from pipelines.semantic_ids.store import ITEM_IDS
-from pipelines.semantic_ids.versions import (
-    Content,
-    NextVersion,
-    fit_behaviour,
-    next_version,
-    require_behaviour,
-)
+from pipelines.semantic_ids.versions import Content, NextVersion, next_version
+from recsys.fitting.queries import GIVEN
 from recsys.models.names import SEQUENCE
 from recsys.models.sequence.model import SequenceModel
 from recsys.semantic_ids.codes import NO_CODE
@@ -52,17 +44,13 @@ def read_content(
         item_ids=items.sort("item_row")["item_id"].to_list(),
         vectors=torch.from_numpy(vectors[:, : settings.content_columns].copy()),
         encoder=made["encoder"],
-        behaviour=(
-            None
-            if trained is None
-            else read_behaviour(features, embedded, trained, released_order(features))
-        ),
+        behaviour=None if trained is None else read_behaviour(features, embedded, trained),
     )
 
 
-def read_behaviour(features: Path, embedded: Path, trained: Path, order: str) -> Tensor | None:
+def read_behaviour(features: Path, embedded: Path, trained: Path) -> Tensor | None:
     """Read the sequence model's item vectors, [N, D]; None where it was not trained."""
-    place = trained / order / SEQUENCE.name
+    place = trained / GIVEN / SEQUENCE.name
     if not place.exists():
         return None
     model = SequenceModel.load(place, load_catalogue(features, embedded))
@@ -86,8 +74,6 @@ def build_semantic_ids(context: StageContext) -> StageRows:
     report = write_version(context.output, made, content)
     if config.makes_ids_of_behaviour():
         np.save(context.output / CONTENT_CODES, content_codes(made, content).numpy())
-        for order in tie_orders(features)[1:]:
-            write_measured_order(context, content, order)
     quality = report["quality"]
     counts = {"new": made.num_new, "collisions_left": quality["collisions_after"]}
     if not config.makes_ids_of_behaviour():
@@ -101,16 +87,6 @@ def content_codes(made: NextVersion, content: Content) -> Tensor:
     codes = torch.full((len(known), len(made.quantizer.level_sizes)), NO_CODE, dtype=torch.int32)
     codes[known] = made.quantizer.encode(content.vectors[known].float()).cpu()
     return codes
-
-
-def write_measured_order(context: StageContext, content: Content, order: str) -> None:
-    """Write IDs, by item row, from the sequence model of an order that is only measured."""
-    config, inputs = context.config, context.inputs
-    places = (inputs["build_features"], inputs["embed_items"], inputs["train_sequence"])
-    own = replace(content, behaviour=read_behaviour(*places, order))
-    vectors = torch.where(content.is_known()[:, None], content.vectors, 0)
-    made = fit_behaviour(require_behaviour(own), vectors, config.semantic_ids, seed=config.seed)
-    made.ids.save(context.output / ORDERS / order)
 
 
 def write_version(directory: Path, made: NextVersion, content: Content) -> dict[str, Any]:

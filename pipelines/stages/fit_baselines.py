@@ -11,21 +11,17 @@ from __future__ import annotations
 
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import RELEASED
-from pipelines.inputs.tensors import read_inputs, tie_orders
+from pipelines.inputs.tensors import read_inputs
 from pipelines.training.baselines import fit_untrained
+from recsys.fitting.queries import GIVEN
 
 
 def fit_baselines(context: StageContext) -> StageRows:
-    """Fit the models once for each order of tied times."""
-    features = context.inputs["build_features"]
+    """Fit the models."""
     served = context.inputs.get(RELEASED)
-    num_events = 0
-    for order in tie_orders(features):
-        inputs = read_inputs(features, context.inputs["embed_items"], order)
-        chosen = None if served is None else served / "fit_baselines" / order
-        for name, model in fit_untrained(inputs, context.config, "train", chosen).items():
-            model.save(context.output / order / name)
-        num_events += int(
-            (inputs.sequences.visible_end("train") - inputs.sequences.offsets[:-1]).sum()
-        )
-    return StageRows(rows_in=num_events, rows_out=inputs.sizes.num_item_rows - 1)
+    inputs = read_inputs(context.inputs["build_features"], context.inputs["embed_items"])
+    chosen = None if served is None else served / "fit_baselines" / GIVEN
+    for name, model in fit_untrained(inputs, context.config, "train", chosen).items():
+        model.save(context.output / GIVEN / name)
+    num_events = (inputs.sequences.visible_end("train") - inputs.sequences.offsets[:-1]).sum()
+    return StageRows(rows_in=int(num_events), rows_out=inputs.sizes.num_item_rows - 1)

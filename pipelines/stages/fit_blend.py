@@ -26,11 +26,11 @@ from pipelines.candidates.blends import (
 from pipelines.candidates.load import load_sources
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.tensors import read_inputs, tie_orders
+from pipelines.inputs.tensors import read_inputs
 from recsys.data.threads import one_thread
 from recsys.fitting.blend import ProfileBlend, source_gains, unjudged_blend
 from recsys.fitting.blend import fit_blend as fit_profile
-from recsys.fitting.queries import ModelInputs
+from recsys.fitting.queries import GIVEN, ModelInputs
 from recsys.models.configs import TextTowerConfig
 from recsys.models.names import MODELS
 from recsys.retrieval.sources import Source
@@ -49,7 +49,6 @@ def save_unjudged(folder: Path, models: Mapping[str, object]) -> None:
 
 def fit_search(
     context: StageContext,
-    order: str,
     inputs: ModelInputs,
     sources: Mapping[str, Source],
     blend: ProfileBlend,
@@ -74,34 +73,30 @@ def fit_search(
             config.seed,
         )
     if search is not None:
-        search.save(context.output / order / TEXT_SEARCH)
+        search.save(context.output / GIVEN / TEXT_SEARCH)
 
 
 def fit_blend(context: StageContext) -> StageRows:
-    """Choose the blend of each profile once for each order of tied times."""
-    config, features = context.config, context.inputs["build_features"]
-    num_users = num_sources = 0
-    for order in tie_orders(features):
-        inputs = read_inputs(features, context.inputs.get("embed_items"), order)
-        sources_of_order = load_sources(context, inputs, order)
-        if not inputs.sequences.num_labels("validation"):
-            save_unjudged(context.output / order, sources_of_order)
-            num_sources = len(sources_of_order)
-            continue
-        examples = validation_lists(sources_of_order, inputs, config)
-        everyone = torch.arange(len(examples))
-        profiles = {}
-        for profile, sources in list_profiles(examples.lists).items():
-            part = examples.of(everyone, sources)
-            fitted = fit_profile(part, config.blend, HOME.weights, config.evaluation.primary_metric)
-            trained = [one.name for one in MODELS if one.training and one.name in sources]
-            gains = source_gains(part, trained, fitted, config.blend)
-            profiles[profile] = fitted.document | {"gains": gains}
-            fitted.blend.save(context.output / order, profile)
-            if fitted.values is not None:
-                save_values(context.output / order, profile, fitted.values)
-            if profile == FAST:
-                fit_search(context, order, inputs, sources_of_order, fitted.blend)
-        (context.output / order / FILE).write_text(to_json({"profiles": profiles}))
-        num_users, num_sources = len(everyone), len(examples.lists)
-    return StageRows(rows_in=num_users, rows_out=num_sources)
+    """Choose the blend of each profile."""
+    config, output = context.config, context.output / GIVEN
+    inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"))
+    every_source = load_sources(context, inputs)
+    if not inputs.sequences.num_labels("validation"):
+        save_unjudged(output, every_source)
+        return StageRows(rows_in=0, rows_out=len(every_source))
+    examples = validation_lists(every_source, inputs, config)
+    everyone = torch.arange(len(examples))
+    profiles = {}
+    for profile, sources in list_profiles(examples.lists).items():
+        part = examples.of(everyone, sources)
+        fitted = fit_profile(part, config.blend, HOME.weights, config.evaluation.primary_metric)
+        trained = [one.name for one in MODELS if one.training and one.name in sources]
+        gains = source_gains(part, trained, fitted, config.blend)
+        profiles[profile] = fitted.document | {"gains": gains}
+        fitted.blend.save(output, profile)
+        if fitted.values is not None:
+            save_values(output, profile, fitted.values)
+        if profile == FAST:
+            fit_search(context, inputs, every_source, fitted.blend)
+    (output / FILE).write_text(to_json({"profiles": profiles}))
+    return StageRows(rows_in=len(everyone), rows_out=len(examples.lists))

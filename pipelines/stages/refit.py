@@ -8,12 +8,13 @@ trained weights are continued for that number of passes over all events.
 from __future__ import annotations
 
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.tensors import read_inputs, released_order, retrieval_settings
+from pipelines.inputs.tensors import read_inputs, retrieval_settings
 from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.training.baselines import fit_untrained
 from pipelines.training.fitters import ModelFitter, read_refit, was_trained
 from pipelines.training.train import fit, write_training
 from recsys.fitting.catalogue import CATALOGUE
+from recsys.fitting.queries import GIVEN
 from recsys.fitting.spec import Data
 from recsys.models.names import SEQUENCE
 
@@ -21,7 +22,7 @@ from recsys.models.names import SEQUENCE
 def refit_model(context: StageContext, data: Data, fitter: ModelFitter) -> int:
     """Fit one model on everything and write it with its curve; return its number of steps."""
     name, inputs = fitter.name, data.inputs
-    trained = context.inputs[fitter.spec.names.stage] / inputs.tie_order
+    trained = context.inputs[fitter.spec.names.stage] / GIVEN
     if not was_trained(trained):
         return 0
     chosen = read_refit(trained, fitter, inputs, may_continue=True)
@@ -33,10 +34,10 @@ def refit_model(context: StageContext, data: Data, fitter: ModelFitter) -> int:
 
 
 def refit(context: StageContext) -> StageRows:
-    """Fit every model that was measured on all events, in the first tie order."""
-    config, order = context.config, released_order(context.inputs["build_features"])
-    inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"), order)
-    chosen = context.inputs["fit_baselines"] / order
+    """Fit every model that was measured on all events."""
+    config = context.config
+    inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"))
+    chosen = context.inputs["fit_baselines"] / GIVEN
     for name, model in fit_untrained(inputs, config, "all", chosen).items():
         model.save(context.output / name)
     item_codes = context.inputs["build_semantic_ids"]

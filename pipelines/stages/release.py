@@ -20,7 +20,7 @@ import polars as pl
 from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir, digest_of_config, publishing
-from pipelines.inputs.tensors import read_inputs, released_order
+from pipelines.inputs.tensors import read_inputs
 from pipelines.publishing.comparison import (
     Compared,
     Metrics,
@@ -62,7 +62,7 @@ from pipelines.publishing.write_release import (
     write_release,
 )
 from pipelines.semantic_ids.artefact import open_id_store, publish_version
-from recsys.fitting.queries import ModelInputs
+from recsys.fitting.queries import GIVEN, ModelInputs
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import CURRENT, BundleManifest, Verdict, bundle_directory
 
@@ -89,7 +89,7 @@ def compared_with(
         return None, None
     config, features = context.config, context.inputs["build_features"]
     run = RunEvents.load(features, inputs.sequences)
-    ranks = context.inputs["evaluate"] / f"per_user_{inputs.tie_order}_test.parquet"
+    ranks = context.inputs["evaluate"] / f"per_user_{GIVEN}_test.parquet"
     answered = build_answers(pl.read_parquet(ranks), served_row(metrics), run)
     if champion is None:
         return answered, None
@@ -148,12 +148,12 @@ def written_release(
 def release(context: StageContext) -> StageRows:
     """Write the refitted models as a bundle if every check passes, and publish it."""
     config, features = context.config, context.inputs["build_features"]
-    order, folder = released_order(features), bundles_dir(config)
+    folder = bundles_dir(config)
     folder.mkdir(parents=True, exist_ok=True)
-    metrics: Metrics = read_json(context.inputs["evaluate"] / "metrics.json")[order]["test"]
-    metrics = served_metrics(metrics, context.inputs["train_ranker"] / order)
+    metrics: Metrics = read_json(context.inputs["evaluate"] / "metrics.json")[GIVEN]["test"]
+    metrics = served_metrics(metrics, context.inputs["train_ranker"] / GIVEN)
     recall = read_json(context.inputs["build_index"] / "recall.json")["recall"]
-    inputs = read_inputs(features, context.inputs.get("embed_items"), order)
+    inputs = read_inputs(features, context.inputs.get("embed_items"))
     champion = served_base(folder)
     served: Bundle | None = None
     if champion is not None and is_same_release(champion.version, context.making[:12]):

@@ -5,7 +5,6 @@ Writes report.html, and report.json with its values.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 
@@ -45,9 +44,8 @@ def format_settings(config: RunConfig) -> str:
 
 
 def num_test_looks(workspace: Workspace) -> int:
-    """Count the evaluations in the ledger that read the test split, tie orders as one."""
-    looks = Counter(str(entry.get("tie_order")) for entry in workspace.ledger())
-    return max(looks.values(), default=0)
+    """Count the evaluations in the ledger that read the test split."""
+    return len(workspace.ledger())
 
 
 def report(context: StageContext) -> StageRows:

@@ -12,15 +12,15 @@ from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import retrieval_settings
 from pipelines.semantic_ids.artefact import read_item_codes, read_version
-from pipelines.training.train import train_each_order
+from pipelines.training.train import train_model
 from recsys.fitting.generative import GENERATIVE
-from recsys.fitting.queries import ModelInputs
+from recsys.fitting.queries import GIVEN, ModelInputs
 from recsys.fitting.spec import Data
 from recsys.models.names import SEQUENCE
 
 
 def train_generative(context: StageContext) -> StageRows:
-    """Train once for each order of tied times; write nothing where it is off or items lack IDs."""
+    """Train it; write nothing where it is off or items lack IDs."""
     if not context.config.generative_training.enabled:
         return StageRows(rows_in=0, rows_out=0)
     artefact = context.inputs["build_semantic_ids"]
@@ -29,12 +29,12 @@ def train_generative(context: StageContext) -> StageRows:
         return StageRows(rows_in=0, rows_out=0)
 
     def data_for(inputs: ModelInputs) -> Data:
-        order, taught_by = inputs.tie_order, context.inputs.get("train_sequence")
+        taught_by = context.inputs.get("train_sequence")
         return Data(
             inputs=inputs,
             settings=retrieval_settings(context.config),
-            item_codes=lambda: read_item_codes(artefact, order),
-            teacher=None if taught_by is None else taught_by / order / SEQUENCE.name,
+            item_codes=lambda: read_item_codes(artefact),
+            teacher=None if taught_by is None else taught_by / GIVEN / SEQUENCE.name,
         )
 
-    return train_each_order(context, GENERATIVE, data_for)
+    return train_model(context, GENERATIVE, data_for)

@@ -23,19 +23,19 @@ from pipelines.candidates.load import load_sources
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.tensors import read_inputs, tie_orders
+from pipelines.inputs.tensors import read_inputs
 from pipelines.ranking.artefact import CALIBRATION, FILE, MEASURED, RANKER, TRUNKS
 from pipelines.ranking.data import RankingData, TooLittleDataError, ranking_data
 from pipelines.ranking.fit import fit_ranker, make_ranker, metric_by_query
 from pipelines.ranking.measures import decision, measure_ranker
 from pipelines.training.train import Curve, training_run
-from recsys.fitting.queries import ModelInputs
+from recsys.fitting.queries import GIVEN, ModelInputs
 from recsys.models.ranker.model import Ranker
 from recsys.training.loop import TrainResult
 
 
 def trained(
-    context: StageContext, order: str, inputs: ModelInputs, data: RankingData
+    context: StageContext, inputs: ModelInputs, data: RankingData
 ) -> tuple[Ranker, TrainResult, Curve]:
     """Train the ranker; a killed training resumes."""
     config, sources = context.config, data.builder.blend.sources
@@ -43,10 +43,10 @@ def trained(
     model = make_ranker(inputs, data.item_counts, config, data.tasks, sources)
     with training_run(
         context,
-        order,
-        title=f"ranker ({order}, {trunk})",
-        checkpoint_dir=context.checkpoints / order / trunk,
-        curve_file=context.checkpoints / f"{order}.jsonl",
+        GIVEN,
+        title=f"ranker ({trunk})",
+        checkpoint_dir=context.checkpoints / GIVEN / trunk,
+        curve_file=context.checkpoints / f"{GIVEN}.jsonl",
     ) as (run, curve):
         try:
             fitted, result = fit_ranker(model, data.train, config, run)
@@ -55,29 +55,31 @@ def trained(
     return fitted, result, curve
 
 
-def train_order(context: StageContext, order: str) -> tuple[int, int]:
-    """Train and judge the ranker of a tie order; return the queries of train and validation."""
-    config, output = context.config, context.output / order
-    inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"), order)
+def train_ranker(context: StageContext) -> StageRows:
+    """Train and judge the ranker, or write nothing where it is off."""
+    config, output = context.config, context.output / GIVEN
+    if not config.ranker_training.enabled:
+        return StageRows(rows_in=0, rows_out=0)
+    inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"))
     output.mkdir()
     report: dict[str, Any] = {"num_candidates": config.ranker_training.num_candidates}
 
-    def not_served(reason: str) -> tuple[int, int]:
+    def not_served(reason: str) -> StageRows:
         log.print(f"the blend's order is served: {reason}", style="dim", soft_wrap=True)
         (output / FILE).write_text(to_json({**report, "served": False, "reason": reason}))
-        return 0, 0
+        return StageRows(rows_in=0, rows_out=0)
 
-    blends = context.inputs["fit_blend"] / order
+    blends = context.inputs["fit_blend"] / GIVEN
     if FAST not in served_blends(blends):
         return not_served("profile fast has no learned blend whose candidates could be ranked")
-    sources = load_sources(context, inputs, order)
+    sources = load_sources(context, inputs)
     sources = {name: sources[name] for name in list_profiles(sources)[FAST]}
     blend = load_blends(blends)[FAST]
     try:
         reads = blend.served.demand is not None
-        data = ranking_data(context, inputs, order, sources, reads_demand=reads)
+        data = ranking_data(context, inputs, sources, reads_demand=reads)
         report |= {"tasks": data.tasks, "tasks_reason": data.tasks_reason}
-        model, result, curve = trained(context, order, inputs, data)
+        model, result, curve = trained(context, inputs, data)
     except TooLittleDataError as error:
         return not_served(str(error))
     metric, everyone = config.evaluation.primary_metric, torch.arange(len(data.validation.labels))
@@ -99,12 +101,4 @@ def train_order(context: StageContext, order: str) -> tuple[int, int]:
         (output / name).write_text(to_json(document))
     served = "the ranker's order" if judged["served"] else "the blend's order"
     log.print(f"{served} is served: {judged['reason']}", style="dim", soft_wrap=True)
-    return len(data.train.labels), len(data.validation.labels)
-
-
-def train_ranker(context: StageContext) -> StageRows:
-    """Train once for each order of tied times, or write nothing where it is off."""
-    if not context.config.ranker_training.enabled:
-        return StageRows(rows_in=0, rows_out=0)
-    counts = [train_order(context, order) for order in tie_orders(context.inputs["build_features"])]
-    return StageRows(rows_in=counts[0][0], rows_out=counts[0][1])
+    return StageRows(rows_in=len(data.train.labels), rows_out=len(data.validation.labels))

@@ -7,12 +7,12 @@ others.
 from __future__ import annotations
 
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.training.train import train_each_order
+from pipelines.training.train import train_model
 from recsys.fitting.sequence import SEQUENCE
 
 
 def train_sequence(context: StageContext) -> StageRows:
-    """Train once for each order of tied times, or write nothing where it is off."""
+    """Train it, or write nothing where it is off."""
     if not context.config.sequence_training.enabled:
         return StageRows(rows_in=0, rows_out=0)
-    return train_each_order(context, SEQUENCE)
+    return train_model(context, SEQUENCE)

@@ -6,8 +6,8 @@
     aliases.json                  what each alias named when it was last set or obeyed here
 
 A finished stage is tracked by what its artefact holds; only the curve of a training is logged by
-the stage itself. Metrics are named <tie order>/<split>/<model>/<metric>, curves
-<tie order>/<metric>.
+the stage itself. Metrics are named given/<split>/<model>/<metric>, curves
+given/<metric>.
 
 MLflow takes seconds to import and changes the environment, so a child with a time limit sends the
 files (``pipelines.tracking.store``). Runs that are not sent by then are sent by the next command.

@@ -1,4 +1,4 @@
-"""Parts of the training stages: progress, curves, validation queries, orders of tied times."""
+"""Parts of the training stages: progress, curves, validation queries."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pipelines.engine.artifacts import RunLog, to_json
 from pipelines.engine.console import log
 from pipelines.engine.errors import UnstableTrainingError
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
+from pipelines.inputs.tensors import read_inputs, retrieval_settings
 from pipelines.training.fitters import ModelFitter
 from recsys.data.dataset import FitSplit
-from recsys.fitting.queries import EvaluationQueries, ModelInputs, NewEvents
+from recsys.fitting.queries import GIVEN, EvaluationQueries, ModelInputs, NewEvents
 from recsys.fitting.spec import Data, Fitted, ModelSpec, Start, StopBy, TrainingRun, device_named
 from recsys.kernels.choice import summary
 from recsys.training.distributed.several import local_device, present_ranks
@@ -187,30 +187,24 @@ def write_training(folder: Path, curve: Curve, document: Mapping[str, Any]) -> N
     (folder / "training.json").write_text(to_json(document))
 
 
-def train_each_order(
+def train_model(
     context: StageContext,
     spec: ModelSpec,
     data_for: Callable[[ModelInputs], Data] = lambda inputs: Data(inputs=inputs),
 ) -> StageRows:
-    """Train once for each order of tied times; each resumes from its newest checkpoint."""
+    """Train a model on train; a killed training resumes from its newest checkpoint."""
     fitter = ModelFitter.of(spec, context.config)
-    features = context.inputs["build_features"]
-    num_labels = num_steps = num_items = cut_short = 0
-    for order in tie_orders(features):
-        inputs = read_inputs(features, context.inputs.get("embed_items"), order)
-        num_labels = inputs.sequences.num_labels("train")
-        num_items = inputs.sizes.num_item_rows - 1
-        if not fitter.num_examples(inputs.sequences, "train"):
-            said = f"{fitter.title} ({order}): {NOTHING_TO_TRAIN_ON}"
-            log.print(said, style="yellow", soft_wrap=True)
-            continue
-        queries = validation_queries(inputs, context.config, fitter.training)
-        data = data_for(inputs)
-        fitted, curve = fit(context, fitter, data, "train", queries, name=order, note=order)
-        spec.write(fitted.model, context.output / order)
-        summary = {**asdict(fitted.result), "num_labels": num_labels}
-        write_training(context.output / order, curve, summary)
-        num_steps += fitted.result.num_steps
-        cut_short += fitted.result.stopped_by_time
-    more = {"steps": num_steps, **({"stopped_by_time": cut_short} if cut_short else {})}
+    inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"))
+    num_labels, num_items = inputs.sequences.num_labels("train"), inputs.sizes.num_item_rows - 1
+    if not fitter.num_examples(inputs.sequences, "train"):
+        log.print(f"{fitter.title}: {NOTHING_TO_TRAIN_ON}", style="yellow", soft_wrap=True)
+        return StageRows(rows_in=num_labels, rows_out=num_items, more={"steps": 0})
+    queries = validation_queries(inputs, context.config, fitter.training)
+    data, note = data_for(inputs), "train"
+    fitted, curve = fit(context, fitter, data, "train", queries, name=GIVEN, note=note)
+    spec.write(fitted.model, context.output / GIVEN)
+    summary = {**asdict(fitted.result), "num_labels": num_labels}
+    write_training(context.output / GIVEN, curve, summary)
+    more = {"steps": fitted.result.num_steps}
+    more |= {"stopped_by_time": 1} if fitted.result.stopped_by_time else {}
     return StageRows(rows_in=num_labels, rows_out=num_items, more=more)

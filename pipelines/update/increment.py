@@ -22,7 +22,7 @@ from pipelines.update.stages import CARRIED, update_stages
 
 
 def update_config(config: RunConfig) -> RunConfig:
-    """Set an increment up: its own workspace, one order of ties, no intervals.
+    """Set an increment up: its own workspace, no intervals.
 
     A champion's metrics on another day say nothing about this one, so only the comparison on the
     same queries counts.
@@ -30,7 +30,7 @@ def update_config(config: RunConfig) -> RunConfig:
     return replace(
         config,
         workspace=DailyState(config.workspace).update,
-        splits=replace(config.splits, kind="leave_one_out", tie_orders=("given",)),
+        splits=replace(config.splits, kind="leave_one_out"),
         evaluation=replace(config.evaluation, num_resamples=0),
         release=replace(
             config.release,

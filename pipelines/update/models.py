@@ -60,7 +60,7 @@ def new_events(context: StageContext, inputs: ModelInputs) -> NewEvents:
 
 def read_model_inputs(context: StageContext) -> ModelInputs:
     """Read the events and the catalogue as tensors."""
-    return read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"), GIVEN)
+    return read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"))
 
 
 def renewed_rows(context: StageContext, trained: Path) -> dict[str, NDArray[np.int64]]:

@@ -81,7 +81,7 @@ class Sequences:
 
     @classmethod
     def load(cls, directory: Path) -> Sequences:
-        """Memory-map one order of the build_features artefact (sequences/<tie_order>)."""
+        """Memory-map the sequences of the build_features artefact."""
 
         def array(path: Path) -> Rows:
             rows: Rows = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -35,18 +35,18 @@ from recsys.retrieval.sources import (
 )
 
 GIVEN = "given"
+"""Folder of what a stage makes of the sequences, in which events of one time are as given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInputs:
-    """The sequences of one order of tied times, with the catalogue and the users' features."""
+    """The sequences with the catalogue and the users' features."""
 
     sequences: Sequences
     catalogue: ItemCatalogue
     sizes: FeatureSizes
     user_features: Mapping[str, Rows] = field(default_factory=dict)
     """Categorical rows by user row, each [U]."""
-    tie_order: str = GIVEN
 
     def queries(self, positions: Rows, *, max_history: int) -> JaggedBatch:
         """Build the query before each event at ``positions`` [P], user features included."""

@@ -18,6 +18,7 @@ import torch
 
 from recsys.evaluation.config import ReplayConfig
 from recsys.fitting.blend import FittedBlend, SourceLists
+from recsys.fitting.queries import GIVEN
 from recsys.fitting.spec import device_named
 from recsys.replay.experiment import PreparedData
 from recsys.replay.fits import Replay, Say, Unit, list_units, run_step, run_unit
@@ -113,7 +114,7 @@ def describe_replay(
         "data_set": prepared.name,
         "data_digest": prepared.data_digest,
         "recipe": prepared.recipe.digest(),
-        "order": prepared.inputs.tie_order,
+        "order": GIVEN,
         "seed": seed,
         "config": settings,
         "steps": [asdict(step) for step in replay.steps],
@@ -139,7 +140,7 @@ def note_look(replay: Replay) -> None:
     entry = {
         "date": datetime.now(UTC).date().isoformat(),
         "data_set": replay.prepared.name,
-        "tie_order": replay.inputs.tie_order,
+        "tie_order": GIVEN,
         "model": ", ".join(replay.models),
         "seed": replay.seed,
         "config": replay.prepared.recipe.digest(),

@@ -192,7 +192,6 @@ def test_configuration_out_of_range_is_refused() -> None:
             ),
             r"\['dislike'\] are in online_types": lambda: FilterConfig(online_types=("dislike",)),
             "add up to less than 1": lambda: SplitConfig(test_share=1.0),
-            "'sorted'": lambda: SplitConfig(tie_orders=("sorted",)),  # type: ignore[arg-type]
             "at least one file": lambda: SourceConfig(paths=()),
             "Mars/Olympus": lambda: replace(source, time_zone="Mars/Olympus"),
             "did you mean 'day_of_week'": lambda: FeaturesConfig(

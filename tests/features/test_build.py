@@ -40,13 +40,13 @@ def build(
     return tmp_path / name, build_features(config, tmp_path / name)
 
 
-def histories(out: Path, order: str = "given") -> dict[str, list[str]]:
+def histories(out: Path) -> dict[str, list[str]]:
     """Read the sequences back as ids."""
     users, items = (
         dict(pl.read_parquet(out / f"vocabularies/{name}.parquet").rows())
         for name in ("users", "items")
     )
-    folder = out / "sequences" / order
+    folder = out / "sequences/given"
     offsets, rows = np.load(folder / "offsets.npy"), np.load(folder / "item_rows.npy")
     return {
         user: [items[item] for item in rows[offsets[row] : offsets[row + 1]].tolist()]
@@ -90,10 +90,8 @@ def test_without_times_the_sequence_index_orders_and_time_features_switch_off(
 ) -> None:
     rows = [("a", "x", 2), ("a", "y", 1), ("b", "y", 7), ("b", "x", 8), ("a", "z", 3)]
     frame = pl.DataFrame(rows, schema=["user_id", "item_id", "sequence_index"], orient="row")
-    orders = SplitConfig(tie_orders=("given", "shuffled"))
-    out, report = build(tmp_path, frame, splits=orders)
+    out, report = build(tmp_path, frame)
     assert histories(out) == {"a": ["y", "x", "z"], "b": ["y", "x"]}
-    assert histories(out, "shuffled") == histories(out)
     assert not (out / "sequences/given/times.npy").exists()
     described = json.loads((out / "features.json").read_text())
     assert [feature["name"] for feature in described["context_features"]] == ["user_num_events"]
@@ -101,22 +99,6 @@ def test_without_times_the_sequence_index_orders_and_time_features_switch_off(
     assert [path.name for path in (out / "events").iterdir()] == ["day=unknown"]
     with pytest.raises(ValueError, match="global_time split needs event_time"):
         build(tmp_path, frame, name="other", splits=SplitConfig(kind="global_time"))
-
-
-def test_shuffled_ties_stay_within_their_time_and_ignore_the_order_of_the_input(
-    tmp_path: Path,
-) -> None:
-    rows = [("u", f"i{n:02}", START + n // 10) for n in range(40)] + [("v", "i00", START)]
-    orders = SplitConfig(tie_orders=("given", "shuffled"))
-    out, _ = build(tmp_path, events_of(rows), splits=orders)
-    given_order, shuffled = histories(out)["u"], histories(out, "shuffled")["u"]
-    assert given_order == [f"i{n:02}" for n in range(40)]
-    assert shuffled != given_order
-    for start in range(0, 40, 10):
-        assert sorted(shuffled[start : start + 10]) == given_order[start : start + 10]
-    reversed_out, _ = build(tmp_path, events_of(rows[::-1]), name="reversed", splits=orders)
-    assert histories(reversed_out, "shuffled")["u"] == shuffled
-    assert histories(reversed_out)["u"] != given_order
 
 
 def test_rows_stay_when_an_earlier_vocabulary_grows(tmp_path: Path) -> None:
@@ -141,13 +123,11 @@ def test_types_have_rows_that_stay_and_one_type_alone_has_none(tmp_path: Path) -
     assert not list(one.rglob("event_types*"))
     assert "event_types" not in json.loads((one / "features.json").read_text())
     some = typed("view", "cart", "view", "cart", "cart", "view")
-    splits = SplitConfig(tie_orders=("given", "shuffled"))
-    first, _ = reading(some, name="first", previous=one, splits=splits)
-    for order in splits.tie_orders:
-        types = np.load(first / "sequences" / order / "event_types.npy").tolist()
-        of_ann = dict(zip(histories(first, order)["ann"], types, strict=False))
-        assert of_ann == {"x": 2, "y": 1, "z": 1}
-        assert types[3:] == [1, 2, 2]
+    first, _ = reading(some, name="first", previous=one)
+    types = np.load(first / "sequences/given/event_types.npy").tolist()
+    of_ann = dict(zip(histories(first)["ann"], types, strict=False))
+    assert of_ann == {"x": 2, "y": 1, "z": 1}
+    assert types[3:] == [1, 2, 2]
     later = typed("buy", "cart", "buy", "buy", "buy", "buy")
     out, _ = reading(later, name="second", previous=first)
     assert json.loads((out / "features.json").read_text())["event_types"] == ["cart", "view", "buy"]
@@ -197,7 +177,7 @@ FILTERS = st.builds(
     max_user_events=st.sampled_from([None, 2, 5]),
     max_bad_share=st.just(1.0),
 )
-SPLITS = (SplitConfig(), SplitConfig(tie_orders=("shuffled",), validation_share=0.2))
+SPLITS = (SplitConfig(), SplitConfig(validation_share=0.2))
 
 
 @settings(
@@ -221,23 +201,18 @@ def test_agrees_with_plain_python_loses_nothing_and_leaks_nothing(
             build(tmp_path, frame, filters=filters, splits=splits)
         return
     out, report = build(tmp_path, frame, filters=filters, splits=splits)
-    order = splits.tie_orders[0]
-    found = histories(out, order)
-    if order == "given":
-        assert found == truth
-    else:
-        assert {u: sorted(i) for u, i in found.items()} == {u: sorted(i) for u, i in truth.items()}
+    assert histories(out) == truth
     accounted = report.events + report.duplicates + report.over_user_cap + report.dropped_by_k_core
     accounted += sum(report.quarantined.values()) + sum(report.filtered.values())
     assert accounted == len(rows) == report.rows_in
     assert sum(report.quarantined.values()) == len(rows) - len(good)
     assert pl.read_parquet(out / "events/*/*.parquet").height == report.events
-    assert_nothing_later_is_trained_on(out, order)
+    assert_nothing_later_is_trained_on(out)
 
 
-def assert_nothing_later_is_trained_on(out: Path, order: str = "given") -> None:
+def assert_nothing_later_is_trained_on(out: Path) -> None:
     """Hold that each user's events are in order of time, and the cuts between two times."""
-    folder = out / "sequences" / order
+    folder = out / "sequences/given"
     times, offsets, *cuts = (
         np.load(folder / f"{name}.npy")
         for name in ("times", "offsets", "train_end", "validation_end")

@@ -55,7 +55,7 @@ def configured(folder: Path, **changes: Any) -> FeaturesConfig:
         events=files_of(folder),
         filters=FILTERS,
         history_event_types=True,
-        splits=SplitConfig(kind="global_time", tie_orders=("given", "shuffled")),
+        splits=SplitConfig(kind="global_time"),
         now=NOW,
     )
     return replace(config, **changes)

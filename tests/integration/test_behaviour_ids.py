@@ -78,7 +78,7 @@ def own(finished: Path, tmp_path: Path) -> Path:
 
 def test_what_a_bundle_serves_is_what_behaviour_ids_gives(finished: Path) -> None:
     places = (finished / "build_features", finished / "embed_items", finished / "train_sequence")
-    behaviour = read_behaviour(*places, "given")
+    behaviour = read_behaviour(*places)
     assert behaviour is not None
     content = torch.from_numpy(np.load(finished / "embed_items/content.npy"))
     config = resolve(finished / "config.toml", assignments=[], workspace=finished)
@@ -191,23 +191,3 @@ def test_fitting_needs_the_sequence_model_of_this_catalogue(own: Path, recsys: R
     told = recsys("ids", "train", "-w", own)
     assert told.exit_code == 2
     assert "recsys run --until train_sequence" in " ".join(told.output.split())
-
-
-def test_each_order_of_tied_times_is_measured_with_ids_of_its_own(
-    shop: Path, recsys: Recsys, tmp_path: Path
-) -> None:
-    own = started(shop, tmp_path, ())
-    events = pl.read_csv(tmp_path / "events.csv")
-    # All events at one moment, so that shuffling has something to do.
-    events.with_columns(event_time=pl.col("event_time").min()).write_csv(tmp_path / "events.csv")
-    short = ("sequence_training.max_epochs=2", "generative_training.max_epochs=1")
-    orders = 'splits.tie_orders=["given","shuffled"]'
-    more = [word for one in (*short, orders) for word in ("--set", one)]
-    run(recsys, own, *more, "--until", "train_generative")
-    artefact = own / "build_semantic_ids"
-    given, shuffled = (read_item_codes(artefact, order) for order in ("given", "shuffled"))
-    assert given.version == read_item_codes(artefact).version == report_of(own)["version"]
-    assert shuffled.version != given.version
-    for codes, order in ((given, "given"), (shuffled, "shuffled")):
-        saved = own / f"train_generative/{order}/generative/config.json"
-        assert json.loads(saved.read_text())["inputs"]["semantic_ids"] == codes.version

@@ -83,19 +83,6 @@ def test_an_order_without_times_is_enough(shop: Path, recsys: Recsys, tmp_path: 
     assert "event_time" in " ".join(report["warnings"])
 
 
-def test_tied_times_are_measured_in_both_orders(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
-    config = configured(shop, tmp_path / "shop", {"splits": {"tie_orders": ["given", "shuffled"]}})
-    path = config.parent / "events.csv"
-    events = pl.read_csv(path).with_columns(pl.col("event_time").str.slice(0, 7) + "-01")
-    events.write_csv(path)
-    workspace = finished(recsys, config)
-    metrics = json.loads((workspace / "evaluate/metrics.json").read_text())
-    assert list(metrics) == ["given", "shuffled"]
-    for model in ("item_to_item", "sequence"):
-        given, shuffled = (metrics[order]["test"][model] for order in metrics)
-        assert given != shuffled
-
-
 def test_time_splits_everything_after_a_day(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
     config = configured(
         shop,

@@ -98,7 +98,7 @@ def test_http_gives_the_scores_of_python(
 @pytest.mark.parametrize("profile", ["fast", "full"])
 def test_the_measured_blend_is_the_served_one(shop: Path, profile: Profile) -> None:
     recommender = Recommender.load(shop / "bundles/current", ServingOptions(profile=profile))
-    inputs = read_inputs(shop / "build_features", shop / "embed_items", "given")
+    inputs = read_inputs(shop / "build_features", shop / "embed_items")
     assert inputs.sizes.event_types == ("click", "purchase")
     refit = shop / "refit"
     two_tower = TwoTower.load(refit / "two_tower", inputs.catalogue)

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 import polars as pl
 
+from features.schema import GIVEN
 from pipelines.candidates.blends import BLEND, BLEND_FAST, RANKED
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.workspaces.run import Run
@@ -44,8 +45,6 @@ class Answers(NamedTuple):
     models: tuple[str, ...]
     features: Path | None
     """Folder of build_features, whose rows the table is written in; None for a bundle."""
-    order: str
-    """How tied times were ordered."""
     split: Split = "test"
 
     @property
@@ -65,16 +64,15 @@ def answers(run: Run) -> Answers:
                 f"bundle {version} has no {table.name}; a release writes it if its run measured "
                 "test, and compares by it"
             )
-        return Answers(table, (SERVED,), None, "")
+        return Answers(table, (SERVED,), None)
     splits: tuple[Split, ...] = ("test", "validation")
     for split in splits:
-        for table in sorted((run.path / "evaluate").glob(f"per_user_*_{split}.parquet")):
-            order = table.stem.removeprefix("per_user_").removesuffix(f"_{split}")
+        for table in sorted((run.path / "evaluate").glob(f"per_user_{GIVEN}_{split}.parquet")):
             try:
                 models = _models(table, table.stat().st_mtime_ns)
             except (OSError, pl.exceptions.PolarsError) as error:
                 raise NotFoundError(f"{table} cannot be read: {error}") from error
-            return Answers(table, models, run.path / "build_features", order, split)
+            return Answers(table, models, run.path / "build_features", split)
     raise NotFoundError(
         f"{run.name} has no rank by user; run its stage evaluate: "
         f"recsys run {run.path} --until evaluate"

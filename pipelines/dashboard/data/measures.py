@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from features.schema import GIVEN
 from pipelines.config.release import TIMED
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Side, answers
@@ -76,7 +77,7 @@ def read_measures(context: Context, side: Side) -> Measures:
 def _beyond_accuracy(side: Side) -> Mapping[str, float]:
     try:
         found = answers(side.run)
-        analysis = Analysis.load(side.run.path / "evaluate").orders[found.order][found.split]
+        analysis = Analysis.load(side.run.path / "evaluate").orders[GIVEN][found.split]
         model = analysis.models[side.model]
     except (OSError, ValueError, KeyError, TypeError, NotFoundError):
         return {}

@@ -18,12 +18,12 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
+from features.schema import GIVEN
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import DEPTH, Answers, Side, Split, answers
 from pipelines.dashboard.data.slices import Slices, cut_slices
 from pipelines.dashboard.query import NotFoundError
 from pipelines.evaluation.per_user import RANK
-from pipelines.inputs.tensors import released_order
 from pipelines.publishing.same_queries import KEY
 from recsys.data.batch import Jagged, cut_offsets
 from recsys.data.dataset import Sequences
@@ -46,7 +46,6 @@ class Pairs:
     """Queries that each side answered, [S]."""
     features: Path | None
     """Folder of build_features, with attributes of users and items."""
-    order: str
     split: Split = "test"
 
     def __len__(self) -> int:
@@ -84,7 +83,7 @@ class Pairs:
     @cached_property
     def slices(self) -> Slices:
         """Ways to cut the queries."""
-        return cut_slices(self.queries, self.by_user("item_row"), self.features, self.order)
+        return cut_slices(self.queries, self.by_user("item_row"), self.features)
 
 
 def join_pairs(context: Context, sides: Sequence[Side]) -> Pairs:
@@ -102,8 +101,8 @@ def join(sides: Sequence[Side]) -> Pairs:
         queries = frames[0].rename({"rank": "rank0"})
         for place, frame in list(enumerate(frames))[1:]:
             queries = queries.join(frame.rename({"rank": f"rank{place}"}), on=KEY)
-        features, order = _reference(known)
-        queries = _with_rows(queries, features, order)
+        features = _reference(known)
+        queries = _with_rows(queries, features)
     except (OSError, ValueError, pl.exceptions.PolarsError) as error:
         raise NotFoundError(f"the ranks by user cannot be read: {error}") from error
     return Pairs(
@@ -111,7 +110,6 @@ def join(sides: Sequence[Side]) -> Pairs:
         queries=queries.sort("user_row", "user_id", "item_row", "item_id"),
         num_answered=tuple(len(frame) for frame in frames),
         features=features,
-        order=order,
         split=known[0].split,
     )
 
@@ -126,7 +124,7 @@ def _read(one: Side, found: Answers) -> pl.DataFrame:
 
     if found.features is None:
         return table.select(*KEY, coded(pl.col("rank"))).collect()
-    sequences = Sequences.load(found.features / "sequences" / found.order)
+    sequences = Sequences.load(found.features / "sequences" / GIVEN)
     ends = sequences.validation_end if found.split == "test" else sequences.train_end
     before = np.asarray(ends) - np.asarray(sequences.offsets[:-1])
     places = pl.LazyFrame({"user_row": np.arange(len(before)), "place": before})
@@ -142,19 +140,19 @@ def _rows(features: Path, name: str) -> pl.DataFrame:
     return known.select(pl.col("row").alias(f"{name}_row"), pl.col("id").alias(f"{name}_id"))
 
 
-def _reference(known: Sequence[Answers]) -> tuple[Path | None, str]:
+def _reference(known: Sequence[Answers]) -> Path | None:
     """Find prepared data of a side; a bundle that is in a workspace has that one's."""
     for one in known:
         if one.features is not None:
-            return one.features, one.order
+            return one.features
     for one in known:
         features = one.table.parent.parent / "build_features"
         if (features / "vocabularies" / "users.parquet").exists():
-            return features, released_order(features)
-    return None, ""
+            return features
+    return None
 
 
-def _with_rows(queries: pl.DataFrame, features: Path | None, order: str) -> pl.DataFrame:
+def _with_rows(queries: pl.DataFrame, features: Path | None) -> pl.DataFrame:
     """Add the rows of users and items, and when each query was."""
     unknown = pl.lit(None, pl.Int64)
     if features is None:
@@ -163,7 +161,7 @@ def _with_rows(queries: pl.DataFrame, features: Path | None, order: str) -> pl.D
     for name in ("user", "item"):
         queries = queries.join(_rows(features, name), on=f"{name}_id", how="left")
     queries = queries.with_columns(pl.col("user_row", "item_row").fill_null(0).cast(pl.Int64))
-    known = Sequences.load(features / "sequences" / order)
+    known = Sequences.load(features / "sequences" / GIVEN)
     rows = queries["user_row"].to_numpy()
     if known.times is None or not len(rows) or rows.min() <= 0:
         return queries.with_columns(unknown.alias("time"))

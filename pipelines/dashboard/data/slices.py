@@ -17,6 +17,7 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
+from features.schema import GIVEN
 from pipelines.evaluation.analyse import category_names, item_domains
 from pipelines.inputs.tensors import load_catalogue
 from recsys.data.batch import Jagged
@@ -104,18 +105,13 @@ class _Cut(NamedTuple):
         return np.where(found < self.sequences.num_user_rows, found, 0)
 
 
-def cut_slices(
-    queries: pl.DataFrame,
-    targets: Jagged,
-    features: Path | None,
-    order: str,
-) -> Slices:
+def cut_slices(queries: pl.DataFrame, targets: Jagged, features: Path | None) -> Slices:
     """Cut queries in all ways that their data allow."""
     if features is None or not len(queries):
         return Slices({})
     found: dict[str, dict[str, Mask]] = {}
     problems = []
-    cut = _Cut(queries, targets, features, Sequences.load(features / "sequences" / order))
+    cut = _Cut(queries, targets, features, Sequences.load(features / "sequences" / GIVEN))
     for label, make in WAYS.items():
         try:
             for part in make(cut):

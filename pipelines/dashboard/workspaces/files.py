@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -61,11 +61,6 @@ def number(value: object) -> float | None:
 def place_key(place: str) -> str:
     """Hash a place to 12 hexadecimal digits."""
     return hashlib.sha256(place.encode()).hexdigest()[:12]
-
-
-def released_order(orders: Mapping[str, Any]) -> str:
-    """Return the order of tied times whose models are released."""
-    return min(orders, key=lambda order: (order != "given", order))
 
 
 def file_stamp(paths: Iterable[Path]) -> Stamp:

@@ -15,6 +15,7 @@ from pathlib import Path
 from sys import intern
 from typing import Any, TypeVar
 
+from features.schema import GIVEN
 from pipelines.candidates.blends import RANKED
 from pipelines.dashboard.workspaces.files import (
     UnreadableError,
@@ -25,7 +26,6 @@ from pipelines.dashboard.workspaces.files import (
     place_key,
     read_or_empty,
     read_table,
-    released_order,
 )
 from pipelines.dashboard.workspaces.run import Run, Status, dataset_name, flat, flat_settings
 from pipelines.engine.artifacts import FORMAT, RUN, Manifest, digest_of_json
@@ -110,14 +110,13 @@ def read_workspace(path: Path) -> Run:
         words = f"written in format {other}, not {FORMAT}: only its metrics are shown"
         problems.append(f"{words}. Run it in a new workspace to see the rest")
     release = _noted(problems, lambda: read_table(path / "release/release.json")) or {}
-    order = released_order(measured) if measured else None
-    metrics = finite_metrics(measured[order] if order else {})
+    metrics = finite_metrics((measured or {}).get(GIVEN, {}))
     status: Status = "unreadable" if is_unreadable else "complete"
     if not is_unreadable and not (evaluated and measured):
         status = "unfinished"
         problems.append(_missing(path, names))
     models = {name.split("/")[1] for name in metrics if name.startswith("test/")}
-    if not read_or_empty(path / f"train_ranker/{order}/ranker.json").get("served"):
+    if not read_or_empty(path / f"train_ranker/{GIVEN}/ranker.json").get("served"):
         models.discard(RANKED)
     costs = sum_costs([path / name for name in names])
     return Run(
@@ -131,7 +130,6 @@ def read_workspace(path: Path) -> Run:
         settings=text if config else "",
         data_digest=digest_of_json(features.files) if features else None,
         dataset=dataset_name(config),
-        tags={"tie order": order} if order and len(measured) > 1 else {},
         served=_served_among(models),
         bundles=_released(path, release),
         problems=tuple(problems),

@@ -18,10 +18,11 @@ import torch
 from pipelines.backtest.prepare import DIGITS, files_digest, only_training
 from pipelines.config.run import RunConfig
 from pipelines.engine.runner import pick_stages, run_stages
-from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
+from pipelines.inputs.tensors import read_inputs, retrieval_settings
 from pipelines.presets.resolve import with_dataset
 from pipelines.stages.list import STAGES
 from pipelines.training.fitters import pick_settings
+from recsys.data.dataset import Sequences
 from recsys.models.names import GENERATIVE, SEQUENCE
 from recsys.semantic_ids.codes import ItemCodes, SemanticIds
 from serving.surfaces import HOME
@@ -87,22 +88,38 @@ def prepare(name: str, config: RunConfig, recipe: Recipe, *, show_progress: bool
     events = config.data.event_paths()
     run_stages(pick_stages(STAGES, PREPARING, None), config, show_progress=show_progress)
     features, content = (config.workspace / stage for stage in ("build_features", "embed_items"))
-    orders = tie_orders(features)
-    inputs = {order: read_inputs(features, content, order) for order in orders}
-    first = inputs[orders[0]]
+    inputs = read_inputs(features, content)
     encoder = json.loads((content / "content.json").read_text(encoding="utf-8"))["encoder"]
     return Prepared(
         name=name,
         data_digest=events_digest(events[0]) if config.data.dataset else files_digest(events),
         recipe=recipe,
-        orders={order: part.sequences for order, part in inputs.items()},
-        catalogue=first.catalogue,
-        sizes=first.sizes,
-        user_features={name: np.asarray(rows) for name, rows in first.user_features.items()},
+        orders={
+            "given": inputs.sequences,
+            "shuffled": shuffled_ties(inputs.sequences, config.seed),
+        },
+        catalogue=inputs.catalogue,
+        sizes=inputs.sizes,
+        user_features={name: np.asarray(rows) for name, rows in inputs.user_features.items()},
         codes=read_codes(config),
         content_columns=config.semantic_ids.content_columns,
         about={"encoder": encoder, "split": config.splits.kind, "seed": config.seed},
     )
+
+
+def shuffled_ties(sequences: Sequences, seed: int) -> Sequences:
+    """Permute the events of one user and time, which files of days leave in an order of their own.
+
+    Results that differ between the two orders rest on that order alone. Features of the moment do
+    not depend on it.
+    """
+    if sequences.times is None:
+        return sequences
+    users = np.repeat(np.arange(len(sequences.offsets) - 1), np.diff(sequences.offsets))
+    mixed = np.random.default_rng(seed).random(len(users))
+    places = np.lexsort((mixed, sequences.times, users))
+    types = None if sequences.event_types is None else sequences.event_types[places]
+    return replace(sequences, item_rows=sequences.item_rows[places], event_types=types)
 
 
 def read_codes(config: RunConfig) -> ItemCodes | None:

@@ -81,7 +81,6 @@ class Prepared:
             catalogue=self.catalogue,
             sizes=self.sizes,
             user_features=self.user_features,
-            tie_order=order,
         )
 
     def item_codes(self) -> ItemCodes:

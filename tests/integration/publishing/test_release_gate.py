@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 
 from pipelines.config.release import ReleaseConfig
-from pipelines.inputs.tensors import read_inputs, released_order
+from pipelines.inputs.tensors import read_inputs
 from pipelines.publishing.same_queries import RunEvents, build_answers, same_queries
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
@@ -54,10 +54,9 @@ def test_newer_events_are_what_the_champions_bundle_is_queried_for(
     )
 
     features = workspace / "build_features"
-    order = released_order(features)
-    inputs = read_inputs(features, workspace / "embed_items", order)
+    inputs = read_inputs(features, workspace / "embed_items")
     run = RunEvents.load(features, inputs.sequences)
-    table = pl.read_parquet(workspace / "evaluate" / f"per_user_{order}_test.parquet")
+    table = pl.read_parquet(workspace / "evaluate" / "per_user_given_test.parquet")
     answers = build_answers(table, "blend", run)
     found = same_queries(
         answers, run, bundles, before.bundle.version, config=ReleaseConfig(), seed=0

@@ -246,7 +246,7 @@ def write_workspace(
     table.write_parquet(evaluate / "per_user_given_test.parquet")
     metrics = {name: dict(result.metrics) for name, result in results.items()}
     (evaluate / "metrics.json").write_text(to_json({"given": {"test": metrics}}))
-    inputs = read_inputs(own, None, "given")
+    inputs = read_inputs(own, None)
     manifest = Manifest.load(own)
     assert manifest is not None
     analysed = analyse_split(

@@ -79,7 +79,7 @@ def test_bundles_are_joined_by_the_ids_of_their_answers(tmp_path):
 def test_a_users_items_of_one_slice_are_one_value():
     ranks = {"rank0": [1, 0, 2, 0, 5, 0], "rank1": [1, 1, 0, 0, 5, 1]}
     queries = pl.DataFrame({"user_id": list("aabbbc"), **ranks})
-    pairs = Pairs(sides=(), queries=queries, num_answered=(6, 6), features=None, order="")
+    pairs = Pairs(sides=(), queries=queries, num_answered=(6, 6), features=None)
     left = np.array([1, 0, 1, 1, 0, 0], bool)
     assert pairs.values(0, "recall@10", left).tolist() == [1, 0.5]
     assert pairs.values(1, "recall@10", left).tolist() == [1, 0]

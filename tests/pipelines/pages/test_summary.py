@@ -21,7 +21,7 @@ from recsys.evaluation.significance import MetricComparison
 
 def change(data, split, model, **values):
     """Change a model's primary metric in place; the fixture's data is copied before."""
-    intervals = data.analysis.orders[data.order][split].models[model].intervals
+    intervals = data.analysis.orders["given"][split].models[model].intervals
     assert isinstance(intervals, dict)
     intervals[data.primary] = intervals[data.primary]._replace(**values)
 

@@ -26,7 +26,7 @@ def equals() -> Pairs:
     users = [f"{user:05}" for user in range(NUM_USERS)]
     known = {"user_id": users, "item_row": 1, "place": 9, "time": None}
     queries = pl.DataFrame({**known, "rank0": first, "rank1": second})
-    pairs = Pairs(sides=(), queries=queries, num_answered=(0, 0), features=None, order="")
+    pairs = Pairs(sides=(), queries=queries, num_answered=(0, 0), features=None)
     half = np.arange(NUM_USERS) % 2 == 0
     pairs.__dict__["slices"] = Slices({"half": {"even": half, "odd": ~half}})
     return pairs
