@@ -88,7 +88,6 @@ from features.tables import (
     write_categories,
     write_user_features,
 )
-from features.user_ids import write_user_ids
 
 __all__ = [
     "FeaturesConfig",
@@ -487,8 +486,6 @@ class _Build:
             people, config.user_features, self.out, config.previous
         )
         report.warnings += warnings
-        sequences = self.out / "sequences" / GIVEN
-        cardinality |= write_user_ids(config, sequences, self.out, report.user_ids)
         report.users, report.items = len(user_ids), len(item_ids)
         if self.forgotten:
             self.forgotten.counts["events"] = report.filtered[FORGOTTEN]

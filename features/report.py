@@ -41,8 +41,6 @@ class FeaturesReport:
     items_without_catalogue: int = 0
     forgotten: Counter[str] = field(default_factory=Counter)
     """Rows of forgotten users by table; the events are among the filtered."""
-    user_ids: dict[str, int] = field(default_factory=dict)
-    """Counts of rows for users' ids; empty if there are none."""
     warnings: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:

@@ -196,34 +196,9 @@ class NewestSplit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UserIdRows:
-    """Rows of an embedding table for users' ids (``user_ids.py``); ``[features.user_ids]``."""
-
-    rows: int = 0
-    """Rows of the table; 0 gives users none: they are their histories and columns alone."""
-    min_events: int = 5
-    """Training events from which a user is not unknown any more."""
-    ttl_days: float | None = None
-    """Days without an event after which a user is unknown again and the row is free; None never
-    takes it back."""
-
-    def __post_init__(self) -> None:
-        if self.rows < 0:
-            raise ValueError(f"features.user_ids.rows must be >= 0, got {self.rows}")
-        if self.min_events < 1:
-            raise ValueError(f"features.user_ids.min_events must be >= 1, got {self.min_events}")
-        if self.ttl_days is not None and not self.ttl_days > 0:
-            raise ValueError(
-                f"features.user_ids.ttl_days must be > 0 or left out, got {self.ttl_days}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
 class FeatureChoice:
     """Which features are made."""
 
-    user_ids: UserIdRows = field(default_factory=UserIdRows)
-    """Rows for users' ids."""
     user_features: tuple[str, ...] = ()
     """User columns that the two-tower reads; numbers fall into ten equal parts."""
     context_features: tuple[str, ...] = tuple(FEATURES)

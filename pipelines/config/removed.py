@@ -77,7 +77,7 @@ REMOVED_KEYS: Mapping[str, str] = {
     "generative.memory_orders": "leave it out: the memory of n-grams lost to no memory",
     "ranker_training.compared": "run once with each ranker.trunk and use recsys compare",
     "splits.tie_orders": "leave it out: events of one time stay in the order of the files",
-    "features.user_ids.kind": "leave it out: rows shared by a hash lost to rows of users' own",
+    "features.user_ids": "leave it out: users are their histories and features.user_features",
     "tracking.upload_bundles": "set tracking.bundles to the folder or URL that bundles go to",
     "tracking.keep_bundles": "remove old bundles from the folder tracking.bundles",
     "tracking.fetch_seconds": "leave it out: a fetch that was cut off is continued",

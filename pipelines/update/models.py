@@ -9,17 +9,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from features.user_ids import FEATURE, read_owners, renewed
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import RELEASED
 from pipelines.inputs.tensors import read_inputs
 from pipelines.publishing.released import HELD_OUT, Released, released_folder
 from pipelines.training.fitters import ModelFitter, whole_model
 from pipelines.training.train import fit, write_training
-from recsys.fitting.grown import without_rows
 from recsys.fitting.queries import GIVEN, ModelInputs, NewEvents
 from recsys.fitting.sequence import SEQUENCE
 from recsys.fitting.spec import Data, ModelSpec, Refit
@@ -63,15 +60,6 @@ def read_model_inputs(context: StageContext) -> ModelInputs:
     return read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"))
 
 
-def renewed_rows(context: StageContext, trained: Path) -> dict[str, NDArray[np.int64]]:
-    """List rows of users' ids that have other owners than when the weights were trained."""
-    owners = read_owners(context.inputs["build_features"])
-    before = read_owners(trained / "build_features")
-    if owners is None or before is None:
-        return {}
-    return {FEATURE: renewed(owners, before)}
-
-
 def continue_model(context: StageContext, spec: ModelSpec) -> StageRows:
     """Continue a served model on new events, and write it as its training stage does."""
     folder = continued_run(context)
@@ -85,8 +73,6 @@ def continue_model(context: StageContext, spec: ModelSpec) -> StageRows:
     if isinstance(fitter.settings, SequenceConfig) and whole.parent == served:
         fitter = replace(fitter, settings=of_first(fitter.settings))
     inputs, weights = read_model_inputs(context), load_file(whole)
-    for feature, rows in renewed_rows(context, folder).items():
-        weights = without_rows(weights, feature, rows)
     fitted, curve = fit(
         context,
         fitter,

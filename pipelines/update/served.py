@@ -9,7 +9,7 @@ from pipelines.publishing.released import Released, link_tree
 from pipelines.ranking.artefact import RANKER
 from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.stages.embed_items import embed_items as embed_all_items
-from pipelines.update.models import read_model_inputs, renewed_rows
+from pipelines.update.models import read_model_inputs
 from recsys.content.attribute_schema import build_extraction
 from recsys.content.columns import ColumnEncoder
 from recsys.fitting.grown import grown_generative, grown_ranker
@@ -56,15 +56,14 @@ def train_generative(context: StageContext) -> StageRows:
 
 def train_ranker(context: StageContext) -> StageRows:
     """Take the served ranker as it is, over a catalogue that may have grown."""
-    folder = context.inputs[RELEASED]
-    for path in sorted((folder / "train_ranker").iterdir()):
+    for path in sorted((context.inputs[RELEASED] / "train_ranker").iterdir()):
         if path.is_dir():
             link_tree(path, context.output / path.name)
     served = context.output / GIVEN / RANKER
     if not served.exists():
         return StageRows(rows_in=0, rows_out=0)
     inputs = read_model_inputs(context)
-    model = grown_ranker(served, inputs, renewed_rows(context, folder))
+    model = grown_ranker(served, inputs)
     for name in (Ranker.FILE, "config.json"):
         (served / name).unlink()
     model.save(served)

@@ -7,15 +7,12 @@ Axes: N item rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
-from recsys.data.dataset import Rows
 from recsys.fitting.queries import ModelInputs
 from recsys.fitting.spec import grown_state
 from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
@@ -51,20 +48,7 @@ def grown_generative(
     return model.eval()
 
 
-def without_rows(weights: Mapping[str, Tensor], feature: str, rows: Rows) -> dict[str, Tensor]:
-    """Zero rows of a user feature's table, because what they were trained for has gone."""
-    found = dict(weights)
-    for name, value in weights.items():
-        if name.endswith(f".user_{feature}.weight"):
-            table = value.clone()
-            table[torch.from_numpy(rows[rows < len(table)])] = 0
-            found[name] = table
-    return found
-
-
-def grown_ranker(
-    directory: Path, inputs: ModelInputs, renewed: Mapping[str, Rows] | None = None
-) -> Ranker:
+def grown_ranker(directory: Path, inputs: ModelInputs) -> Ranker:
     """Read a trained ranker over a catalogue to which items were appended since, as it is.
 
     New items count as unseen.
@@ -79,8 +63,5 @@ def grown_ranker(
     )
     unseen = torch.zeros(now.num_item_rows)
     model = Ranker(config, now, inputs.catalogue, unseen)
-    weights = load_file(directory / Ranker.FILE)
-    for feature, rows in (renewed or {}).items():
-        weights = without_rows(weights, feature, rows)
-    model.load_state_dict(grown_state(model, weights))
+    model.load_state_dict(grown_state(model, load_file(directory / Ranker.FILE)))
     return model.eval()
