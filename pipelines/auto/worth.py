@@ -6,13 +6,14 @@ from pipelines.auto.beside import Gain
 from pipelines.auto.plan import SEQUENCE
 from pipelines.auto.rounds import Planned
 from pipelines.auto.trials import Trial
-from pipelines.candidates.blends import FILE
+from pipelines.candidates.blends import FILE, describe_new_items
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
 from pipelines.ranking.artefact import FILE as DECISION
 from pipelines.semantic_ids.artefact import REPORT
 from recsys.fitting.queries import GIVEN
 
+NEW_ITEMS = "items without events"
 PARTS = {
     "semantic IDs": "",
     "generation": "generative",
@@ -20,6 +21,7 @@ PARTS = {
     "adapters": "",
     SEQUENCE: "sequence",
     "two-tower": "two_tower",
+    NEW_ITEMS: "",
 }
 """Named parts, each with its source in the blend if it has one."""
 
@@ -36,6 +38,7 @@ def measured_gains(config: RunConfig) -> dict[str, str]:
     gains: dict[str, str] = {}
     path = config.workspace / "fit_blend" / GIVEN / FILE
     for document in read_json(path)["profiles"].values() if path.exists() else ():
+        gains[NEW_ITEMS] = describe_new_items(document)
         for name, gain in document.get("gains", {}).items():
             before = document["validation"][document["served"]] - gain["difference"]
             found = Gain(document["metric"], gain["difference"], gain["standard_error"], before)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,14 @@ from torch import Tensor
 from pipelines.config.run import RunConfig
 from pipelines.inputs.tensors import retrieval_settings
 from recsys.data.dataset import HeldOut, Split
-from recsys.fitting.blend import FUSION, ProfileBlend, SourceLists, known_demand, lists_by_source
+from recsys.fitting.blend import (
+    FUSION,
+    LEARNED,
+    ProfileBlend,
+    SourceLists,
+    known_demand,
+    lists_by_source,
+)
 from recsys.fitting.queries import EvaluationQueries, ModelInputs
 from recsys.models.names import SLOW_MODELS
 from recsys.retrieval.sources import Source
@@ -69,6 +77,23 @@ def served_blends(directory: Path) -> dict[Profile, Path]:
         for profile, name in of_profile.items()
         if profiles[name]["served"] != FUSION
     }
+
+
+def describe_new_items(document: Mapping[str, Any]) -> str:
+    """Describe the odds that a profile gives items without events, and what they brought."""
+    if document["served"] != LEARNED:
+        return f"odds 1: {document['served']} serves, not learned weights"
+    new = document["new_items"]
+    if "before" not in new:
+        return f"odds 1: {'it is set' if new['set'] else 'no target of validation is one'}"
+    recalls = ", ".join(
+        f"{name} {new['before'][part]:.4f} to {new['after'][part]:.4f}"
+        for part, name in (("new", "new items"), ("old", "others"), ("all", "all"))
+        if part in new["before"]
+    )
+    how = "set" if new["set"] else "fitted on validation" if new["odds"] != 1 else "not kept"
+    k = document["metric"].partition("@")[2]
+    return f"odds {new['tried']:.3g}, {how}; recall@{k} of {recalls}"
 
 
 def save_values(directory: Path, name: str, values: Tensor) -> None:

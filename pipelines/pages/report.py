@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from features.schema import GIVEN
+from pipelines.candidates.blends import describe_new_items
 from pipelines.pages.charts import numbers, texts
 from pipelines.pages.document import (
     Block,
@@ -227,7 +228,7 @@ def _blend(data: ReportData) -> Iterator[Block | None]:
         line = (
             f"Profile {profile} is served by {method_label(blend['served'])}: {blend['reason']}. "
             f"{blend['num_found']:,} of {blend['num_queries']:,} validation users have their "
-            "held-out item in any list."
+            f"held-out item in any list. Items without events: {describe_new_items(blend)}."
         )
         yield Words(lines=[line])
     yield blend_figure(data)

@@ -9,6 +9,7 @@ Axes: B queries of a batch, U validation users, S sources, N item rows, k list l
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.fitting.queries import EvaluationQueries, ModelInputs
 from recsys.models.names import CONTENT
 from recsys.retrieval.blend.candidate_features import blended_lists, fitted_blend
-from recsys.retrieval.blend.choices import queries_found
+from recsys.retrieval.blend.choices import kinds_of_rows, queries_found
 from recsys.retrieval.blend.config import FILL, BlendConfig, LearnedBlendConfig
 from recsys.retrieval.blend.demand import demand_before
 from recsys.retrieval.blend.learned import LearnedBlend
@@ -195,6 +196,13 @@ class ProfileBlend:
         folds = tuple(fold.with_demand(demand) for fold in self.folds)
         return ProfileBlend(served=self.served.with_demand(demand), folds=folds)
 
+    def with_new_item_odds(self, odds: float) -> ProfileBlend:
+        """Give items without events other odds."""
+        served, *folds = (copy.copy(one) for one in (self.served, *self.folds))
+        for one in (served, *folds):
+            one.config = replace(one.config, new_item_odds=odds)
+        return ProfileBlend(served=served, folds=tuple(folds))
+
     def lists(
         self,
         lists: Mapping[str, TopK],
@@ -267,12 +275,18 @@ class ProfileBlend:
         device: torch.device = CPU,
     ) -> Tensor:
         """Measure merged lists for every query, [U] float64; NaN without a target."""
-        length = length_of(metric)
+        ranks = self.target_ranks(examples, length_of(metric), by_half=by_half, device=device)
+        return per_user_metric(ranks, metric)
+
+    def target_ranks(
+        self, examples: SourceLists, length: int, *, by_half: bool, device: torch.device = CPU
+    ) -> Jagged:
+        """Find every target in the first places of the merged lists."""
         ranks = [
             list_ranks(top.item_rows, part.targets).values.cpu()
             for part, top in self.blocks(examples, length, by_half=by_half, device=device)
         ]
-        return per_user_metric(Jagged(torch.cat(ranks), examples.targets.offsets), metric)
+        return Jagged(torch.cat(ranks), examples.targets.offsets)
 
     def save(self, directory: Path, profile: str) -> None:
         self.served.save(directory / f"blend_{profile}")
@@ -322,6 +336,10 @@ def fit_blend(
         document |= {"served": FUSION, "reason": why_not_learned(config)}
         served = ProfileBlend.unlearned(alternatives[FUSION])
     else:
+        is_set = config.new_item_odds is not None
+        learned, measured, document["new_items"] = judged_new_items(
+            learned, measured, examples, metric, device, is_set=is_set
+        )
         values[LEARNED] = measured
         best = max(alternatives, key=lambda name: float(values[name].nanmean()))
         difference, error, _ = paired_difference(values[best], values[LEARNED])
@@ -353,6 +371,8 @@ def source_gains(
     gains = {}
     if not fitted.document.get("demand", {}).get("read"):
         examples = replace(examples, demand=None)
+    if fitted.document.get("new_items", {}).get("odds") == 1:
+        config = replace(config, new_item_odds=1.0)
     for name in names:
         others = [one for one in examples.lists if one != name]
         if not others or fitted.values is None:
@@ -397,6 +417,50 @@ def judged_demand(
     }
     chosen, values = (with_it, of_both[0]) if reads else (without, of_both[1])
     return chosen, values, {"demand": document}
+
+
+def judged_new_items(
+    learned: ProfileBlend,
+    values: Tensor,
+    examples: SourceLists,
+    metric: str,
+    device: torch.device,
+    *,
+    is_set: bool,
+) -> tuple[ProfileBlend, Tensor, dict[str, Any]]:
+    """Keep the odds of items without events if they are set, or if all queries do not lose by them.
+
+    Args:
+        values: What the weights with these odds reach by query, [U].
+
+    Returns:
+        The weights, what they reach by query, and the odds with the recall of targets without
+        events, of the others and of all, at odds of 1 and at these.
+    """
+    odds = learned.served.config.new_item_odds or 1.0
+    if odds == 1:
+        return learned, values, {"odds": 1.0, "set": is_set}
+    plain, k = learned.with_new_item_odds(1.0), length_of(metric)
+    ranks = {
+        name: blend.target_ranks(examples, k, by_half=True, device=device)
+        for name, blend in (("before", plain), ("after", learned))
+    }
+    before = per_user_metric(ranks["before"], metric)
+    difference, error, _ = paired_difference(values, before)
+    keeps = is_set or difference >= -error
+    new = kinds_of_rows((examples.item_counts == 0).long(), examples.targets.values) == 1
+    document: dict[str, Any] = {
+        "odds": odds if keeps else 1.0,
+        "tried": odds,
+        "set": is_set,
+        "difference": difference,
+        "standard_error": error,
+    }
+    for name, of_targets in ranks.items():
+        hits = ((of_targets.values > 0) & (of_targets.values <= k)).double()
+        parts = {"new": hits[new], "old": hits[~new], "all": hits}
+        document[name] = {part: float(of.mean()) for part, of in parts.items() if len(of)}
+    return (learned, values, document) if keeps else (plain, before, document)
 
 
 def unjudged_blend(sources: Sequence[str], fusion_weights: Mapping[str, float]) -> FittedBlend:

@@ -9,7 +9,6 @@ Axes: B queries, S sources, F features of a candidate, N item rows, k candidates
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,13 +63,13 @@ def blended_lists(
     Items that were appended after the sources were fitted count 0 events; such items have the
     odds that the blend's settings give new ones.
     """
-    odds = blend.config.new_item_odds
+    log_odds = blend.config.log_odds_of_new
     return blend.blend(
         lists,
         k,
         history_lengths=history_lengths,
         item_values=item_counts.double(),
-        log_odds=None if odds == 1 else (item_counts == 0) * math.log(odds),
+        log_odds=(item_counts == 0) * log_odds if log_odds else None,
     )
 
 

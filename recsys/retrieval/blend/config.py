@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 from recsys.data.bounds import check_bounds
@@ -30,10 +31,9 @@ class LearnedBlendConfig:
     max_candidates: int = 128
     """Candidates fitted on per query: the best half by rank, and an even sample of the rest that
     is weighted for all of it."""
-    new_item_odds: float = 1.0
-    """How many times as often as learned an item is taken to be chosen that the sources met no
-    event of: what a shop gives its new items, at the others' cost. Applied where lists are merged
-    with counts of events (candidate_features.py), not where weights are fitted."""
+    new_item_odds: float | None = None
+    """Odds multiplier of items without events, applied when lists are merged with counts of events;
+    None fits it on validation (new_items.py), 1 changes nothing."""
 
     def __post_init__(self) -> None:
         for name, bounds in (("history", self.history_bounds), ("item", self.item_bounds)):
@@ -41,6 +41,11 @@ class LearnedBlendConfig:
                 raise ValueError(f"{name}_bounds must rise, got {bounds}")
         check_bounds(self, shrinkage_queries=">= 0", l2="> 0", new_item_odds="> 0")
         check_bounds(self, max_queries=">= 1", max_candidates=">= 2")
+
+    @property
+    def log_odds_of_new(self) -> float:
+        """What an item without events has added to its score; 0 if nothing was fitted."""
+        return 0.0 if self.new_item_odds is None else math.log(self.new_item_odds)
 
 
 @dataclass(frozen=True, kw_only=True)

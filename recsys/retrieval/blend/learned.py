@@ -47,6 +47,7 @@ from recsys.retrieval.blend.demand import (
     fit_with_demand,
     history_parts,
 )
+from recsys.retrieval.blend.new_items import with_new_item_odds
 from recsys.retrieval.blend.source_features import (
     ABSENT,
     FEATURES,
@@ -219,9 +220,11 @@ class LearnedBlend:
         shared, choices, by_demand = fit_with_demand(
             drawn.choices, of_items, config.l2, non_negative=config.non_negative
         )
+        rows = drawn.item_rows
+        config, choices = with_new_item_odds(config, choices, shared.weights, rows, item_values)
         kinds = _Kinds(
             _user_kinds(history_lengths, config, targets.batch_size)[drawn.queries],
-            kinds_of_rows(_item_kinds(item_values, config, drawn.item_rows), drawn.item_rows),
+            kinds_of_rows(_item_kinds(item_values, config, rows), rows),
         )
         table, losses = _fit_kinds(config, choices, kinds, shared)
         fit = BlendFit(

@@ -8,7 +8,6 @@ users, I kinds of items, C places of all lists together, k list length.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -104,10 +103,9 @@ class OneQueryBlend:
         self._item_kinds: Rows | None = None
         if blend.config.item_bounds:
             self._item_kinds = kinds_of(counts, blend.config.item_bounds, len(counts)).numpy()
-        odds = blend.config.new_item_odds
         self._log_odds: Doubles | None = None
-        if odds != 1:
-            self._log_odds = (counts == 0).double().numpy() * math.log(odds)
+        if log_odds := blend.config.log_odds_of_new:
+            self._log_odds = (counts == 0).double().numpy() * log_odds
         self._demand: Doubles | None = None
         if blend.odds is not None:
             self._demand = blend.odds.double().numpy()  # [PARTS, N]

@@ -14,6 +14,8 @@ def test_every_named_part_has_its_number_or_its_reason(sources):
     run, plan = automatic(sources, []), planned(round_of("a", 1.0), finished=1)
     gain = {"difference": 0.01, "standard_error": 0.002, "queries": 50}
     blend = {"served": "learned", "metric": "ndcg@10", "validation": {"learned": 0.21}}
+    recalls = {"before": {"new": 0.01, "all": 0.04}, "after": {"new": 0.04, "all": 0.05}}
+    blend["new_items"] = {"odds": 2.0, "tried": 2.0, "set": False, **recalls}
     ids = {"method": "none", "reason": "no item has content"}
     for path, document in {
         "fit_blend/given/blends.json": {
@@ -39,4 +41,8 @@ def test_every_named_part_has_its_number_or_its_reason(sources):
         "adapters": "left out: no time is left for generation",
         "sequence model": "trained: +5.0% +- 1.0% ndcg@10 on validation",
         "two-tower": "left out: 90 s are needed, 60 s are left",
+        "items without events": (
+            "odds 2, fitted on validation; recall@10 of new items 0.0100 to 0.0400, "
+            "all 0.0400 to 0.0500"
+        ),
     }

@@ -78,6 +78,40 @@ def test_learned_weights_trust_the_source_that_finds_and_say_what_they_gain():
     assert set(document["weights"]) == set(made.served.sources)
 
 
+def with_new_items(share: float) -> SourceLists:
+    """Queries of which a share wants an item without events, that only content ranks high."""
+    num_new, number = 20, 1_200
+    drawn = torch.Generator().manual_seed(5)
+    wants_new = torch.rand(number, generator=drawn) < share
+    new = torch.randint(NUM_ITEMS - num_new + 1, NUM_ITEMS + 1, (number,), generator=drawn)
+    old = torch.randint(1, NUM_ITEMS - num_new + 1, (number,), generator=drawn)
+    # A third of the lists of content have the new item first, and those of sequence the old one.
+    given = {"sequence": listed(old, 0.33, 1), "content_similarity": listed(new, 0.33, 2)}
+    counts = torch.ones(NUM_ITEMS + 2)
+    counts[NUM_ITEMS - num_new + 1 : NUM_ITEMS + 1] = 0
+    return SourceLists(
+        given,
+        Jagged.one_each(new.where(wants_new, old)),
+        torch.full((number,), 5),
+        torch.arange(number) % 2,
+        counts,
+    )
+
+
+def test_odds_of_new_items_are_fitted_if_validation_wants_any_and_kept_if_set():
+    _, document, _ = fitted(with_new_items(0.4))
+    new = document["new_items"]
+    assert (new["odds"], new["set"]) == (new["tried"], False)
+    assert new["odds"] > 1.2
+    assert new["after"]["new"] > new["before"]["new"]
+    assert new["difference"] > -new["standard_error"]
+    _, document, _ = fitted(with_new_items(0.0))
+    assert document["new_items"] == {"odds": 1.0, "set": False}
+    made, document, _ = fitted(with_new_items(0.4), BlendConfig(new_item_odds=3.0))
+    assert made.served.config.new_item_odds == made.folds[0].config.new_item_odds == 3.0
+    assert (document["new_items"]["odds"], document["new_items"]["set"]) == (3.0, True)
+
+
 def test_what_is_better_on_validation_is_served_and_said(monkeypatch, tmp_path):
     names = ("sequence", "two_tower")
     poor = single_profile(names, "two_tower")

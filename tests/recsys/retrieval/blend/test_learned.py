@@ -111,7 +111,8 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     blend = LearnedBlend.fit(lists, targets, config, **asked)
     digest = blend.save(tmp_path)
     loaded = LearnedBlend.load(tmp_path, sha256=digest)
-    assert (loaded.config, loaded.sources, loaded.fitted) == (config, blend.sources, blend.fitted)
+    assert (loaded.config, loaded.sources) == (blend.config, blend.sources)
+    assert loaded.fitted == blend.fitted
     found, expected = (one.blend(lists, 9, **asked) for one in (loaded, blend))
     assert torch.equal(found.item_rows, expected.item_rows)
     assert torch.equal(found.scores, expected.scores)
