@@ -41,8 +41,11 @@ RunStages = Callable[[Sequence[Stage], RunConfig], list[StageOutcome]]
 """Brings stages of a configuration up to date."""
 
 
-class OutOfTimeError(Exception):
-    """A round took longer than the time that is left allows."""
+class OutOfTimeError(BaseException):
+    """A round took longer than the time that is left allows.
+
+    Like an interrupt, it passes code that handles any ``Exception``.
+    """
 
 
 @contextmanager

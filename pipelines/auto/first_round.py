@@ -45,7 +45,7 @@ def plan_first(planner: Planner) -> None:
     if planner.left < POPULAR_ONLY:
         planner.notes.append(
             f"{planner.left:,.0f} s are left, so only what is popular, and what occurs together, "
-            f"is served; from {POPULAR_ONLY:.0f} s on there is more"
+            f"is served; from {POPULAR_ONLY:.0f} s on there is more, and --budget 5m trains models"
         )
         planner.add_round(FIRST, choices | {"blend": {"enabled": False}}, parts, 0.0)
         planner.left = 0.0
@@ -57,7 +57,7 @@ def plan_first(planner: Planner) -> None:
             continue
         takes_long = part.seconds > POSTPONED_FROM
         if not chosen[section]["enabled"]:
-            planner.leave_out(part)
+            planner.left_out.append(part)
         elif takes_long and section == SEARCH:
             planner.postponed.append((part, chosen))
         elif takes_long and section == ITEM_KNN.section and choices[EASE.section]["enabled"]:
@@ -142,7 +142,13 @@ def ease_part(planner: Planner) -> tuple[PlanPart, Table]:
     )
     part = PlanPart("EASE", what, "the strongest model without training", costs.ease(number))
     if number == 0 or part.seconds > seconds:
-        return part, {EASE.section: {"enabled": False}}
+        why = "its matrix does not fit into half of the free memory"
+        if number:
+            why = (
+                f"{part.seconds:,.0f} s are needed for {number:,} items, more than the "
+                f"{seconds:,.0f} s that the first bundle has for it; ease.enabled = true fits it"
+            )
+        return replace(part, why=why), {EASE.section: {"enabled": False}}
     # A weight of an item with few users is near 0, and each such item takes much time.
     chosen: Table = {"enabled": True, "exact_items": number, "extended_items": number}
     if shape.num_items > FEW_ITEMS:

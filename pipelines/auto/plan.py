@@ -132,12 +132,11 @@ class Planner:
     def leave_out(self, part: PlanPart, more: float = 0.0) -> None:
         """List a part that takes too long, with its seconds and ``more`` of them."""
         seconds = part.seconds + more
-        left = f"{max(0.0, self.left):,.0f} s are left"
-        if seconds < self.left:
-            left = f"more than its share: {left} for all parts"
-        why = f"{seconds:,.0f} s are needed, {left}"
+        left = f"{max(0.0, self.left):,.0f} s"
+        short = f"{left} are left"
         if seconds <= self.left:
-            why += ", of which it may take a share"
+            short = f"more than its share of the {left} that are left"
+        why = f"{seconds:,.0f} s are needed, {short}"
         self.left_out.append(replace(part, why=why, seconds=seconds))
 
     def plan(self) -> Plan:

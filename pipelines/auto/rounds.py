@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from pipelines.auto.make_plan import FULLER, LIMIT, make_plan
 from pipelines.auto.plan import LAST, PLANNED_ENCODER, SEARCH, SEQUENCE, Plan, Round
 from pipelines.auto.shape import DataShape, measure_shape
 from pipelines.candidates.blends import FAST
+from pipelines.config.operation import AutoConfig
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import Table, merge, set_value, without_keys
 from pipelines.engine.artifacts import digest_of_json, read_json, to_json
@@ -229,19 +231,48 @@ class Automatic:
                     ):
                         return None
             except OutOfTimeError:
-                took = time.perf_counter() - self.begin
-                self.say(f"{one.name}: given up after {took:,.0f} s; what is served stays")
+                self._give_up(one)
                 return None
             mark_won(workspace)
         planned.save(self.base, number)
-        adopt(workspace)
         try:
-            return run_stages(STAGES[1:], self.round_config(planned.plan.rounds[number]))
-        except RefusedError:
-            put_back(workspace)
-            raise
+            return self.serve(planned.plan.rounds[number], run_stages)
+        except OutOfTimeError:
+            self._give_up(one)
+            return None
         finally:
             remove(workspace)
+
+    def _give_up(self, one: Round) -> None:
+        took = time.perf_counter() - self.begin
+        self.say(f"{one.name}: given up after {took:,.0f} s; what is served stays")
+
+    def serve(self, one: Round, run_stages: RunStages) -> list[StageOutcome]:
+        """Put a round's artefacts into the workspace, evaluate and release them.
+
+        Raises:
+            OutOfTimeError, RefusedError: It is not served; the workspace is as it was.
+        """
+        adopt(self.base.workspace)
+        try:
+            return self.release(self.round_config(one), run_stages)
+        except (RefusedError, OutOfTimeError):
+            put_back(self.base.workspace)
+            raise
+
+    def release(self, config: RunConfig, run_stages: RunStages) -> list[StageOutcome]:
+        """Evaluate and release what the workspace has, within the time that is left.
+
+        The stage of the release is short and never cut; what follows it may be.
+        """
+        *before, release = stages_between(STAGES[1].name, ENDS[-1])
+        needed = self.pace * read_seconds(config.workspace, release.name)
+        with time_limit(self.seconds_left() - CLOSING - needed):
+            outcomes = run_stages(before, config)
+        outcomes += run_stages([release], config)
+        with suppress(OutOfTimeError), time_limit(self.seconds_left() - CLOSING):
+            outcomes += run_stages(STAGES[len(before) + 2 :], config)
+        return outcomes
 
     def _prepared(self, planned: Planned, number: int, side: Path, run_stages: RunStages) -> bool:
         """Bring a round to where it can be served; False if its training has no time.
@@ -308,7 +339,7 @@ def needed_seconds(one: Round, pace: float) -> float:
     )
 
 
-def describe_plan(planned: Planned, budget: str) -> Sequence[str]:
+def describe_plan(planned: Planned, budget: AutoConfig) -> Sequence[str]:
     """Describe the plan and its reasons."""
     shape = planned.shape
     lines = [
@@ -316,6 +347,6 @@ def describe_plan(planned: Planned, budget: str) -> Sequence[str]:
         f"{shape.mean_length:.1f} a user; "
         + (f"{shape.text_share:.0%} of the items have a text" if shape.has_text else "no texts")
         + (f"; {shape.num_days:,} days" if shape.has_times else "; an order without times"),
-        f"machine: {planned.machine.words()}; budget {budget}",
+        f"machine: {planned.machine.words()}; budget {budget.budget}, {budget.seconds:,.0f} s",
     ]
     return [*lines, shape.judged_by, *planned.plan.notes]

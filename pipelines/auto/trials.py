@@ -105,9 +105,14 @@ class Trials:
         needed = RESAMPLED_TIMES * sum(spent)
         path = config.workspace / "evaluate" / ANALYSIS
         if config.evaluation.num_resamples and not path.exists() and needed < left:
-            self.planned.plan = replace(self.planned.plan, rounds=tuple(rounds))
+            without = self.planned.plan
+            self.planned.plan = replace(without, rounds=tuple(rounds))
             self.planned.save(self.run.base, number)
-            self.outcomes += self.run_stages(STAGES[1:], config)
+            try:
+                self.outcomes += self.run.release(config, self.run_stages)
+            except (RefusedError, beside.OutOfTimeError):
+                self.planned.plan = without
+                self.planned.save(self.run.base, number)
 
     def consider(self, name: str, make: Callable[[Measured], Candidate | str]) -> None:
         """Try one part if it applies and there is time, and keep the record of it."""
@@ -198,16 +203,16 @@ class Trials:
         return "validation has too few queries to judge it"
 
     def serve(self, added: Round, trial: Trial) -> Trial:
-        """Release a candidate that won; what was served stays if the release is refused."""
-        plan, workspace = self.planned.plan, self.run.base.workspace
+        """Release a candidate that won; what was served stays if the release is refused or late."""
+        plan = self.planned.plan
         self.planned.plan = replace(plan, rounds=(*plan.rounds, added))
         self.planned.save(self.run.base, len(plan.rounds))
-        beside.adopt(workspace)
         try:
-            self.outcomes += self.run_stages(STAGES[1:], self.run.round_config(added))
-        except RefusedError as error:
-            beside.put_back(workspace)
+            self.outcomes += self.run.serve(added, self.run_stages)
+        except (RefusedError, beside.OutOfTimeError) as error:
+            late = isinstance(error, beside.OutOfTimeError)
+            reason = "better, but too late to be served" if late else f"refused: {in_short(error)}"
             self.planned.plan = plan
-            return replace(trial, kept=False, reason=f"refused: {in_short(error)}")
+            return replace(trial, kept=False, reason=reason)
         self.planned.finished = len(self.planned.plan.rounds)
         return trial

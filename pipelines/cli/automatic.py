@@ -50,7 +50,7 @@ def run_automatically(
     if len(features) == len(chosen):
         return outcomes
     planned = planned_for(sources, config, automatic.seconds_left)
-    print_lines(*describe_plan(planned, config.auto.budget), note=True)
+    print_lines(*describe_plan(planned, config.auto), note=True)
     log.print(plan_table(planned))
     if len(chosen) < len(STAGES):
         planned.save(config, len(planned.plan.rounds) - 1)

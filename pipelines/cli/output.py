@@ -93,6 +93,10 @@ def open_page(path: Path) -> None:
     webbrowser.open(path.absolute().as_uri())
 
 
+STAGE_COLUMNS = f"{'stage':<18} {'rows read':>14} {'rows written':>15} {'time':>11}  peak memory"
+"""Heading of the lines of stages."""
+
+
 def print_stage(outcome: StageOutcome) -> None:
     """Print a stage's line when it ends."""
     print_lines(outcome.log_line(), note=True, style="dim" if outcome.skipped else "")

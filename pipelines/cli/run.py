@@ -22,7 +22,7 @@ from pipelines.cli.options import (
     check_before,
     config_sources,
 )
-from pipelines.cli.output import print_lines, print_stage
+from pipelines.cli.output import STAGE_COLUMNS, print_lines, print_stage
 from pipelines.cli.registry import tracked
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ def run_recorded(
     recording.at(settings.workspace)
     reads_raw = any(one.name == "build_features" for one in chosen)
     settings = with_data(settings, recording) if reads_raw else with_dataset(settings)
+    print_lines(STAGE_COLUMNS, note=True, style="dim")
     with tracked(within_budget(settings)) as recorder:
         run_them = partial(
             run_stages,

@@ -39,6 +39,10 @@ Place = Annotated[Path | str, PlainValidator(read_place)]
 Places = Annotated[Path | str | tuple[Path | str, ...], PlainValidator(read_places)]
 
 
+LEAST_BARE_SECONDS = 20.0
+"""Number without a unit from which it is read as seconds; smaller ones are meant as minutes."""
+
+
 def budget_seconds(text: str) -> float:
     """Read a duration: ``10m``, ``90s``, ``1h30m`` or a plain number of seconds."""
     found = BUDGET_PATTERN.fullmatch(text.strip().lower())
@@ -47,7 +51,14 @@ def budget_seconds(text: str) -> float:
             f"budget = {text!r} is no duration; write it like 10m, 90s, 1h30m or 600 (seconds)"
         )
     parts = zip(found.groups(), SECONDS, strict=True)
-    return sum(float(part) * size for part, size in parts if part is not None)
+    seconds = sum(float(part) * size for part, size in parts if part is not None)
+    has_unit = text.strip()[-1].isalpha()
+    if not has_unit and 0 < seconds < LEAST_BARE_SECONDS:
+        raise ValueError(
+            f"budget = {text!r} has no unit and is read as {seconds:g} seconds; write {text}m if "
+            f"minutes are meant, else {text}s"
+        )
+    return seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -177,7 +177,7 @@ def test_ten_seconds_serve_what_is_popular_and_say_so(
     assert len(lists_of(tmp_path)["u0"]) == 5
 
 
-@pytest.mark.parametrize("budget", ["0", "0m", "soon"])
+@pytest.mark.parametrize("budget", ["0", "0m", "soon", "5"])
 def test_no_budget_is_refused_before_work_starts(
     budget: str, served: Callable[..., Result], tmp_path: Path
 ) -> None:

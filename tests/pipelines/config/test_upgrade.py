@@ -68,5 +68,8 @@ def test_durations_are_read_and_others_are_refused_with_examples():
     for text in ("", "ten minutes", "m10", "-5m", "10 m", "5d"):
         with pytest.raises(ValueError, match="write it like 10m, 90s"):
             budget_seconds(text)
+    assert budget_seconds("5s") == 5.0
+    with pytest.raises(ValueError, match="no unit and is read as 5 seconds; write 5m"):
+        budget_seconds("5")
     with pytest.raises(ValueError, match="must be > 0, got '0'"):
         AutoConfig(budget="0")
