@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from click.testing import Result
@@ -42,11 +43,58 @@ def drawn(num_events: int, step: timedelta, *, users: int = 10, items: int = 12)
 
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
-SERVED: dict[str, list[Row]] = {
-    "one time": drawn(80, timedelta(0)),
-    "one day": drawn(80, timedelta(minutes=1)),
-    "ten events": [(f"u{n % 4}", f"i{n % 5}", START + n * DAY) for n in range(10)],
-    "repeats only": [(f"u{n % 10}", f"i{n % 10}", START + n * HOUR) for n in range(100)],
+
+
+class Hard(NamedTuple):
+    """A log that is served all the same, and what the run says of it."""
+
+    rows: list[Row]
+    says: str
+    titles: Sequence[Row] = ()
+    options: tuple[str, ...] = ()
+
+
+BY_LAST = "Models are judged by each user's last two events, because "
+SHORT = ("--budget", "20s")
+SMALL = (
+    "sequence.embedding_dim=16",
+    "sequence_training.max_epochs=1.0",
+    "ranker_training.enabled=false",
+    "generative_training.enabled=false",
+    "evaluation.num_resamples=0",
+)
+TIED = drawn(3_000, DAY, users=99, items=60)
+HARD = {
+    "one time": Hard(drawn(80, timedelta(0)), f"{BY_LAST}all events are of 1 days"),
+    "one day": Hard(drawn(80, timedelta(minutes=1)), f"{BY_LAST}all events are of 1 days"),
+    "ten events": Hard(
+        [(f"u{n % 4}", f"i{n % 5}", START + n * DAY) for n in range(10)], "Nothing is trained"
+    ),
+    "repeats only": Hard(
+        [(f"u{n % 10}", f"i{n % 10}", START + n * HOUR) for n in range(100)],
+        "Lists may repeat the history: 100%",
+    ),
+    "three events in the last month": Hard(
+        [*drawn(300, HOUR), *((f"u{n}", "i1", START + 75 * DAY) for n in range(3))],
+        f"{BY_LAST}only ",
+        options=SHORT,
+    ),
+    "ties by the thousand": Hard(
+        [(*row[:2], START + (n // 1_000) * DAY) for n, row in enumerate(TIED)],
+        f"{BY_LAST}all events are of 3 days",
+        options=SHORT,
+    ),
+    "nine in ten items are cold": Hard(
+        drawn(80, HOUR),
+        "108 items of the catalogue have no event",
+        titles=[(f"i{n}", f"{TEXTS[n % 10]} {n}") for n in range(120)],
+        options=SHORT,
+    ),
+    "two hours for a thousand events": Hard(
+        drawn(1_000, HOUR, users=60, items=40),
+        "stopped: nothing else can be added",
+        options=("--budget", "2h", *(part for one in SMALL for part in ("--set", one))),
+    ),
 }
 UNMEASURED: dict[str, list[Row]] = {
     "an event a user": drawn(80, HOUR, users=80),
@@ -92,12 +140,17 @@ def lists_of(folder: Path, users: Sequence[str] = ("u0", "nobody")) -> dict[str,
     return {user: found.filter(found["user_id"] == user)["item_id"].to_list() for user in users}
 
 
-@pytest.mark.parametrize("name", SERVED)
-def test_a_log_of_little_information_is_served(
+@pytest.mark.parametrize("name", HARD)
+def test_a_log_of_little_information_is_served_and_the_run_says_what_it_is(
     name: str, served: Callable[..., Result], tmp_path: Path
 ) -> None:
-    result = served(write_log(tmp_path, SERVED[name]))
+    hard = HARD[name]
+    files = [write_log(tmp_path, hard.rows)]
+    if hard.titles:
+        files.append(write(tmp_path / "items.csv", ["sku", "title"], hard.titles))
+    result = served(*files, options=hard.options)
     assert result.exit_code == 0, result.output
+    assert hard.says in " ".join(result.output.split())
     lists = lists_of(tmp_path)
     assert len(lists["nobody"]) == 5
     assert lists["u0"]
