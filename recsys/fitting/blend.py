@@ -36,9 +36,11 @@ from recsys.retrieval.sources import Source, joined_lists, lists_of, lists_of_ro
 
 LEARNED, FUSION = "learned", "reciprocal_rank_fusion"
 NUM_FOLDS = 2
-NUM_STANDARD_ERRORS = 2.0
-"""An alternative must beat the learned weights by this many standard errors of the paired
-difference."""
+NUM_STANDARD_ERRORS = 1.0
+"""An alternative that beats the learned weights by more than this many standard errors of the
+paired difference is served, so no source is better than what is served by more."""
+MIN_COMPARED = 30
+"""Queries from which an alternative may be; fewer tell nothing."""
 DEMAND_STANDARD_ERRORS = 1.0
 """And weights that read demand those that do not."""
 BLOCK = 512
@@ -332,32 +334,59 @@ def fit_blend(
     }
     learned, measured, about_demand = judged_demand(examples, config, metric, device)
     document |= about_demand
-    if learned is None or measured is None:
-        document |= {"served": FUSION, "reason": why_not_learned(config)}
-        served = ProfileBlend.unlearned(alternatives[FUSION])
-    else:
+    usual, served, rivals = FUSION, ProfileBlend.unlearned(fusion), dict(values)
+    if learned is not None and measured is not None:
         is_set = config.new_item_odds is not None
-        learned, measured, document["new_items"] = judged_new_items(
-            learned, measured, examples, metric, device, is_set=is_set
-        )
-        values[LEARNED] = measured
-        best = max(alternatives, key=lambda name: float(values[name].nanmean()))
-        difference, error, _ = paired_difference(values[best], values[LEARNED])
-        wins = difference > NUM_STANDARD_ERRORS * error
-        served = ProfileBlend.unlearned(alternatives[best]) if wins else learned
-        document |= {
-            "served": best if wins else LEARNED,
-            "reason": (
-                f"against {best.replace('_', '-')}, the best alternative, learned weights have "
-                f"{-difference:+.4f} {metric} (standard error {error:.4f})"
-            ),
-            "best_alternative": {"name": best, "ahead": difference, "standard_error": error},
-            "loss": learned.served.fitted.loss if learned.served.fitted else None,
-            "loss_by_kind": learned.served.fitted.loss_by_kind if learned.served.fitted else None,
-        }
+        found = judged_new_items(learned, measured, examples, metric, device, is_set=is_set)
+        learned, values[LEARNED], document["new_items"] = found.blend, found.values, found.document
+        usual, served = LEARNED, learned
+        # What odds that are set cost is accepted.
+        rivals[LEARNED] = found.before if is_set else found.values
+        fit = learned.served.fitted
+        document |= {"loss": fit and fit.loss, "loss_by_kind": fit and fit.loss_by_kind}
+    judged = judged_alternatives(rivals, usual)
+    document |= {"best_alternative": judged, "reason": why_served(judged, usual, config, metric)}
+    if judged["is_better"] and config.enabled:
+        usual = judged["name"]
+        served = ProfileBlend.unlearned(alternatives[usual])
+    document["served"] = usual
     document["validation"] = {name: float(value.nanmean()) for name, value in values.items()}
     document |= weights_and_shares(served.served, examples, device)
     return FittedBlend(served, document, values[document["served"]])
+
+
+def judged_alternatives(values: Mapping[str, Tensor], usual: str) -> dict[str, Any]:
+    """Find what is better than the usual list by more than noise, or else the best alternative.
+
+    Args:
+        values: What each list reaches by query, [U].
+    """
+    ahead = {
+        name: paired_difference(value, values[usual])
+        for name, value in values.items()
+        if name != usual
+    }
+    better = [
+        name
+        for name, (difference, error, number) in ahead.items()
+        if number >= MIN_COMPARED and difference > NUM_STANDARD_ERRORS * error
+    ]
+    best = max(better or ahead, key=lambda name: float(values[name].nanmean()))
+    difference, error, number = ahead[best]
+    known = {"ahead": difference, "standard_error": error} if number > 1 else {}
+    return {"name": best, "is_better": bool(better), **known}
+
+
+def why_served(judged: Mapping[str, Any], usual: str, config: BlendConfig, metric: str) -> str:
+    """Describe how the usual list compares with the best alternative."""
+    why = [] if usual == LEARNED else [why_not_learned(config)]
+    if "ahead" in judged:
+        ours = "learned weights have" if usual == LEARNED else "fusion has"
+        why.append(
+            f"against {judged['name'].replace('_', '-')}, the best alternative, {ours} "
+            f"{-judged['ahead']:+.4f} {metric} (standard error {judged['standard_error']:.4f})"
+        )
+    return "; ".join(why)
 
 
 def source_gains(
@@ -419,6 +448,19 @@ def judged_demand(
     return chosen, values, {"demand": document}
 
 
+class OddsOfNew(NamedTuple):
+    """Weights with the odds that were kept for items without events."""
+
+    blend: ProfileBlend
+    values: Tensor
+    """What they reach by query, [U]."""
+    before: Tensor
+    """The same at odds of 1."""
+    document: dict[str, Any]
+    """The odds, and the recall of targets without events, of the others and of all, at odds of 1
+    and at those."""
+
+
 def judged_new_items(
     learned: ProfileBlend,
     values: Tensor,
@@ -427,19 +469,15 @@ def judged_new_items(
     device: torch.device,
     *,
     is_set: bool,
-) -> tuple[ProfileBlend, Tensor, dict[str, Any]]:
+) -> OddsOfNew:
     """Keep the odds of items without events if they are set, or if all queries do not lose by them.
 
     Args:
         values: What the weights with these odds reach by query, [U].
-
-    Returns:
-        The weights, what they reach by query, and the odds with the recall of targets without
-        events, of the others and of all, at odds of 1 and at these.
     """
     odds = learned.served.config.new_item_odds or 1.0
     if odds == 1:
-        return learned, values, {"odds": 1.0, "set": is_set}
+        return OddsOfNew(learned, values, values, {"odds": 1.0, "set": is_set})
     plain, k = learned.with_new_item_odds(1.0), length_of(metric)
     ranks = {
         name: blend.target_ranks(examples, k, by_half=True, device=device)
@@ -460,7 +498,8 @@ def judged_new_items(
         hits = ((of_targets.values > 0) & (of_targets.values <= k)).double()
         parts = {"new": hits[new], "old": hits[~new], "all": hits}
         document[name] = {part: float(of.mean()) for part, of in parts.items() if len(of)}
-    return (learned, values, document) if keeps else (plain, before, document)
+    kept = (learned, values) if keeps else (plain, before)
+    return OddsOfNew(*kept, before, document)
 
 
 def unjudged_blend(sources: Sequence[str], fusion_weights: Mapping[str, float]) -> FittedBlend:

@@ -131,6 +131,27 @@ def test_what_is_better_on_validation_is_served_and_said(monkeypatch, tmp_path):
     assert load_blends(tmp_path)["fast"].served.weights.equal(made.served.weights)
 
 
+@pytest.mark.parametrize("hit_rates", [(0.5, 0.02, 0.02), (0.3, 0.28, 0.05), (0.12, 0.1, 0.1)])
+@pytest.mark.parametrize("num_users", [36, 60, 200])
+@pytest.mark.parametrize("by_halves", [True, False])
+def test_no_source_is_better_than_what_is_served_by_more_than_a_standard_error(
+    hit_rates, num_users, by_halves
+):
+    """With too few users found in a half nothing is learned, and fusion is what serves."""
+    given = examples(
+        dict(zip(("sequence", "two_tower", "ease"), hit_rates, strict=True)), num_users
+    )
+    made = fitted(given, BlendConfig(min_found=1 if by_halves else num_users))
+    assert made.values is not None
+    assert float(made.values.mean()) == pytest.approx(
+        made.document["validation"][made.document["served"]]
+    )
+    for name in given.lists:
+        source = fitting.measured_source(given, name, "ndcg@10")
+        ahead, error, _ = fitting.paired_difference(source, made.values)
+        assert ahead <= error
+
+
 @pytest.mark.parametrize(
     ("blend", "num_users", "reason"),
     [
