@@ -83,17 +83,14 @@ def describe_new_items(document: Mapping[str, Any]) -> str:
     """Describe the odds that a profile gives items without events, and what they brought."""
     if document["served"] != LEARNED:
         return f"odds 1: {document['served']} serves, not learned weights"
-    new = document["new_items"]
+    new, k = document["new_items"], document["metric"].partition("@")[2]
     if "before" not in new:
         return f"odds 1: {'it is set' if new['set'] else 'no target of validation is one'}"
-    recalls = ", ".join(
-        f"{name} {new['before'][part]:.4f} to {new['after'][part]:.4f}"
-        for part, name in (("new", "new items"), ("old", "others"), ("all", "all"))
-        if part in new["before"]
+    recalls = (
+        f"{part} {before:.4f} to {new['after'][part]:.4f}" for part, before in new["before"].items()
     )
     how = "set" if new["set"] else "fitted on validation" if new["odds"] != 1 else "not kept"
-    k = document["metric"].partition("@")[2]
-    return f"odds {new['tried']:.3g}, {how}; recall@{k} of {recalls}"
+    return f"odds {new['tried']:.3g}, {how}; recall@{k} of {', '.join(recalls)}"
 
 
 def save_values(directory: Path, name: str, values: Tensor) -> None:

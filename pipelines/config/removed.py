@@ -74,6 +74,7 @@ REMOVED_KEYS: Mapping[str, str] = {
     "generative_training.alignment": "leave it out: the blend gained nothing by rewards",
     "generative_training.value_column": "leave it out; rules of a surface raise items of a value",
     "generative.first_code_limit": "set diversity of a surface, which spreads the lists",
+    "blend.history_bounds": "leave it out: weights by the length of the history gained nothing",
     "generative.memory_orders": "leave it out: the memory of n-grams lost to no memory",
     "ranker_training.compared": "run once with each ranker.trunk and use recsys compare",
     "splits.tie_orders": "leave it out: events of one time stay in the order of the files",

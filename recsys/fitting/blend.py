@@ -175,7 +175,7 @@ def single_profile(sources: Sequence[str], chosen: str) -> LearnedBlend:
 
 def weighted(by_source: Mapping[str, float]) -> LearnedBlend:
     """Weigh reciprocal ranks alone."""
-    weights = torch.zeros(2, 2, len(by_source), len(FEATURES))
+    weights = torch.zeros(2, len(by_source), len(FEATURES))
     weights[..., FEATURES.index("reciprocal_rank")] = torch.tensor(list(by_source.values()))
     return LearnedBlend(LearnedBlendConfig(), tuple(by_source), weights, torch.ones(len(by_source)))
 
@@ -342,8 +342,7 @@ def fit_blend(
         usual, served = LEARNED, learned
         # What odds that are set cost is accepted.
         rivals[LEARNED] = found.before if is_set else found.values
-        fit = learned.served.fitted
-        document |= {"loss": fit and fit.loss, "loss_by_kind": fit and fit.loss_by_kind}
+        document["loss"] = learned.served.loss
     judged = judged_alternatives(rivals, usual)
     document |= {"best_alternative": judged, "reason": why_served(judged, usual, config, metric)}
     if judged["is_better"] and config.enabled:
@@ -496,7 +495,7 @@ def judged_new_items(
     }
     for name, of_targets in ranks.items():
         hits = ((of_targets.values > 0) & (of_targets.values <= k)).double()
-        parts = {"new": hits[new], "old": hits[~new], "all": hits}
+        parts = {"new items": hits[new], "others": hits[~new], "all": hits}
         document[name] = {part: float(of.mean()) for part, of in parts.items() if len(of)}
     kept = (learned, values) if keeps else (plain, before)
     return OddsOfNew(*kept, before, document)
@@ -584,7 +583,7 @@ def weights_and_shares(
     return {
         "weights": {
             name: dict(zip(FEATURES, map(float, row), strict=True))
-            for name, row in zip(blend.sources, blend.weights[-1, -1], strict=True)  # [S, F]
+            for name, row in zip(blend.sources, blend.weights[-1], strict=True)  # [S, F]
         },
         "shares": dict(zip(blend.sources, map(float, shares), strict=True)),
     }

@@ -351,9 +351,9 @@ def _generative(
 
 
 def _blend(directory: Path, sources: Sequence[str]) -> Path:
-    """Weigh sources by the history's length and the item's events, and read items' demand."""
-    config = LearnedBlendConfig(history_bounds=(5,), item_bounds=(2,))
-    weights = torch.rand(3, 3, len(sources), len(LIST_FEATURES)) + 0.1
+    """Weigh sources by the item's events, and read items' demand."""
+    config = LearnedBlendConfig(item_bounds=(2,))
+    weights = torch.rand(3, len(sources), len(LIST_FEATURES)) + 0.1
     demand = 0.1 * torch.rand(PARTS, len(DEMAND))
     LearnedBlend(config, sources, weights, torch.ones(len(sources)), demand=demand).save(directory)
     return directory

@@ -156,8 +156,6 @@ class DrawnChoices(NamedTuple):
     """[Q] int64, number of each query in the lists."""
     item_rows: Tensor
     """[Q, C] int64, -1 where there is no candidate."""
-    num_found: int
-    """Queries with a target in any list, those left out included."""
 
 
 def draw_choices(
@@ -174,7 +172,7 @@ def draw_choices(
     sample that counts for all of it: targets far down then compete with as many as they did.
     """
     found = queries_found(lists, targets)
-    if (num_found := len(found)) == 0:
+    if len(found) == 0:
         raise ValueError(
             f"none of the {targets.batch_size} queries has a target in the lists of "
             f"{sorted(lists)}, so there is nothing to learn; request longer lists, and check that "
@@ -192,7 +190,7 @@ def draw_choices(
         chosen /= chosen.sum(1, keepdim=True)
         parts.append((features, offsets, chosen, merged.item_rows.gather(1, places)))
     features, offsets, chosen, rows = (torch.cat(part) for part in zip(*parts, strict=True))
-    return DrawnChoices(Choices(features, offsets, chosen), queries, rows, num_found)
+    return DrawnChoices(Choices(features, offsets, chosen), queries, rows)
 
 
 def queries_found(lists: Mapping[str, TopK], targets: Jagged) -> Tensor:

@@ -15,11 +15,9 @@ FILL = 0.001
 class LearnedBlendConfig:
     """How the weights are fitted."""
 
-    history_bounds: tuple[int, ...] = ()
-    """Kinds of users, by the length of their history: below the first bound, from it to below the
-    second, ..., from the last on. None: one kind."""
     item_bounds: tuple[float, ...] = ()
-    """Items likewise, by one number each, such as their age in days or their popularity."""
+    """Kinds of items, by one number each, such as their age in days or their popularity: below the
+    first bound, from it to below the second, ..., from the last on. None: one kind."""
     shrinkage_queries: float = 1000.0
     """Each kind's own weights count as if that many queries had spoken for the weights of all."""
     l2: float = 1.0
@@ -33,12 +31,11 @@ class LearnedBlendConfig:
     is weighted for all of it."""
     new_item_odds: float | None = None
     """Odds multiplier of items without events, applied when lists are merged with counts of events;
-    None fits it on validation (new_items.py), 1 changes nothing."""
+    None fits it on validation (demand.py), 1 changes nothing."""
 
     def __post_init__(self) -> None:
-        for name, bounds in (("history", self.history_bounds), ("item", self.item_bounds)):
-            if list(bounds) != sorted(set(bounds)):
-                raise ValueError(f"{name}_bounds must rise, got {bounds}")
+        if list(self.item_bounds) != sorted(set(self.item_bounds)):
+            raise ValueError(f"item_bounds must rise, got {self.item_bounds}")
         check_bounds(self, shrinkage_queries=">= 0", l2="> 0", new_item_odds="> 0")
         check_bounds(self, max_queries=">= 1", max_candidates=">= 2")
 

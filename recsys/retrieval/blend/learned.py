@@ -2,13 +2,13 @@
 
 An item scores the weighted sum of its features in each source (source_features.py); weights are
 fitted by a listwise softmax on queries whose next item is known (choice_model.py), which must be
-none that the sources were trained on. Users with short and long histories, and new and old items,
-can have weights of their own, shrunk towards those of all by a number of imagined queries. What is
-known of the items themselves, how much they are wanted lately, can add to that (demand.py).
+none that the sources were trained on. New and old items can have weights of their own, shrunk
+towards those of all by a number of imagined queries. What is known of the items themselves, how
+much they are wanted lately or that they are new, can add to that (demand.py).
 
 Axes: B queries, S sources, F features of a source, P = S * F, L items of all lists of a query
-together, C candidates kept to fit on, G kinds of users, I kinds of items, N item rows, D features
-of an item's demand, k list length.
+together, C candidates kept to fit on, I kinds of items, N item rows, D features of an item's
+demand, k list length.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import load, save
@@ -30,7 +30,6 @@ from recsys.data.durable import write_durably
 from recsys.data.top_k import TopK, no_items
 from recsys.models.names import RENAMED
 from recsys.retrieval.blend.choices import (
-    UNKNOWN_KIND,
     Choices,
     FittedWeights,
     draw_choices,
@@ -46,8 +45,8 @@ from recsys.retrieval.blend.demand import (
     DemandOfChoices,
     fit_with_demand,
     history_parts,
+    with_new_item_odds,
 )
-from recsys.retrieval.blend.new_items import with_new_item_odds
 from recsys.retrieval.blend.source_features import (
     ABSENT,
     FEATURES,
@@ -107,23 +106,8 @@ def _refusal(directory: Path, why: str) -> ValueError:
     return ValueError(f"refused the blend in {directory}: {why}; fetch it again or fit it again")
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlendFit:
-    """Queries that the weights were fitted on, and the fit's losses."""
-
-    num_queries: int
-    num_found: int
-    """Queries with a target in any list; only they teach."""
-    queries_by_history: tuple[int, ...]
-    """Queries fitted on, of each kind of user, [G]."""
-    loss: float
-    """Mean negative log likelihood of the targets among the candidates by the weights of all."""
-    loss_by_kind: float
-    """The same by the weights of each kind."""
-
-
 class LearnedBlend:
-    """Weights by source and feature, for all and for each kind of user and item."""
+    """Weights by source and feature, for all and for each kind of item."""
 
     def __init__(
         self,
@@ -131,26 +115,21 @@ class LearnedBlend:
         sources: Sequence[str],
         weights: Tensor,
         scales: Tensor,
-        fit: BlendFit | None = None,
+        loss: float | None = None,
         demand: Tensor | None = None,
         odds: Tensor | None = None,
     ) -> None:
         """Take ready weights.
 
         Args:
-            weights: [G + 1, I + 1, S, F] float32; the last of either axis is for users and
-                items of no known kind.
+            weights: [I + 1, S, F] float32; the last is for items of no known kind.
             scales: What each source's leads are multiplied by, [S] float32.
+            loss: Mean negative log likelihood of the targets that it was fitted on.
             demand: Weights of items' demand, [PARTS, D] float32; None reads none.
             odds: What each item's demand adds by these weights, [PARTS, N] float32; None adds
                 nothing (``with_demand``).
         """
-        shape = (
-            len(config.history_bounds) + 2,
-            len(config.item_bounds) + 2,
-            len(sources),
-            len(FEATURES),
-        )
+        shape = (len(config.item_bounds) + 2, len(sources), len(FEATURES))
         if tuple(weights.shape) != shape or tuple(scales.shape) != (len(sources),):
             raise ValueError(
                 f"weights must be {shape} and scales ({len(sources)},), got "
@@ -158,7 +137,7 @@ class LearnedBlend:
             )
         if not (torch.isfinite(weights).all() and torch.isfinite(scales).all()):
             raise ValueError("weights and scales must be finite; fit the blend again")
-        self.config, self.sources, self.fitted = config, tuple(sources), fit
+        self.config, self.sources, self.loss = config, tuple(sources), loss
         self.weights, self.scales, self.demand, self.odds = weights, scales, demand, odds
 
     def with_demand(self, demand: Tensor | None) -> LearnedBlend:
@@ -199,7 +178,10 @@ class LearnedBlend:
         """
         config = config or LearnedBlendConfig()
         check_lists(lists)
-        _check_kinds(config, history_lengths, item_values)
+        if config.item_bounds and item_values is None:
+            raise ValueError(
+                f"kinds are split at {config.item_bounds}, but item_values is not given; give it"
+            )
         found = queries_found(lists, targets)
         scales = lead_scales(
             {name: TopK(*(part[found] for part in top)) for name, top in lists.items()}
@@ -222,22 +204,10 @@ class LearnedBlend:
         )
         rows = drawn.item_rows
         config, choices = with_new_item_odds(config, choices, shared.weights, rows, item_values)
-        kinds = _Kinds(
-            _user_kinds(history_lengths, config, targets.batch_size)[drawn.queries],
-            kinds_of_rows(_item_kinds(item_values, config, rows), rows),
-        )
-        table, losses = _fit_kinds(config, choices, kinds, shared)
-        fit = BlendFit(
-            num_queries=targets.batch_size,
-            num_found=drawn.num_found,
-            queries_by_history=tuple(
-                int((kinds.users == kind).sum()) for kind in range(len(config.history_bounds) + 1)
-            ),
-            loss=shared.loss,
-            loss_by_kind=losses,
-        )
-        shape = (*table.shape[:2], len(lists), len(FEATURES))
-        learned = cls(config, tuple(lists), table.view(shape), scales, fit, by_demand)
+        kinds = kinds_of_rows(_item_kinds(item_values, config, rows), rows)  # [Q, C]
+        table, loss = _fit_kinds(config, choices, kinds, shared)
+        shape = (len(table), len(lists), len(FEATURES))
+        learned = cls(config, tuple(lists), table.view(shape), scales, loss, by_demand)
         return learned.with_demand(demand)
 
     def blend(
@@ -253,7 +223,7 @@ class LearnedBlend:
 
         Args:
             lists: Best first by source, each [B, k_s].
-            history_lengths: [B]; None or -1 takes the weights of all.
+            history_lengths: [B], by which demand counts; None or -1 where not known.
             item_values: By item row, [N]; None, NaN or a row beyond it takes the weights of all.
             log_odds: By item row, [N], added to the score of each listed item, in equal
                 parts to the sources that list it.
@@ -265,13 +235,12 @@ class LearnedBlend:
                 "or fit the blend with them"
             )
         chosen = [self.sources.index(name) for name in lists]
-        users = _user_kinds(history_lengths, self.config, len(merged.item_rows))
         items = _item_kinds(item_values, self.config, merged.item_rows)
-        if bool((self.weights == self.weights[-1, -1]).all()):
-            weights = self.weights[-1:, -1:]  # [1, 1, S, F], equal for all kinds
+        if bool((self.weights == self.weights[-1]).all()):
+            weights = self.weights[None, -1:]  # [1, 1, S, F], equal for all kinds
         else:
-            # Kind -1 takes the last of each axis, the weights of all.
-            weights = self.weights[users[:, None], kinds_of_rows(items, merged.item_rows)]
+            # Kind -1 takes the last, the weights of all.
+            weights = self.weights[kinds_of_rows(items, merged.item_rows)]
         weights = weights[:, :, chosen].double() * self._grown(merged, chosen)
         features = merged.features(self.scales[chosen])  # [B, L, S, F]
         contributions = (features * weights).sum(3)
@@ -297,7 +266,7 @@ class LearnedBlend:
 
     def _grown(self, merged: MergedCandidates, chosen: Sequence[int]) -> Tensor:
         """Return by how much weights grow where sources are missing, [B, 1, 1, 1] float64."""
-        size = self.weights[-1, -1].abs().sum(1).double()  # [S]
+        size = self.weights[-1].abs().sum(1).double()  # [S]
         lists_any = (merged.ranks != ABSENT).any(1)  # [B, S]
         there = (lists_any * size[chosen]).sum(1)
         grown = torch.where(there > 0, size.sum() / there.clamp_min(1e-30), 1.0)
@@ -309,7 +278,7 @@ class LearnedBlend:
             "sources": list(self.sources),
             "features": list(FEATURES),
             "config": asdict(self.config),
-            "fitted": None if self.fitted is None else asdict(self.fitted),
+            "loss": self.loss,
         }
         tensors = {"weights": self.weights, "scales": self.scales}
         if self.demand is not None:
@@ -333,70 +302,46 @@ class LearnedBlend:
                 f"the blend in {directory} reads {about['demand']} of items, this version of the "
                 f"package {list(DEMAND)}; fit it again"
             )
-        fitted = about["fitted"]
+        weights = tensors["weights"]
+        if about["config"].pop("history_bounds", None):
+            raise ValueError(
+                f"the blend in {directory} has weights by the length of the history, which this "
+                "version of the package does not read; fit it again"
+            )
+        if weights.dim() == 4:  # earlier versions kept kinds of users, of which there was one
+            weights = weights[0]
         return cls(
             LearnedBlendConfig(**_with_tuples(about["config"])),
             [RENAMED.get(name, name) for name in about["sources"]],
-            tensors["weights"],
+            weights,
             tensors["scales"],
-            None if fitted is None else BlendFit(**_with_tuples(fitted)),
+            about.get("loss"),
             tensors.get("demand"),
             tensors.get("odds"),
         )
 
 
-class _Kinds(NamedTuple):
-    """Kinds of what the weights are fitted on."""
-
-    users: Tensor
-    """[Q]."""
-    items: Tensor
-    """[Q, C]."""
-
-
 def _fit_kinds(
-    config: LearnedBlendConfig, choices: Choices, kinds: _Kinds, shared: FittedWeights
+    config: LearnedBlendConfig, choices: Choices, kinds: Tensor, shared: FittedWeights
 ) -> tuple[Tensor, float]:
     """Fit each kind's weights near those of all.
 
     How near is measured by what a choice tells on average, so it does not depend on the scale
     of a feature.
     """
-    num_users, num_items = len(config.history_bounds) + 1, len(config.item_bounds) + 1
-    table = shared.weights.expand(num_users + 1, num_items + 1, -1).clone()
-    if num_users == num_items == 1:
+    num_items = len(config.item_bounds) + 1
+    table = shared.weights.expand(num_items + 1, -1).clone()
+    if num_items == 1:
         return table, shared.loss
     width = len(shared.weights) * num_items
-    if num_items > 1:
-        choices = choices.by_kind(kinds.items, num_items, shared.weights)
+    choices = choices.by_kind(kinds, num_items, shared.weights)
     prior = shared.weights.repeat(num_items)
     at_prior = negative_log_likelihood(choices, prior)
     precision = config.l2 * torch.eye(width, dtype=torch.float64)
     precision += config.shrinkage_queries / len(choices.features) * at_prior.curvature
-    total = 0.0
-    for kind in range(num_users):
-        own = choices.of((kinds.users == kind).nonzero().squeeze(1))
-        fitted = fit_weights(own, prior, precision, non_negative=config.non_negative)
-        table[kind, :num_items] = fitted.weights.view(num_items, -1)
-        total += fitted.loss * len(own.features)
-    unknown = choices.of((kinds.users == UNKNOWN_KIND).nonzero().squeeze(1))
-    total += negative_log_likelihood(unknown, prior).value
-    return table, total / len(choices.features)
-
-
-def _user_kinds(
-    history_lengths: Tensor | None, config: LearnedBlendConfig, num_queries: int
-) -> Tensor:
-    """Kind of each query's user, [B]."""
-    if history_lengths is None:
-        return kinds_of(None, config.history_bounds, num_queries)
-    if len(history_lengths) != num_queries:
-        raise ValueError(
-            f"history_lengths has {len(history_lengths)} queries, the lists have {num_queries}; "
-            "both must cover the same queries in the same order"
-        )
-    known = history_lengths.double().masked_fill(history_lengths < 0, torch.nan)
-    return kinds_of(known, config.history_bounds, num_queries)
+    fitted = fit_weights(choices, prior, precision, non_negative=config.non_negative)
+    table[:num_items] = fitted.weights.view(num_items, -1)
+    return table, fitted.loss
 
 
 def _item_kinds(
@@ -425,19 +370,6 @@ def _ranked(
     blended.item_rows[:, :kept] = best.item_rows
     ranks[:, :kept], parts[:, :kept] = best.ranks, contributions.gather(1, wide).float()
     return Blended(*blended, ranks, sources, parts)
-
-
-def _check_kinds(
-    config: LearnedBlendConfig,
-    history_lengths: Tensor | None,
-    item_values: Tensor | None,
-) -> None:
-    for name, values, bounds in (
-        ("history_lengths", history_lengths, config.history_bounds),
-        ("item_values", item_values, config.item_bounds),
-    ):
-        if bounds and values is None:
-            raise ValueError(f"kinds are split at {bounds}, but {name} is not given; give it")
 
 
 def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ users, I kinds of items, C places of all lists together, k list length.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -96,9 +95,8 @@ class OneQueryBlend:
         """Look up each item's kind once, by its events that the sources were fitted on, [N]."""
         counts = item_counts.double()
         self.learned, self.sources = blend, blend.sources
-        self._history_bounds = blend.config.history_bounds
-        self._weights: Doubles = blend.weights.double().numpy()  # [G + 1, I + 1, S, F]
-        self._sizes: Doubles = blend.weights[-1, -1].abs().sum(1).double().numpy()  # [S]
+        self._weights: Doubles = blend.weights.double().numpy()  # [I + 1, S, F]
+        self._sizes: Doubles = blend.weights[-1].abs().sum(1).double().numpy()  # [S]
         self._scales: Floats = blend.scales.numpy()
         self._item_kinds: Rows | None = None
         if blend.config.item_bounds:
@@ -112,7 +110,7 @@ class OneQueryBlend:
         self._compiled: BlendOfOne | None = None
         if blend.odds is None or len(blend.odds) == 3:
             self._compiled = BlendOfOne(
-                *(self._weights, self._sizes, self._scales),
+                *(self._weights[None], self._sizes, self._scales),
                 *(self._item_kinds, self._log_odds, self._demand),
             )
 
@@ -128,7 +126,7 @@ class OneQueryBlend:
             return one
         merged = _merged(lists)
         leads, z_scores = _list_scores(merged)
-        weights = self._look_up_weights(merged, chosen, num_events)
+        weights = self._look_up_weights(merged, chosen)
         if weights.ndim == 2:
             own = weights.take(merged.source, axis=1)  # [F, C]
         else:
@@ -160,29 +158,21 @@ class OneQueryBlend:
         """Merge by the compiled function; None if it does not run, or refuses the lists."""
         if self._compiled is None:
             return None
-        user = self._user_kind(num_events) % len(self._weights)
         events = demand_by_history(num_events)
-        found = self._compiled.merge(list(lists.values()), chosen, user, events, k)
+        found = self._compiled.merge(list(lists.values()), chosen, 0, events, k)
         return None if found is None else MergedOne(*found)
 
-    def _user_kind(self, num_events: int) -> int:
-        """Return the kind of a user by the events of the history; -1 if that is unknown."""
-        if num_events < 0:
-            return UNKNOWN_KIND if self._history_bounds else 0
-        return bisect_right(self._history_bounds, num_events)
-
-    def _look_up_weights(self, merged: _Merged, chosen: list[int], num_events: int) -> Doubles:
+    def _look_up_weights(self, merged: _Merged, chosen: list[int]) -> Doubles:
         """Look up weights, grown where sources are missing, [F, S] or by kind of item [F, S, L]."""
-        user = self._user_kind(num_events)
         filled = tuple(one for one, n in zip(chosen, merged.lengths, strict=True) if n)
         if self._item_kinds is None:
-            weights: Doubles = self._weights[user, 0, chosen].T * self._growth(filled)
+            weights: Doubles = self._weights[0, chosen].T * self._growth(filled)
             return weights
         grown = self._growth(filled)
         inside = merged.item_rows < len(self._item_kinds)
         known = self._item_kinds[np.where(inside, merged.item_rows, 0)]
         kinds = np.where(inside, known, UNKNOWN_KIND)
-        by_kind: Doubles = self._weights[user, kinds][:, chosen].transpose(2, 1, 0) * grown
+        by_kind: Doubles = self._weights[kinds][:, chosen].transpose(2, 1, 0) * grown
         return by_kind
 
     def _growth(self, filled: tuple[int, ...]) -> float:

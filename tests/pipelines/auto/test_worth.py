@@ -14,7 +14,10 @@ def test_every_named_part_has_its_number_or_its_reason(sources):
     run, plan = automatic(sources, []), planned(round_of("a", 1.0), finished=1)
     gain = {"difference": 0.01, "standard_error": 0.002, "queries": 50}
     blend = {"served": "learned", "metric": "ndcg@10", "validation": {"learned": 0.21}}
-    recalls = {"before": {"new": 0.01, "all": 0.04}, "after": {"new": 0.04, "all": 0.05}}
+    recalls = {
+        "before": {"new items": 0.01, "all": 0.04},
+        "after": {"new items": 0.04, "all": 0.05},
+    }
     blend["new_items"] = {"odds": 2.0, "tried": 2.0, "set": False, **recalls}
     ids = {"method": "none", "reason": "no item has content"}
     for path, document in {

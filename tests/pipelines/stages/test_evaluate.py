@@ -31,7 +31,7 @@ def test_demand_is_of_the_events_that_the_sources_were_fitted_on():
     inputs = ModelInputs(
         sequences=sequences, catalogue=nothing, sizes=FeatureSizes(num_item_rows=3)
     )
-    weights = torch.zeros(2, 2, 1, len(FEATURES))
+    weights = torch.zeros(2, 1, len(FEATURES))
     demand = torch.ones(PARTS, len(DEMAND))
     blend = LearnedBlend(
         LearnedBlendConfig(), ("popularity",), weights, torch.ones(1), demand=demand

@@ -103,7 +103,7 @@ def test_odds_of_new_items_are_fitted_if_validation_wants_any_and_kept_if_set():
     new = document["new_items"]
     assert (new["odds"], new["set"]) == (new["tried"], False)
     assert new["odds"] > 1.2
-    assert new["after"]["new"] > new["before"]["new"]
+    assert new["after"]["new items"] > new["before"]["new items"]
     assert new["difference"] > -new["standard_error"]
     _, document, _ = fitted(with_new_items(0.0))
     assert document["new_items"] == {"odds": 1.0, "set": False}

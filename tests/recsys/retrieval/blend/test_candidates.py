@@ -111,8 +111,8 @@ def made(seed: int, num_counts: int):
     def normal(*shape):
         return torch.randn(*shape, generator=generator)
 
-    config = LearnedBlendConfig(item_bounds=(2.0, 5.0), history_bounds=(3.0,), new_item_odds=2.0)
-    weights = normal(3, 4, len(SOURCES), len(FEATURES)).abs()
+    config = LearnedBlendConfig(item_bounds=(2.0, 5.0), new_item_odds=2.0)
+    weights = normal(4, len(SOURCES), len(FEATURES)).abs()
     blend = LearnedBlend(config, SOURCES, weights, torch.tensor([1.0, 0.5, 2.0]))
     content = normal(NUM_ITEM_ROWS, 8)
     content[0] = 0

@@ -97,7 +97,7 @@ def test_new_events_change_the_list_without_a_fit() -> None:
     """A blend weighs the events of the last week alone, by 2, and twice that without a history."""
     weights = torch.zeros(PARTS, len(DEMAND))
     weights[:2, 0] = 2.0
-    of_lists = torch.zeros(2, 2, 1, 4)
+    of_lists = torch.zeros(2, 1, 4)
     of_lists[..., 2] = 1.0
     config = LearnedBlendConfig()
     weekly = LearnedBlend(config, ("shuffled",), of_lists, torch.ones(1), demand=weights)

@@ -24,10 +24,8 @@ NUM_ROWS = 40
 
 
 def learned(generator: torch.Generator, *, odds: float = 1.0, demand: bool = False) -> LearnedBlend:
-    config = LearnedBlendConfig(
-        history_bounds=(3, 9), item_bounds=(1.0, 5.0), new_item_odds=odds, non_negative=False
-    )
-    shape = (4, 4, len(SOURCES), len(FEATURES))
+    config = LearnedBlendConfig(item_bounds=(1.0, 5.0), new_item_odds=odds, non_negative=False)
+    shape = (4, len(SOURCES), len(FEATURES))
     weights = torch.randn(shape, generator=generator)
     blend = LearnedBlend(config, SOURCES, weights, torch.rand(len(SOURCES), generator=generator))
     if demand:
