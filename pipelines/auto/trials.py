@@ -61,7 +61,7 @@ class Trial:
         return cls(**{**table, "gain": None if gain is None else Gain(**gain)})
 
 
-def in_short(error: Exception) -> str:
+def in_short(error: BaseException) -> str:
     """Return the first failed check of a refusal, or the first line of another error."""
     text = str(error) or type(error).__name__
     lines = [line.strip() for line in text.splitlines() if line.strip()]
