@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -17,13 +16,12 @@ from itertools import islice
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rapidfuzz.distance import OSA
-from rapidfuzz.process import extractOne
 
 from recsys.data.top_k import ItemMask, OneList
 from recsys.models.text_search.folding import APOSTROPHES, words_of
 from recsys.models.text_search.search import SearchCandidates, TextSearch
-from recsys.models.text_search.tokens import shared_parts, split
+from recsys.models.text_search.spelling import MIN_BESIDE_OTHERS, MIN_CORRECTED, Spelling
+from recsys.models.text_search.tokens import split
 from serving.bundle.catalogue import MAX_TITLE
 from serving.bundle.load import Bundle
 from serving.schemas import Degraded, ItemCard
@@ -54,10 +52,6 @@ class ItemCards:
 
 MAX_TITLES = 500_000
 """Most items that are indexed, the most popular ones."""
-MIN_CORRECTED = 4
-"""Characters of the shortest word that is corrected; in shorter ones a typo could be any word."""
-LONG_WORD = 8
-"""Length of a word from which two typos are corrected."""
 END = "\U0010ffff"
 
 
@@ -105,14 +99,7 @@ class TitleIndex:
         self._database.execute("CREATE INDEX by_title ON titles (title, place)")
         self._database.execute("CREATE INDEX by_row ON titles (item_row)")
         # In order of popularity, so that of two words that are equally near the better known wins.
-        known = dict.fromkeys(word for *_, text in entries for word in text.split())
-        self._places = {word: place for place, word in enumerate(known)}
-        self._sorted_words = sorted(self._places)
-        # A typo leaves a word's first or its last letter as it is.
-        self._alike: dict[tuple[int, str, int], list[str]] = {}
-        for word in self._places:
-            for end in (0, -1):
-                self._alike.setdefault((end, word[end], len(word)), []).append(word)
+        self._spelling = Spelling(word for *_, text in entries for word in text.split())
 
     def search(self, query: str, k: int) -> list[int]:
         """List item rows whose titles have a word beginning with each word of the query.
@@ -147,42 +134,40 @@ class TitleIndex:
             found = self._database.execute(_TITLE, (item_row,)).fetchone()
         return str(found[0]) if found else ""
 
-    def corrected(self, query: str) -> str | None:
-        """Replace words that no title has, nor begins with, by the nearest ones that titles have.
+    def corrected(self, query: str, known: Container[str] = ()) -> str | None:
+        """Replace words that no title has, nor begins with, by near ones that titles have.
+
+        Of near words those are taken that one title has together, the most popular one, else the
+        nearest.
+
+        Args:
+            known: Further words that are left as they are.
 
         Returns:
             The words of the corrected query; None where there is nothing to correct, or no word is
             near.
         """
-        words = words_of(query)
-        fixed = [word if self._is_known(word) else self._nearest(word) for word in words]
-        if fixed == words or None in fixed:
+        typed, spelling, options = words_of(query), self._spelling, list[list[str]]()
+        shortest = MIN_CORRECTED if len(typed) == 1 else MIN_BESIDE_OTHERS
+        for word in typed:
+            if word in known or spelling.is_known(word):
+                options.append([word])
+            elif parts := spelling.parted(word):
+                options += [[part] for part in parts]
+            else:
+                options.append(spelling.near(word, shortest))
+        if not all(options) or [[word] for word in typed] == options:
             return None
-        return " ".join(word for word in fixed if word is not None)
+        joined = " AND ".join(f"({' OR '.join(map(_quoted, some))})" for some in options)
+        with self._lock:
+            found = self._database.execute(_WITH_WORDS, (joined, 1)).fetchone()
+        title = set(self.title_of(found[0]).split()) if found else set[str]()
+        near = [[one for one in some if one in title] or some for some in options]
+        return " ".join(some[0] for some in near)
 
-    def _is_known(self, word: str) -> bool:
-        place = bisect_left(self._sorted_words, word)
-        return place < len(self._sorted_words) and self._sorted_words[place].startswith(word)
 
-    def _nearest(self, word: str) -> str | None:
-        """Find the word with the fewest edits (a swap of neighbours is one); None if too many.
-
-        It has the same first or the same last letter.
-        """
-        if len(word) < MIN_CORRECTED:
-            return None
-        most = 1 if len(word) < LONG_WORD else 2
-        lengths = range(len(word) - most, len(word) + most + 1)
-        keys = [(end, word[end], length) for end in (0, -1) for length in lengths]
-        found = []
-        for key in keys:
-            alike = self._alike.get(key, ())
-            if (
-                near := extractOne(word, alike, scorer=OSA.distance, score_cutoff=most)
-            ) is not None:
-                found.append((near[1], self._places[near[0]], near[0]))
-        # Of equally near ones the better known.
-        return min(found)[2] if found else None
+def _quoted(word: str) -> str:
+    return f'"{word}"'
 
 
 MAX_FOUND = 1_000
@@ -222,8 +207,6 @@ class ItemSearch:
     text_search: TextSearch | None
     popularity: NDArray[np.float32]
     """Popularity by item row, 0 to 1, [N]."""
-    title_of: Callable[[int], str]
-    """Gives an item's title."""
 
     def find(self, query: str) -> Searched:
         """Find items by their titles, and where the bundle can by all their words and spellings.
@@ -231,8 +214,10 @@ class ItemSearch:
         Words that no title has are corrected.
         """
         found, notes = self.titles.search(query, MAX_FOUND), tuple[Degraded, ...]()
-        known = self.text_search is not None and self.text_search.words.knows(split(query))
-        if not found and not known and (corrected := self.titles.corrected(query)) is not None:
+        words = () if self.text_search is None else self.text_search.known_words
+        is_known = bool(words) and all(word in words for word in split(query))
+        corrected = None if found or is_known else self.titles.corrected(query, words)
+        if corrected is not None:
             found = self.titles.search(corrected, MAX_FOUND)
             notes, query = (Degraded("corrected_query", corrected),), corrected
         if self.text_search is None or not query.strip():
@@ -240,9 +225,7 @@ class ItemSearch:
         candidates = self.text_search.candidates(query, found, self.popularity)
         rows, _ = self.text_search.order(candidates, candidates.features)
         if not candidates.has_word:
-            words = split(query)
-            alike = [shared_parts(words, split(self.title_of(int(row)))) for row in rows]
-            rows = rows[np.array(alike, np.float64) >= LEAST_SHARED]
+            rows = rows[self.text_search.words.spelling(split(query))[rows] >= LEAST_SHARED]
             notes = (Degraded("no_word_found"),) if len(rows) else ()
         return Searched(tuple(rows.tolist()), notes, self.text_search, candidates)
 
@@ -255,4 +238,4 @@ def build_search(bundle: Bundle) -> ItemSearch:
     logs = torch.log1p(bundle.item_counts)
     popularity = (logs / logs.max().clamp_min(1e-9)).float().numpy()
     titles = TitleIndex((row, catalogue.title_of(row)) for row in rows)
-    return ItemSearch(titles, bundle.text_search, popularity, catalogue.title_of)
+    return ItemSearch(titles, bundle.text_search, popularity)

@@ -48,8 +48,6 @@ backend = "torch"
 batch_size = 64
 max_epochs = 3.0
 [search]
-dim = 4
-num_steps = 20
 [release]
 min_gain_over_popularity = -1
 """

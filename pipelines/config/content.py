@@ -99,6 +99,20 @@ class EnrichItemsConfig(EnrichmentConfig):
         check_bounds(self, batch_size=">= 1")
 
 
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """Search of items by all their words, by spelling and by meaning."""
+
+    enabled: bool = False
+    """Fit a search in ``fit_blend``; without it only titles are searched."""
+    meaning_words: int = 20_000
+    """Words that the content encoder reads, so that queries find what they mean; 0 leaves meanings
+    out."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, meaning_words=">= 0")
+
+
 BEHAVIOUR: Literal["sequence"] = "sequence"
 """Source of semantic IDs made from the sequence model's item vectors."""
 

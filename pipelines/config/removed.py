@@ -96,6 +96,8 @@ REMOVED_KEYS: Mapping[str, str] = {
         "leave it out: a model that repeats its errors agrees with itself",
     ),
     "enrichment.keep_helpful": "leave it out: name the attributes in [[enrichment.attributes]]",
+    "search.dim": "leave it out: spellings are compared without a text tower",
+    "search.num_steps": "leave it out: spellings are compared without a text tower",
     "report": "leave it out: a report is named after its data set",
     "ray": "leave it out: a run prepares data on its machine, and torchrun trains on several",
     "engine = ray": 'use "local", or "torchrun" for training on several GPUs or machines',

@@ -23,7 +23,13 @@ from features.schema import (
     FilterConfig,
     SplitConfig,
 )
-from pipelines.config.content import BEHAVIOUR, ContentConfig, EnrichItemsConfig, SemanticIdsConfig
+from pipelines.config.content import (
+    BEHAVIOUR,
+    ContentConfig,
+    EnrichItemsConfig,
+    SearchConfig,
+    SemanticIdsConfig,
+)
 from pipelines.config.operation import (
     AutoConfig,
     Engine,
@@ -55,7 +61,6 @@ from recsys.models.configs import (
     NextBasketConfig,
     PopularityConfig,
     RepeatsConfig,
-    TextTowerConfig,
     TwoTowerConfig,
 )
 from recsys.models.generative.config import GenerativeConfig
@@ -65,14 +70,6 @@ from recsys.models.sequence.config import SequenceConfig
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.training.passes import TrainingConfig as TrainingConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchConfig(TextTowerConfig):
-    """Search of items by all their words and by spelling, and the text tower."""
-
-    enabled: bool = False
-    """Fit a search in ``fit_blend``; without it only titles are searched."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,8 @@ from recsys.models.names import (
     TWO_TOWER,
 )
 from recsys.models.text_search.search import TextSearch
+from recsys.models.text_search.tokens import split
+from recsys.models.text_search.words import WordIndex
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.item_index import TwoTowerParts
 from serving.bundle.users import Users
@@ -92,9 +94,11 @@ def text_search(context: StageContext, items: pl.DataFrame) -> Path | None:
     fitted = context.inputs["fit_blend"] / GIVEN / TEXT_SEARCH
     if not fitted.exists():
         return None
-    search = TextSearch.load(fitted)
-    more = [text.text for text in item_texts(items)[search.num_item_rows - 1 :]]
-    if not more:
+    search, texts = TextSearch.load(fitted), item_texts(items)
+    documents = [[], *(split(text.text) for text in texts)]
+    if len(documents) == search.num_item_rows:
         return fitted
-    search.grown(more).save(context.output / TEXT_SEARCH)
+    grown = search.grown([text.text for text in texts[search.num_item_rows - 1 :]])
+    every = TextSearch(WordIndex.of(documents), search.weights.tolist(), grown.meanings)
+    every.save(context.output / TEXT_SEARCH)
     return context.output / TEXT_SEARCH

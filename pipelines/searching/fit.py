@@ -1,8 +1,7 @@
-"""Fit what a text search needs: a text tower, words, and the weights of what is known of a find.
+"""Fit what a text search needs: words, and the weights of what is known of a find.
 
-Queries are made of items' own texts. A part of the items is kept from the tower, and validation
-events of these teach the weights, so that they are of queries that the tower has not seen. The item
-that a user took next is what such a query looks for.
+Queries are made of the texts of validation events' items. The item that a user took next is what
+such a query looks for.
 
 Axes: N item rows.
 """
@@ -13,37 +12,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from pipelines.searching.texts import scale_counts, title_index
+from pipelines.candidates.blends import TEXT_SEARCH, evaluation_queries
+from pipelines.engine.artifacts import cache_dir
+from pipelines.engine.stage import StageContext
+from pipelines.inputs.content_models import make_encoder
+from pipelines.searching.meanings import fit_meanings
+from pipelines.searching.texts import item_texts, scale_counts, title_index
+from recsys.data.threads import one_thread
 from recsys.fitting.blend import ProfileBlend
-from recsys.fitting.queries import EvaluationQueries
-from recsys.models.configs import TextTowerConfig
+from recsys.fitting.queries import GIVEN, EvaluationQueries, ModelInputs
+from recsys.models.text_search.meaning import Meanings
 from recsys.models.text_search.search import (
+    MEANING,
     START,
+    VALUES,
     SearchCandidates,
     TextSearch,
-    WordIndex,
     fit_weights,
-    train_tower,
 )
 from recsys.models.text_search.tokens import ItemText, MadeQuery, QueryMaker, split
+from recsys.models.text_search.words import WordIndex
 from recsys.retrieval.sources import Source, lists_of, rank_by_all
 from serving.items import ItemSearch, TitleIndex
 
 Rows = NDArray[np.int64]
-KEPT = 0.2
-"""Share of the items that the tower makes no queries of."""
 MAX_QUERIES = 2_000
 MIN_QUERIES = 50
 """Below which the weights stay where they start."""
-
-
-def kept_items(texts: Sequence[ItemText], seed: int) -> set[int]:
-    """Draw the item rows that the tower makes no queries of."""
-    drawn = np.random.default_rng([seed, len(texts)]).random(len(texts))
-    return {text.item_row for text, one in zip(texts, drawn, strict=True) if one < KEPT}
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class SearchQueries:
         self, search: TextSearch, titles: TitleIndex, popularity: NDArray[np.float32]
     ) -> list[SearchCandidates]:
         """Search for each query's text."""
-        finder = ItemSearch(titles, search, popularity, titles.title_of)
+        finder = ItemSearch(titles, search, popularity)
         found = [finder.find(one.text).candidates for one in self.made]
         return [one for one in found if one is not None]
 
@@ -111,14 +110,17 @@ def personal_orders(
 
 def fit_text_search(
     texts: Sequence[ItemText],
-    config: TextTowerConfig,
     queries: EvaluationQueries,
     sources: Mapping[str, Source],
     blend: ProfileBlend,
     item_counts: torch.Tensor,
     seed: int,
+    meanings: Meanings | None = None,
 ) -> TextSearch | None:
     """Fit a search; None where no item has a text.
+
+    Made queries have words of items, so they teach nothing of meanings, which count as much as
+    words do.
 
     Args:
         item_counts: Events of each item on train, [N].
@@ -126,14 +128,12 @@ def fit_text_search(
     documents = [[], *(split(text.text) for text in texts)]
     if sum(map(bool, documents)) < 2:
         return None
-    kept = kept_items(texts, seed)
-    tower = train_tower([text for text in texts if text.item_row not in kept], config, seed)
     popularity = scale_counts(item_counts.numpy())
-    search = TextSearch(tower, tower.encode(documents), WordIndex.of(documents), START)
-    wanted = {text.item_row: text for text in texts if text.item_row in kept}
-    judged = SearchQueries.of(queries.sample(int(MAX_QUERIES / KEPT), seed), wanted, seed)
+    search = TextSearch(WordIndex.of(documents), START)
+    known = {text.item_row: text for text in texts}
+    judged = SearchQueries.of(queries.sample(MAX_QUERIES, seed), known, seed)
     if len(judged) < MIN_QUERIES:
-        return search
+        return TextSearch(search.words, START, meanings)
     found = judged.found(search, title_index(texts, popularity), popularity)
     orders = personal_orders(judged, found, sources, blend, item_counts)
     features = [one.personal(order) for one, order in zip(found, orders, strict=True)]
@@ -142,4 +142,32 @@ def fit_text_search(
         places.append(np.flatnonzero(one.item_rows == target)[:1].tolist())
     chosen = [row for row, place in enumerate(places) if place]
     weights = fit_weights([features[row] for row in chosen], [places[row][0] for row in chosen])
-    return TextSearch(tower, search.item_vectors, search.words, weights)
+    weights[MEANING] = weights[VALUES] = weights[0]
+    return TextSearch(search.words, weights, meanings)
+
+
+def fit_search(
+    context: StageContext,
+    inputs: ModelInputs,
+    sources: Mapping[str, Source],
+    blend: ProfileBlend,
+) -> None:
+    """Fit what finds items by a text, if items have texts."""
+    config = context.config
+    items = pl.read_parquet(context.inputs["build_features"] / "items.parquet")
+    texts, content = item_texts(items), inputs.catalogue.content.numpy()
+    encoder = make_encoder(config.content)
+    most = config.search.meaning_words
+    meanings = fit_meanings(texts, encoder, content, most, cache_dir("embeddings"))
+    with one_thread():
+        search = fit_text_search(
+            texts,
+            evaluation_queries(inputs, "validation", config),
+            sources,
+            blend,
+            inputs.item_counts("train"),
+            config.seed,
+            meanings,
+        )
+    if search is not None:
+        search.save(context.output / GIVEN / TEXT_SEARCH)

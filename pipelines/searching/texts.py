@@ -8,13 +8,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from recsys.models.text_search.tokens import ItemText
+from recsys.models.text_search.tokens import ItemText, name_decade
 from serving.items import TitleIndex
 
 ATTRIBUTES = ("categories", "brand")
 """Columns whose values a query may name."""
 READ = ("title", *ATTRIBUTES, "description", "release_year")
-"""Columns that are searched, in this order, where the catalogue has them."""
+"""Columns that are searched, in this order, where the catalogue has them, and the decade."""
 
 
 def item_texts(items: pl.DataFrame) -> list[ItemText]:
@@ -27,6 +27,7 @@ def _read_text(item: dict[str, object]) -> ItemText:
     title = " ".join(parts["title"])
     named = [value for name in ATTRIBUTES for value in parts[name]]
     rest = [value for name in READ for value in parts[name]]
+    rest += [name_decade(int(year)) for year in parts["release_year"] if year.isdecimal()]
     return ItemText(
         item_row=int(str(item["item_row"])),
         title=title,

@@ -8,17 +8,13 @@ that is served, and blends.json says so; and the former where no user has a held
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 
-import polars as pl
 import torch
 
 from pipelines.candidates.blends import (
     FAST,
     FILE,
-    TEXT_SEARCH,
-    evaluation_queries,
     list_profiles,
     save_values,
     validation_lists,
@@ -27,13 +23,10 @@ from pipelines.candidates.load import load_sources
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs
-from recsys.data.threads import one_thread
-from recsys.fitting.blend import ProfileBlend, source_gains, unjudged_blend
 from recsys.fitting.blend import fit_blend as fit_profile
-from recsys.fitting.queries import GIVEN, ModelInputs
-from recsys.models.configs import TextTowerConfig
+from recsys.fitting.blend import source_gains, unjudged_blend
+from recsys.fitting.queries import GIVEN
 from recsys.models.names import MODELS
-from recsys.retrieval.sources import Source
 from serving.surfaces import HOME
 
 
@@ -45,35 +38,6 @@ def save_unjudged(folder: Path, models: Mapping[str, object]) -> None:
         profiles[profile] = fitted.document
         fitted.blend.save(folder, profile)
     (folder / FILE).write_text(to_json({"profiles": profiles}))
-
-
-def fit_search(
-    context: StageContext,
-    inputs: ModelInputs,
-    sources: Mapping[str, Source],
-    blend: ProfileBlend,
-) -> None:
-    """Fit what finds items by a text, where it is on and items have texts."""
-    config = context.config
-    if not config.search.enabled:
-        return
-    from pipelines.searching.fit import fit_text_search
-    from pipelines.searching.texts import item_texts
-
-    items = pl.read_parquet(context.inputs["build_features"] / "items.parquet")
-    tower = {field.name: getattr(config.search, field.name) for field in fields(TextTowerConfig)}
-    with one_thread():
-        search = fit_text_search(
-            item_texts(items),
-            TextTowerConfig(**tower),
-            evaluation_queries(inputs, "validation", config),
-            sources,
-            blend,
-            inputs.item_counts("train"),
-            config.seed,
-        )
-    if search is not None:
-        search.save(context.output / GIVEN / TEXT_SEARCH)
 
 
 def fit_blend(context: StageContext) -> StageRows:
@@ -96,7 +60,9 @@ def fit_blend(context: StageContext) -> StageRows:
         fitted.blend.save(output, profile)
         if fitted.values is not None:
             save_values(output, profile, fitted.values)
-        if profile == FAST:
+        if profile == FAST and config.search.enabled:
+            from pipelines.searching.fit import fit_search
+
             fit_search(context, inputs, every_source, fitted.blend)
     (output / FILE).write_text(to_json({"profiles": profiles}))
     return StageRows(rows_in=len(everyone), rows_out=len(examples.lists))

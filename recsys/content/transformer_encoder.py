@@ -12,7 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from recsys.content.encoder import Vectors, batches_of_size, encodable, encoded_in_batches
+from recsys.content.encoder import (
+    Vectors,
+    batches_of_size,
+    encodable,
+    encoded_in_batches,
+    whole_words,
+)
 from recsys.content.language_model import load_transformer, model_digest
 
 Pooling = Literal["mean", "last"]
@@ -56,6 +62,10 @@ class TransformerEncoder:
         return encoded_in_batches(
             texts, self.dim, batches, lambda rows: self._pooled([texts[i] for i in rows]), progress
         )
+
+    def words(self) -> list[str]:
+        """List the whole words that the model knows, the most frequent first."""
+        return whole_words(self._tokenizer.get_vocab())
 
     def _pooled(self, texts: list[str]) -> Vectors:
         """Encode some texts at once, [B, D], lengths as the model gives them."""

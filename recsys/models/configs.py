@@ -232,16 +232,3 @@ class TwoTowerConfig:
     def __post_init__(self) -> None:
         check_bounds(self, temperature="> 0", num_uniform_negatives=">= 0")
         check_bounds(self, **dict.fromkeys(("dropout", "id_dropout", "label_smoothing"), "[0, 1)"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextTowerConfig:
-    """Size and training of the text tower."""
-
-    dim: int = 64
-    """Width of a text's vector."""
-    num_steps: int = 300
-    """Steps of its training; 0 leaves random vectors, which match spellings alone."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self, dim=">= 1", num_steps=">= 0")

@@ -72,7 +72,6 @@ epochs_per_evaluation = 2.0
 learning_rate = 0.01
 
 [search]
-num_steps = 60
 
 [evaluation]
 ks = [5, 10]

@@ -42,8 +42,6 @@ encoder = "hash"
 method = "none"
 
 [search]
-dim = 4
-num_steps = 20
 
 [two_tower]
 embedding_dim = 32

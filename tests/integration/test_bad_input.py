@@ -20,8 +20,6 @@ START = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TINY = (
     "content.encoder=hash",
     "two_tower_training.max_epochs=1.0",
-    "search.dim=4",
-    "search.num_steps=20",
     "device=cpu",
     "tracking.enabled=false",
     "release.min_gain_over_popularity=-1",

@@ -19,7 +19,6 @@ from recsys.models.configs import (
     EaseWeightsConfig,
     ItemKnnConfig,
     PopularityConfig,
-    TextTowerConfig,
     TwoTowerConfig,
 )
 from recsys.models.generative.config import GenerativeConfig, TeachingConfig
@@ -78,8 +77,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (EaseWeightsConfig, {"exact_items": 0}, "exact_items"),
     (ItemKnnConfig, {"half_life_days": (-1.0,)}, "half_life_days"),
     (ItemKnnConfig, {"length_weight": ()}, "length_weight"),
-    (TextTowerConfig, {"dim": 0}, "must be >="),
-    (TextTowerConfig, {"num_steps": -1}, "num_steps must be >= 0"),
     (Experts, {"num_experts": 0, "dim": 8, "hidden_dim": 8, "output_dim": 8}, "positive sizes"),
     (SparseMoeConfig, {**MOE, "top_k": 5}, "top_k must be in"),
     (lambda **given: SparseMoe(SparseMoeConfig(**given)), {**MOE, "router": "x"}, "scores is"),

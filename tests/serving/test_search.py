@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from recsys.models.configs import TextTowerConfig
-from recsys.models.text_search.search import TextSearch, TextTower, WordIndex
+from recsys.models.text_search.search import TextSearch
 from recsys.models.text_search.tokens import split
+from recsys.models.text_search.words import WordIndex
 from serving import recommend
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.items import grown_text_search
@@ -23,7 +23,7 @@ from tests.serving.application import create_app
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 
 WORDS = ("amber", "basil", "cedar", "lavender", "mandarin", "orange", "rosemary", "verbena")
-WEIGHTS = (5.0, 3.0, 3.0, 0.5, 4.0)
+WEIGHTS = (5.0, 3.0, 3.0, 0.5, 4.0, 0.0, 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,7 @@ def bundles(tmp_path_factory):
         split(f"{titles[row]} {' '.join(named.categories_of(row))}")
         for row in range(1, named.num_item_rows)
     ]
-    tower = TextTower(TextTowerConfig(dim=128, num_steps=0))
-    search = TextSearch(tower, tower.encode(documents), WordIndex.of(documents), WEIGHTS)
+    search = TextSearch(WordIndex.of(documents), WEIGHTS)
     search.save(scratch / "text_search")
     folder = tmp_path_factory.mktemp("bundles")
     parts = replace(parts, catalogue=named, text_search=scratch / "text_search")

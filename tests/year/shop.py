@@ -49,8 +49,6 @@ max_epochs = 4.0
 [two_tower_training.schedule]
 learning_rate = 0.01
 [search]
-dim = 4
-num_steps = 20
 [evaluation]
 ks = [10]
 num_resamples = 0

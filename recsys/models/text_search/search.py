@@ -1,171 +1,33 @@
 """Items by a text: candidates of BM25, of titles and of the text tower, in one learned order.
 
 A candidate's score is a weighted sum of features of it and the query: the words it has, the
-place among titles that have all of them, the similarity of spellings and meanings, how popular it
-is, and, where somebody is known, its place in the list that is theirs.
+place among titles that have all of them, the similarity of spellings, how popular it is, where
+somebody is known its place in the list that is theirs, and, of a query that no item has all words
+of, the similarity of meanings and the categories that are meant.
 
-    tower.safetensors, item_vectors.safetensors    the text tower and what it says of items
-    *.npy, *.index.json                            words
-    search.json                                    settings, weights
+    *.npy, *.index.json    words
+    meaning.*              meanings, where an encoder is configured
+    search.json            number of items, weights
 
-BM25 (Robertson and Zaragoza, 2009) is the library bm25s; this is its one door. The tower sums its
-tokens' vectors to unit length. One table serves queries and items, so a word that no query was
-trained on still finds the items that have it, and a query with a typo finds items that share most
-parts of its words. It is trained contrastively on queries made from the items' own texts, with the
-other items of a batch as negatives.
-
-Axes: N item rows, K candidates, B texts, T tokens, D width.
+Axes: N item rows, K candidates, F features.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.nn import functional
 
-from recsys.data.top_k import best_of_one
-from recsys.models.configs import TextTowerConfig, without_removed
-from recsys.models.text_search.tokens import Bags, ItemText, QueryMaker, hash_texts, split
+from recsys.models.text_search.meaning import Meanings
+from recsys.models.text_search.tokens import split
+from recsys.models.text_search.words import WordIndex
 
-PARAMETERS = "params.index.json"
-ENCODED_AT_ONCE = 4_096
-NUM_BUCKETS = 65_536
-"""Hashed words and parts of words."""
-BATCH_SIZE = 256
-LEARNING_RATE = 3e-3
-TEMPERATURE = 0.05
-
-
-class WordIndex:
-    """Scores every item by the words of a query."""
-
-    def __init__(self, index: Any, num_item_rows: int) -> None:
-        self._index = index
-        self.num_item_rows = num_item_rows
-        self._known: frozenset[str] = frozenset(() if index is None else index.vocab_dict)
-
-    @classmethod
-    def of(cls, documents: Sequence[Sequence[str]]) -> WordIndex:
-        """Index texts that are split into words, by item row, [N]; row 0 is padding."""
-        if not any(documents):
-            return cls(None, len(documents))
-        library = _library()
-        # Numbered in the order of the alphabet, so that equal texts make equal files.
-        vocabulary = {
-            word: place
-            for place, word in enumerate(sorted({word for words in documents for word in words}))
-        }
-        numbered = [[vocabulary[word] for word in words] for words in documents]
-        index = library.BM25(method="lucene")
-        index.index(
-            library.tokenization.Tokenized(ids=numbered, vocab=vocabulary), show_progress=False
-        )
-        return cls(index, len(documents))
-
-    def scores(self, words: Sequence[str]) -> NDArray[np.float32] | None:
-        """Score all items, [N] float32, 0 without a common word; None if no item has any word."""
-        known = [word for word in words if word in self._known]
-        if not known:
-            return None
-        found: NDArray[np.float32] = self._index.get_scores(known)
-        return found
-
-    def knows(self, words: Sequence[str]) -> bool:
-        """Return whether every word is one of some item."""
-        return all(word in self._known for word in words)
-
-    def save(self, directory: Path) -> None:
-        if self._index is not None:
-            self._index.save(str(directory), show_progress=False)
-
-    @classmethod
-    def load(cls, directory: Path, num_item_rows: int) -> WordIndex:
-        if not (directory / PARAMETERS).exists():
-            return cls(None, num_item_rows)
-        index = _library().BM25.load(str(directory), load_corpus=False, show_progress=False)
-        return cls(index, num_item_rows)
-
-
-def _library() -> Any:
-    import bm25s
-
-    logging.getLogger("bm25s").setLevel(logging.WARNING)
-    return bm25s
-
-
-class TextTower(nn.Module):
-    """Encodes texts."""
-
-    def __init__(self, config: TextTowerConfig, seed: int = 0) -> None:
-        super().__init__()
-        self.config = config
-        self.table = nn.EmbeddingBag(NUM_BUCKETS, config.dim, mode="sum", sparse=True)
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            self.table.weight.normal_(std=config.dim**-0.5, generator=generator)
-
-    def forward(self, bags: Bags) -> Tensor:
-        """Encode bags of tokens, [B, D] of unit length, or zeros for an empty one."""
-        summed = self.table(bags.tokens, bags.offsets, per_sample_weights=bags.weights)
-        return functional.normalize(summed, dim=1)
-
-    @torch.no_grad()
-    def encode(self, texts: Sequence[Sequence[str]]) -> Tensor:
-        """Encode texts that are split into words, [B, D]."""
-        parts = [
-            self(hash_texts(texts[begin : begin + ENCODED_AT_ONCE], NUM_BUCKETS))
-            for begin in range(0, len(texts), ENCODED_AT_ONCE)
-        ]
-        return torch.cat(parts) if parts else torch.zeros(0, self.config.dim)
-
-
-def train_tower(items: Sequence[ItemText], config: TextTowerConfig, seed: int) -> TextTower:
-    """Train on queries that are made from items' texts.
-
-    An item that fits the query by its attribute is no negative of it.
-
-    Args:
-        items: Those that queries are made of; items without a word are left out.
-    """
-    tower = TextTower(config, seed)
-    known = [item for item in items if split(item.text)]
-    if len(known) < 2 or config.num_steps == 0:
-        return tower
-    documents = [split(item.text) for item in known]
-    attributes = [frozenset(item.attributes) for item in known]
-    maker, random = QueryMaker(seed), np.random.default_rng(seed)
-    optimizer = torch.optim.SparseAdam(list(tower.parameters()), lr=LEARNING_RATE)
-    size = min(BATCH_SIZE, len(known))
-    for _ in range(config.num_steps):
-        rows = random.choice(len(known), size, replace=False)
-        queries = [maker.make(known[row]) for row in rows]
-        left = tower(hash_texts([split(query.text) for query in queries], NUM_BUCKETS))
-        right = tower(hash_texts([documents[row] for row in rows], NUM_BUCKETS))
-        logits = left @ right.T / TEMPERATURE
-        named = np.array(
-            [[query.attribute in attributes[row] for row in rows] for query in queries]
-        )
-        np.fill_diagonal(named, False)
-        loss = functional.cross_entropy(
-            logits.masked_fill(torch.from_numpy(named), -torch.inf), torch.arange(size)
-        )
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()  # type: ignore[no-untyped-call]
-    return tower
-
-
-START = (4.0, 2.0, 4.0, 0.5, 1.0)
+START = (4.0, 2.0, 4.0, 0.5, 1.0, 4.0, 4.0)
 L2 = 1e-3
 NUM_STEPS = 200
 
@@ -225,8 +87,9 @@ def fit_weights(
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-FEATURES = ("words", "title", "spelling", "popularity", "personal")
+FEATURES = ("words", "title", "spelling", "popularity", "personal", "meaning", "values")
 """Features of a candidate; ``personal`` is 0 for an unknown user."""
+WORDS, TITLE, SPELLING, POPULARITY, PERSONAL, MEANING, VALUES = range(len(FEATURES))
 NUM_EACH = 200
 """Candidates by title, and by spelling."""
 NUM_WORDS = 500
@@ -234,10 +97,10 @@ NUM_WORDS = 500
 TIED = 1e-3
 """Share of the best score by which popularity settles such ties."""
 LEAST_SPELLING = 0.1
-"""Cosine below which a text is not like an item's."""
+"""Likeness of spellings below which a text is not like an item's."""
 PERSONAL_SCALE = 10.0
 """Places of the personal list over which its feature halves."""
-CONFIG, TOWER, VECTORS = "search.json", "tower.safetensors", "item_vectors.safetensors"
+CONFIG = "search.json"
 
 
 @dataclass(frozen=True)
@@ -247,14 +110,15 @@ class SearchCandidates:
     item_rows: Rows
     """Ascending, [K]."""
     features: Floats
-    """[K, 5], by ``FEATURES``."""
+    """[K, F], by ``FEATURES``."""
     has_word: bool
-    """Whether any item has a word of the query, or a title begins with its words."""
+    """Whether any item has a word of the query, a title begins with its words, or a word is known
+    by its meaning."""
 
     def personal(self, ranked: Rows) -> Floats:
-        """Add somebody's own order of these items: the features with their places, [K, 5]."""
+        """Add somebody's own order of these items: the features with their places, [K, F]."""
         features = self.features.copy()
-        features[:, -1] = PERSONAL_SCALE / (PERSONAL_SCALE + _places(self.item_rows, ranked))
+        features[:, PERSONAL] = PERSONAL_SCALE / (PERSONAL_SCALE + _places(self.item_rows, ranked))
         return features
 
 
@@ -262,41 +126,39 @@ class TextSearch:
     """Finds items by texts; nothing in it changes after it is made."""
 
     def __init__(
-        self,
-        tower: TextTower,
-        item_vectors: torch.Tensor,
-        words: WordIndex,
-        weights: Sequence[float],
+        self, words: WordIndex, weights: Sequence[float], meanings: Meanings | None = None
     ) -> None:
         """Put the parts together.
 
         Args:
-            item_vectors: By the tower, [N, D]; rows without a text are zeros.
+            meanings: None finds by words and spelling alone.
         """
         if len(weights) != len(FEATURES) or not np.isfinite(weights).all():
             raise ValueError(
                 f"a search needs {len(FEATURES)} finite weights ({', '.join(FEATURES)}), got "
                 f"{list(weights)}"
             )
-        if item_vectors.shape[1] != tower.config.dim:
+        if meanings is not None and len(meanings.item_vectors) != words.num_item_rows:
             raise ValueError(
-                f"item vectors are {item_vectors.shape[1]} wide, the text tower {tower.config.dim}"
+                f"a search of {words.num_item_rows} item rows has meanings of "
+                f"{len(meanings.item_vectors)}; fit both on the same items"
             )
-        self.tower, self.item_vectors, self.words = tower, item_vectors, words
+        self.words, self.meanings = words, meanings
         self.weights: Floats = np.asarray(weights, np.float32)
+        self.known_words = words.known.union(() if meanings is None else meanings.words)
+        """Words that some item has, or whose meanings are known."""
 
     @property
     def num_item_rows(self) -> int:
-        return len(self.item_vectors)
+        return self.words.num_item_rows
 
     def grown(self, texts: Sequence[str]) -> TextSearch:
-        """Take in items that were appended; their words are found by title and spelling."""
+        """Take in items that were appended."""
         if not texts:
             return self
-        more = self.tower.encode([split(text) for text in texts])
-        return TextSearch(
-            self.tower, torch.cat([self.item_vectors, more]), self.words, self.weights.tolist()
-        )
+        words = [split(text) for text in texts]
+        meanings = None if self.meanings is None else self.meanings.grown(words)
+        return TextSearch(self.words.grown(words), self.weights.tolist(), meanings)
 
     @torch.inference_mode()
     def candidates(self, text: str, titles: Sequence[int], popularity: Floats) -> SearchCandidates:
@@ -306,26 +168,28 @@ class TextSearch:
             popularity: Of each item, from 0 to 1, [N].
         """
         query = split(text)
-        vector = self.tower(hash_texts([query], NUM_BUCKETS))[0]
-        scores = self.words.scores(query)
+        scores, alike = self.words.scores(query), self.words.spelling(query)
         found = np.zeros(0, np.int64) if scores is None else _best_words(scores, popularity)
         titled = np.asarray(titles[:NUM_EACH], np.int64)
         rows = np.union1d(titled, found)
         if len(found) == 0 or not self.words.knows(query):
             # Only a text with a word that no item has is looked up by spelling.
-            near = best_of_one(self.item_vectors @ vector, min(NUM_EACH, self.num_item_rows - 1))
-            like = near.item_rows[(near.scores >= LEAST_SPELLING) & (near.item_rows > 0)]
-            rows = np.union1d(rows, like)
+            like = np.flatnonzero(alike >= LEAST_SPELLING)
+            rows = np.union1d(rows, like[np.argsort(-alike[like], kind="stable")[:NUM_EACH]])
+        near = None if len(titled) or self.meanings is None else self.meanings.near(query)
+        if near is not None:
+            rows = np.union1d(rows, _best_meanings(near, self.weights, popularity))
         features = np.zeros((len(rows), len(FEATURES)), np.float32)
-        if scores is not None and len(found):
-            known = rows < len(scores)
-            features[known, 0] = scores[rows[known]] / scores.max()
-            # Appended items are not among the words yet; their titles have all of the query's.
-            features[~known & np.isin(rows, titled), 0] = 1
-        features[:, 1] = 1 / (1 + _places(rows, titled)) ** 0.5
-        features[:, 2] = (self.item_vectors[torch.from_numpy(rows)] @ vector).numpy()
-        features[:, 3] = popularity[rows]
-        return SearchCandidates(rows, features, bool(len(found) or len(titled)))
+        if scores is not None:
+            features[:, WORDS] = scores[rows] / scores.max()
+        features[:, TITLE] = 1 / (1 + _places(rows, titled)) ** 0.5
+        features[:, SPELLING], features[:, POPULARITY] = alike[rows], popularity[rows]
+        if near is not None:
+            covered = self.words.coverage(query)
+            features[:, WORDS] *= covered
+            for place, values in zip((MEANING, VALUES), near, strict=True):
+                features[:, place] = (1 - covered) * values[rows]
+        return SearchCandidates(rows, features, bool(len(found) or len(titled) or near))
 
     def order(self, candidates: SearchCandidates, features: Floats) -> tuple[Rows, Floats]:
         """Rank candidates by their features: rows and scores, best first; ties by row."""
@@ -335,11 +199,11 @@ class TextSearch:
 
     def save(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        save_file({"table": self.tower.table.weight.detach()}, directory / TOWER)
-        save_file({"item_vectors": self.item_vectors.contiguous()}, directory / VECTORS)
         self.words.save(directory)
+        if self.meanings is not None:
+            self.meanings.save(directory)
         document = {
-            "tower": asdict(self.tower.config),
+            "num_item_rows": self.num_item_rows,
             "weights": dict(zip(FEATURES, self.weights.tolist(), strict=True)),
         }
         (directory / CONFIG).write_text(json.dumps(document, indent=2) + "\n")
@@ -347,19 +211,10 @@ class TextSearch:
     @classmethod
     def load(cls, directory: Path) -> TextSearch:
         document = json.loads((directory / CONFIG).read_text())
-        fixed = {
-            "num_buckets": NUM_BUCKETS,
-            "batch_size": BATCH_SIZE,
-            "learning_rate": LEARNING_RATE,
-            "temperature": TEMPERATURE,
-        }
-        tower = TextTower(TextTowerConfig(**without_removed(document["tower"], fixed, directory)))
-        tower.table.weight = torch.nn.Parameter(
-            load_file(directory / TOWER)["table"], requires_grad=False
-        )
-        vectors = load_file(directory / VECTORS)["item_vectors"]
-        weights = [float(document["weights"][name]) for name in FEATURES]
-        return cls(tower, vectors, WordIndex.load(directory, len(vectors)), weights)
+        # A search of before meanings has no weights for them, and counts its items by its words.
+        given = dict(zip(FEATURES, START, strict=True)) | document["weights"]
+        words = WordIndex.load(directory, document.get("num_item_rows"))
+        return cls(words, [float(given[name]) for name in FEATURES], Meanings.load(directory))
 
 
 def _places(item_rows: Rows, ranked: Rows) -> NDArray[np.float64]:
@@ -370,6 +225,15 @@ def _places(item_rows: Rows, ranked: Rows) -> NDArray[np.float64]:
     known = known[item_rows[at[known]] == ranked[known]]
     places[at[known]] = known
     return places
+
+
+def _best_meanings(near: tuple[Floats, Floats], weights: Floats, popularity: Floats) -> Rows:
+    """Take the items that are nearest to a query by meaning and values."""
+    scores = weights[MEANING] * near[0] + weights[VALUES] * near[1]
+    # Row 0 is padding; popularity settles the order of items that have equal values.
+    scores = (scores + weights[POPULARITY] * popularity)[1:]
+    number = min(NUM_EACH, len(scores))
+    return np.argpartition(-scores, number - 1)[:number] + 1
 
 
 def _best_words(scores: Floats, popularity: Floats) -> Rows:

@@ -1,24 +1,12 @@
-"""Texts as hashed words and parts of words, so that no vocabulary is needed and typos cost little.
-
-A word is one token and each three characters of it are another (Bojanowski et al., 2017): two
-spellings of a word share most of these.
-
-Axes: B texts, T tokens of all texts.
-"""
+"""Texts as words and parts of words, and queries that are made of the texts of items."""
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from recsys.models.text_search.folding import words_of
 
@@ -26,68 +14,6 @@ PART = 3
 """Characters of a part of a word."""
 MAX_WORD = 32
 """Characters of a word that are read."""
-WORD_WEIGHT = 1.0
-PARTS_WEIGHT = 1.0
-"""Length of the parts of a word together, were they orthogonal."""
-
-
-class Bags(NamedTuple):
-    """Tokens of texts, one after the other."""
-
-    tokens: Tensor
-    """Buckets, [T] int64."""
-    weights: Tensor
-    """[T] float32"""
-    offsets: Tensor
-    """Start of each text, [B] int64."""
-
-
-def hash_token(token: str, num_buckets: int) -> int:
-    """Hash a token; equal on every machine."""
-    digest = hashlib.blake2b(token.encode("utf-8", "replace"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") % num_buckets
-
-
-@lru_cache(maxsize=1 << 18)
-def word_tokens(word: str, num_buckets: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Split a word into its buckets and their weights."""
-    parts = parts_of(word)
-    tokens = [hash_token(f"word {word[:MAX_WORD]}", num_buckets)]
-    tokens += [hash_token(f"part {part}", num_buckets) for part in parts]
-    weights = np.full(len(tokens), PARTS_WEIGHT / math.sqrt(max(1, len(parts))), np.float32)
-    weights[0] = WORD_WEIGHT
-    return np.array(tokens, np.int64), weights
-
-
-def hash_texts(texts: Sequence[Sequence[str]], num_buckets: int) -> Bags:
-    """Hash texts that are split into words; a text without a word is an empty bag."""
-    tokens: list[NDArray[np.int64]] = []
-    weights: list[NDArray[np.float32]] = []
-    offsets = np.zeros(len(texts) + 1, np.int64)
-    for row, words in enumerate(texts):
-        length = 0
-        for word in words:
-            own, weight = word_tokens(word, num_buckets)
-            tokens.append(own)
-            weights.append(weight)
-            length += len(own)
-        offsets[row + 1] = offsets[row] + length
-    if not tokens:
-        return Bags(
-            torch.zeros(0, dtype=torch.int64), torch.zeros(0), torch.from_numpy(offsets[:-1])
-        )
-    return Bags(
-        torch.from_numpy(np.concatenate(tokens)),
-        torch.from_numpy(np.concatenate(weights)),
-        torch.from_numpy(offsets[:-1]),
-    )
-
-
-def shared_parts(query: Sequence[str], text: Sequence[str]) -> float:
-    """Return the largest share of a query's word parts that a word of a text has, 0 to 1."""
-    parts = {part for word in query for part in parts_of(word)}
-    there = {part for word in text for part in parts_of(word)}
-    return len(parts & there) / len(parts) if parts else 0.0
 
 
 def parts_of(word: str) -> list[str]:
@@ -102,9 +28,41 @@ MAX_TEXT = 1_000
 """Characters of an item's text that are read."""
 
 
+_DECADE = re.compile(r"(1[89]|20)?([0-9])0(s|ern?)?")
+_DECADES = {
+    "twenties": 1920,
+    "thirties": 1930,
+    "forties": 1940,
+    "fifties": 1950,
+    "sixties": 1960,
+    "seventies": 1970,
+    "eighties": 1980,
+    "nineties": 1990,
+}
+_YEARS = ("annees", "anos", "anni")
+"""Words that a decade follows in French, Spanish and Italian, such as "annees 80"."""
+
+
 def split(text: str) -> list[str]:
-    """Split an item's text or a query into at most ``MAX_WORDS`` words."""
-    return words_of(text, MAX_TEXT)[:MAX_WORDS]
+    """Split an item's text or a query into at most ``MAX_WORDS`` words.
+
+    Decades in figures or words, such as "80s", become one word: ``1980s``.
+    """
+    words: list[str] = []
+    for word in words_of(text, MAX_TEXT)[:MAX_WORDS]:
+        decade = _DECADES.get(word)
+        if decade is None and (named := _DECADE.fullmatch(word)) is not None:
+            follows = bool(words) and words[-1] in _YEARS
+            if named[3] or follows:
+                decade = 10 * int((named[1] or ("19" if named[2] >= "3" else "20")) + named[2])
+                words = words[:-1] if follows else words
+        words.append(word if decade is None else name_decade(decade))
+    return words
+
+
+def name_decade(year: int) -> str:
+    """Return the word of a year's decade."""
+    return f"{year // 10 * 10}s"
 
 
 Kind = Literal["title", "typo", "attribute", "mixed"]

@@ -43,8 +43,6 @@ enabled = false
 [two_tower_training]
 enabled = false
 [search]
-dim = 4
-num_steps = 20
 [evaluation]
 ks = [5, 10]
 num_resamples = 0

@@ -1,23 +1,23 @@
 """Text search on a small catalogue: spellings, words, merging, files, and texts that mean harm."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from recsys.models.configs import TextTowerConfig
+from recsys.models.text_search.meaning import Meanings
 from recsys.models.text_search.search import (
     FEATURES,
+    PERSONAL,
     PERSONAL_SCALE,
     START,
     SearchCandidates,
     TextSearch,
-    WordIndex,
     fit_weights,
-    train_tower,
 )
 from recsys.models.text_search.tokens import ItemText, QueryMaker, split
+from recsys.models.text_search.words import WordIndex
 from tests.recsys.testing.refusals import assert_refused
 
 TITLES = (
@@ -31,7 +31,6 @@ TITLES = (
     "七人の侍",
 )
 GROUPS = ("space", "space", "france", "hair", "hair", "crime", "romance", "samurai")
-CONFIG = TextTowerConfig(dim=64, num_steps=20)
 
 
 def texts() -> list[ItemText]:
@@ -44,8 +43,7 @@ def texts() -> list[ItemText]:
 @pytest.fixture(scope="module")
 def search() -> TextSearch:
     documents = [[], *(split(text.text) for text in texts())]
-    tower = train_tower(texts(), CONFIG, seed=0)
-    return TextSearch(tower, tower.encode(documents), WordIndex.of(documents), START)
+    return TextSearch(WordIndex.of(documents), START)
 
 
 def found(search: TextSearch, text: str, titles: tuple[int, ...] = ()) -> list[int]:
@@ -67,8 +65,8 @@ def test_words_and_misspelt_words_find_their_item(search):
 
 
 def test_the_users_own_list_settles_what_fits_alike(search):
-    weights = (1.0, 0.0, 0.0, 0.0, 5.0)
-    by_taste = TextSearch(search.tower, search.item_vectors, search.words, weights)
+    weights = (1.0, 0.0, 0.0, 0.0, 5.0, 0.0, 0.0)
+    by_taste = TextSearch(search.words, weights)
     candidates = by_taste.candidates("hair", [], np.zeros(9, np.float32))
     for own in ([4, 5], [5, 4]):
         rows, _ = by_taste.order(candidates, candidates.personal(np.array(own)))
@@ -81,8 +79,8 @@ def test_places_in_the_users_own_list_are_those_of_a_slow_count():
     for own in ([8, 2, 5], [21, 13, 1, 3, 4], [], [13, 8, 5, 3, 2]):
         wanted = [PERSONAL_SCALE / (PERSONAL_SCALE + own.index(r)) if r in own else 0 for r in rows]
         features = found.personal(np.array(own, np.int64))
-        assert features[:, -1].tolist() == np.float32(wanted).tolist()
-        assert not features[:, :-1].any()
+        assert features[:, PERSONAL].tolist() == np.float32(wanted).tolist()
+        assert not np.delete(features, PERSONAL, axis=1).any()
     assert not found.features.any()
 
 
@@ -104,27 +102,91 @@ def test_files_give_the_same_search(search, tmp_path: Path):
         for name in ("one", "two")
     )
     assert first == second
-    assert {Path(name).suffix for name in first} <= {".json", ".npy", ".safetensors"}
+    assert {Path(name).suffix for name in first} <= {".json", ".npy"}
 
 
-def test_appended_items_are_found_by_spelling(search):
+def meanings() -> Meanings:
+    """An encoder's space of three directions: what is of space, of hair, of love."""
+    words = ["galaxy", "space", "hair", "curls", "love", "sweetheart"]
+    vectors = np.eye(3, dtype=np.float32).repeat(2, axis=0)
+    values = {"space": [1, 2], "hair": [4, 5], "romance": [7]}
+    items = np.zeros((9, 3), np.float32)
+    for place, rows in enumerate(values.values()):
+        items[rows, place] = 1
+    return Meanings.build(words, vectors, items, values, vectors[::2])
+
+
+def test_words_that_no_item_has_find_what_they_mean(search, tmp_path):
+    understood = TextSearch(search.words, START, meanings())
+    assert set(found(search, "galaxy")[:2]) != {1, 2}
+    for query, rows in {
+        "galaxy": {1, 2},
+        "sweetheart": {7},
+        "sweethearts": {7},
+        "haircurls": {4, 5},
+    }.items():
+        assert set(found(understood, query)[: len(rows)]) == rows, query
+    # All words of a query are those of an item, so meanings change nothing.
+    assert found(understood, "star wars")[:2] == found(search, "star wars")[:2]
+    assert not understood.candidates("zzzz", [], np.zeros(9, np.float32)).has_word
+    grown = understood.grown(["a space of its own"])
+    assert set(found(grown, "galaxy")[:3]) == {1, 2, 9}
+    understood.save(tmp_path)
+    assert found(TextSearch.load(tmp_path), "sweetheart") == found(understood, "sweetheart")
+    (tmp_path / "meaning.json").write_text('{"words": ["galaxy"], "values": []}')
+    assert_refused({"has 1 words": lambda: TextSearch.load(tmp_path)})
+
+
+def test_a_search_of_before_meanings_loads_and_finds_as_it_did(search, tmp_path):
+    search.save(tmp_path)
+    document = json.loads((tmp_path / "search.json").read_text())
+    for name in ("meaning", "values"):
+        del document["weights"][name]
+    del document["num_item_rows"]
+    (tmp_path / "search.json").write_text(json.dumps(document))
+    assert found(TextSearch.load(tmp_path), "shampo lavendar") == found(search, "shampo lavendar")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Horror of the 80s", ["horror", "of", "the", "1980s"]),
+        ("eighties", ["1980s"]),
+        ("Krimis der 70er", ["krimis", "der", "1970s"]),
+        ("1940ern", ["1940s"]),
+        ("années 80", ["1980s"]),
+        ("10s", ["2010s"]),
+        ("1980 80 90210", ["1980", "80", "90210"]),
+    ],
+)
+def test_decades_become_one_word(text, words):
+    assert split(text) == words
+
+
+def test_appended_items_are_found_by_words_and_spelling(search, tmp_path):
     grown = search.grown(["Lavender Hand Cream skin"])
     assert grown.num_item_rows == 10
     assert 9 in found(grown, "hand creme")
+    assert found(grown, "hand cream")[0] == 9
+    twice = grown.grown(["Space Cream"])
+    assert twice.num_item_rows == 11
+    assert found(twice, "space cream")[0] == 10
+    with pytest.raises(ValueError, match="index all texts"):
+        twice.save(tmp_path)
     assert search.grown([]) is search
 
 
 def test_parts_that_do_not_fit_are_refused_and_without_words_nothing_is_found(search):
-    tower, words = search.tower, search.words
+    words = search.words
     assert_refused(
         {
-            "5 finite weights": lambda: TextSearch(tower, search.item_vectors, words, [1, 2]),
-            "item vectors are 3 wide, the text tower 64": lambda: TextSearch(
-                tower, torch.zeros(9, 3), words, START
+            "7 finite weights": lambda: TextSearch(words, [1, 2]),
+            "9 item rows has meanings of 10": lambda: TextSearch(
+                words, START, meanings().grown([["space"]])
             ),
         }
     )
-    empty = TextSearch(tower, tower.encode([[], []]), WordIndex.of([[], []]), START)
+    empty = TextSearch(WordIndex.of([[], []]), START)
     assert found(empty, "anything") == []
 
 
@@ -146,7 +208,7 @@ def test_weights_follow_what_tells_the_wanted_item():
     features, targets = [], []
     for _ in range(80):
         one = random.random((12, len(FEATURES))).astype(np.float32)
-        one[:, 4] = 0
+        one[:, 4:] = 0
         features.append(one)
         targets.append(int((one[:, 0] + 3 * one[:, 2]).argmax()))
     weights = fit_weights(features, targets)

@@ -1,0 +1,72 @@
+"""Words that the content encoder knows, and the values of categories, in the space of the items."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from recsys.content.embedding_cache import encode_cached
+from recsys.content.encoder import Encoder, HashEncoder, JoinedEncoder, Vectors
+from recsys.content.minilm import MiniLMEncoder
+from recsys.models.text_search.folding import fold
+from recsys.models.text_search.meaning import Meanings
+from recsys.models.text_search.tokens import ItemText
+
+MAX_VALUES = 1_000
+"""Most values that a query may ask for, those of the most items."""
+MIN_ITEMS = 2
+"""Fewest items of such a value."""
+
+
+def list_words(encoder: Encoder, most: int) -> dict[str, str]:
+    """List words, folded, as the encoder reads them, the most frequent first.
+
+    An endpoint does not say which words it knows, so it reads those of the packaged encoder.
+    """
+    words: list[str] = getattr(encoder, "words", MiniLMEncoder.packaged_words)()
+    folded: dict[str, str] = {}
+    for word in words:
+        folded.setdefault(fold(word), word)
+    return dict(islice(folded.items(), most))
+
+
+def list_values(texts: Sequence[ItemText]) -> dict[str, list[int]]:
+    """List the items of each value that a query may ask for."""
+    owners = defaultdict[str, list[int]](list)
+    for text in texts:
+        for value in text.attributes:
+            owners[value].append(text.item_row)
+    shared = [value for value, rows in owners.items() if len(rows) >= MIN_ITEMS]
+    shared.sort(key=lambda value: (-len(owners[value]), value))
+    return {value: owners[value] for value in shared[:MAX_VALUES]}
+
+
+def fit_meanings(
+    texts: Sequence[ItemText],
+    encoder: Encoder | None,
+    content: Vectors,
+    most_words: int,
+    cache: Path,
+) -> Meanings | None:
+    """Encode words and values; None if the encoder knows no meanings, or nothing is left.
+
+    Args:
+        content: Vectors of the items, which begin with those of the encoder, [N, E].
+        cache: Folder of the encoder's vectors.
+    """
+    if isinstance(encoder, JoinedEncoder):
+        encoder = encoder.first
+    if encoder is None or isinstance(encoder, HashEncoder) or not most_words:
+        return None
+    words, values = list_words(encoder, most_words), list_values(texts)
+    items = np.asarray(content[:, : encoder.dim], np.float32)
+    if not words or not values or not items.any():
+        return None
+    prefix = getattr(encoder, "query_prefix", "")
+    read = [f"{prefix}{word}" for word in (*words.values(), *values)]
+    vectors = encode_cached(read, encoder, cache)
+    return Meanings.build(list(words), vectors[: len(words)], items, values, vectors[len(words) :])

@@ -1,0 +1,160 @@
+"""Meanings: words, items and the values of categories in one space, that of the content encoder.
+
+The encoder reads a list of words when a search is fitted, and a query is the sum of its words'
+vectors, so no model runs for a request. A rarer word counts more. The values that are nearest to a
+query are soft filters: "scary" is near the category Horror, so horror is asked for.
+
+    meaning.safetensors    vectors, and the items of each value
+    meaning.json           words, values
+
+Axes: V words, N item rows, K values, M items of all values together, D width.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from recsys.models.text_search.spelling import Spelling
+
+Floats = NDArray[np.float32]
+FILE, NAMES = "meaning.safetensors", "meaning.json"
+MAX_DIM = 128
+"""Width that vectors are projected to."""
+NUM_VALUES = 8
+"""Values that a query may ask for at once."""
+SHARPNESS = 10.0
+"""How much more the nearest value counts than others."""
+
+
+@dataclass(frozen=True)
+class Meanings:
+    """Vectors of words, items and values; nothing in it changes after it is made."""
+
+    words: Mapping[str, int]
+    """Row of each word."""
+    word_vectors: Tensor
+    """[V, D], as long as the word counts."""
+    item_vectors: Tensor
+    """[N, D] of unit length; zeros without a text."""
+    values: tuple[str, ...]
+    value_vectors: Tensor
+    """[K, D] of unit length."""
+    owners: Tensor
+    """Rows of the items that have each value, [M] int64."""
+    offsets: Tensor
+    """Where each value's items begin, [K + 1] int64."""
+
+    @classmethod
+    def build(
+        cls,
+        words: Sequence[str],
+        word_vectors: Floats,
+        item_vectors: Floats,
+        values: Mapping[str, Sequence[int]],
+        value_vectors: Floats,
+    ) -> Meanings:
+        """Centre vectors of one encoder and project them to their main directions.
+
+        Args:
+            words: The most frequent first.
+            item_vectors: Zeros for items without a text, [N, E].
+            values: Item rows of each value.
+        """
+        known = item_vectors.any(1)
+        centred = word_vectors - word_vectors.mean(0)
+        items = np.where(known[:, None], item_vectors - item_vectors[known].mean(0), 0)
+        spread = centred.T @ centred / len(words) + items.T @ items / max(1, known.sum())
+        basis = np.linalg.eigh(spread.astype(np.float64))[1][:, ::-1][:, :MAX_DIM]
+        basis = basis.astype(np.float32)
+
+        def projected(vectors: Floats) -> Tensor:
+            return normalize(torch.from_numpy(np.ascontiguousarray(vectors @ basis)), dim=1)
+
+        weights = torch.log(2 + torch.arange(len(words), dtype=torch.float32))
+        return cls(
+            words={word: row for row, word in enumerate(words)},
+            word_vectors=projected(centred) * weights[:, None],
+            item_vectors=projected(items),
+            values=tuple(values),
+            value_vectors=projected(value_vectors - word_vectors.mean(0)),
+            owners=torch.tensor([row for rows in values.values() for row in rows]).long(),
+            offsets=torch.tensor([0, *map(len, values.values())]).cumsum(0),
+        )
+
+    def encode(self, words: Sequence[str]) -> Tensor:
+        """Encode a text, [D] of unit length; zeros if no word of it is known."""
+        rows = [row for word in words for row in self._rows(word)]
+        return normalize(self.word_vectors[rows].float().sum(0), dim=0)
+
+    def _rows(self, word: str) -> list[int]:
+        """List the row of a word, of those that it is made of, or of one spelt like it."""
+        if (row := self.words.get(word)) is not None:
+            return [row]
+        alike = self._spelling.parted(word) or self._spelling.near(word)[:1]
+        return [self.words[one] for one in alike]
+
+    @cached_property
+    def _spelling(self) -> Spelling:
+        return Spelling(self.words)
+
+    def near(self, words: Sequence[str]) -> tuple[Floats, Floats] | None:
+        """Compare a query with all items; None if no word of it is known.
+
+        Returns:
+            Cosines, and the share of the values asked for that an item has, each [N].
+        """
+        query = self.encode(words)
+        if not query.any():
+            return None
+        cosines: Floats = (self.item_vectors @ query).numpy()
+        asked = np.zeros(len(cosines), np.float32)
+        found = torch.topk(self.value_vectors @ query, min(NUM_VALUES, len(self.values)))
+        shares = torch.softmax(SHARPNESS * found.values, 0).tolist()
+        for value, share in zip(found.indices.tolist(), shares, strict=True):
+            asked[self.owners[self.offsets[value] : self.offsets[value + 1]].numpy()] += share
+        return cosines, asked
+
+    def grown(self, texts: Sequence[Sequence[str]]) -> Meanings:
+        """Take in items that were appended, by the words of their texts."""
+        more = torch.stack([self.encode(words) for words in texts])
+        vectors = torch.cat([self.item_vectors, more])
+        parts = (self.values, self.value_vectors, self.owners, self.offsets)
+        return Meanings(self.words, self.word_vectors, vectors, *parts)
+
+    def save(self, directory: Path) -> None:
+        tensors = {
+            "word_vectors": self.word_vectors.half(),
+            "item_vectors": self.item_vectors.contiguous(),
+            "value_vectors": self.value_vectors.contiguous(),
+            "owners": self.owners,
+            "offsets": self.offsets,
+        }
+        save_file(tensors, directory / FILE)
+        names = {"words": list(self.words), "values": list(self.values)}
+        (directory / NAMES).write_text(json.dumps(names, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def load(cls, directory: Path) -> Meanings | None:
+        """Read the files; None where a search was fitted without."""
+        if not (directory / NAMES).exists():
+            return None
+        names = json.loads((directory / NAMES).read_text())
+        words = {word: row for row, word in enumerate(names["words"])}
+        tensors = load_file(directory / FILE)
+        if len(words) != len(tensors["word_vectors"]):
+            raise ValueError(
+                f"{directory / NAMES} has {len(words)} words, {FILE} "
+                f"{len(tensors['word_vectors'])}; release the bundle again"
+            )
+        return cls(words=words, values=tuple(names["values"]), **tensors)
