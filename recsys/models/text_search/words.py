@@ -35,7 +35,7 @@ class WordIndex:
         """Take an index of the first items, and that of further ones."""
         self._index, self._more = index, more
         self._num_own = num_item_rows
-        self.num_item_rows = num_item_rows + (more.num_item_rows if more else 0)
+        self.num_item_rows: int = num_item_rows + (more.num_item_rows if more else 0)
         own = frozenset(() if index is None else index.vocab_dict) - {""}
         self.known: frozenset[str] = own | more.known if more else own
 
