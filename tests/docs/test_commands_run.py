@@ -59,7 +59,7 @@ TRAINS_LESS = {
     "content": {"encoder": "hash"},
     "two_tower_training": {"enabled": True, "max_epochs": 2.0},
     "sequence_training": {"enabled": False},
-    "search": {"num_steps": 20},
+    "search": {"meaning_words": 200},
     "evaluation": {"num_resamples": 100},
 }
 """Settings of the shop in which the lines run: models that train for seconds."""

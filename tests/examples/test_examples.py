@@ -11,7 +11,7 @@ from examples.data import WORLDS, write
 from examples.run import EXAMPLES, ROOT, page_of, run
 from pipelines.presets.resolve import ConfigSources
 
-NOT_SHOWN = ("tracking.enabled=false", "search.num_steps=2")
+NOT_SHOWN = ("tracking.enabled=false", "search.meaning_words=200")
 """Settings that change nothing that a page shows, and a third of the time."""
 METRIC_TOLERANCE = 0.05
 """Processors round in different orders, and a training follows: less than this is the same."""

@@ -1,1 +1,1 @@
-"""Items by a text: words (BM25), a text tower that reads spellings, and how their lists merge."""
+"""Items by a text: words (BM25), spellings, meanings, and how their lists merge."""

@@ -1,4 +1,4 @@
-"""Items by a text: candidates of BM25, of titles and of the text tower, in one learned order.
+"""Items by a text: candidates of words, titles, spellings and meanings in one learned order.
 
 A candidate's score is a weighted sum of features of it and the query: the words it has, the
 place among titles that have all of them, the similarity of spellings, how popular it is, where

@@ -1,10 +1,14 @@
 """What fit_blend fits for a search: by which queries, and what it says it is worth."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import polars as pl
 
 from pipelines.searching.fit import SearchQueries, fit_text_search
+from pipelines.searching.meanings import fit_meanings, list_words
 from pipelines.searching.texts import item_texts, scale_counts, title_index
+from recsys.content.encoder import HashEncoder
 from recsys.fitting.blend import ProfileBlend, fusion_profile
 from recsys.fitting.counted import popularity_source
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
@@ -34,6 +38,43 @@ def test_items_are_read_with_what_queries_may_name():
     assert first.attributes == ("group1", "Acme")
     assert second.attributes == ("group2",)
     assert (third.title, third.text) == ("", "1999 1990s")
+
+
+class Reader:
+    """Reads a text by its first letter."""
+
+    name, dim, shard_rows = "reader", 3, 64
+    tokenizer = SimpleNamespace(
+        get_vocab=lambda: {
+            "\u2581Zwei": 9,
+            "\u2581one": 2,
+            "er": 1,
+            "\u2581x1": 3,
+            "\u2581three": 4,
+        }
+    )
+
+    def encode(self, texts, progress=None):
+        return np.eye(3, dtype=np.float32)[["ozt".index(text[0].lower()) for text in texts]]
+
+
+def test_words_and_values_are_read_by_the_encoder_of_the_items(tmp_path):
+    assert list_words(Reader(), 9) == {"one": "one", "three": "three", "zwei": "Zwei"}
+    assert list(list_words(Reader(), 1)) == ["one"]
+    groups = ["one", "two", "one", "two", "alone"]
+    items = catalogue(5).with_columns(categories=pl.Series([[name] for name in groups]))
+    content = np.vstack([np.zeros(3), np.eye(3)[[0, 2, 0, 2, 1]]]).astype(np.float32)
+    wide = np.hstack([content, np.ones((6, 2), np.float32)])
+    meanings = fit_meanings(item_texts(items), Reader(), wide, 9, tmp_path)
+    assert meanings is not None
+    # A value of a single item says no more than its title.
+    assert meanings.values == ("one", "two")
+    cosines, _ = meanings.near(["zwei"])
+    assert cosines.argmax() == 5
+    assert meanings.near(["three"])[1].argmax() in (2, 4)
+    assert meanings.near(["unheard"]) is None
+    for encoder, most in ((None, 9), (HashEncoder(), 9), (Reader(), 0)):
+        assert fit_meanings(item_texts(items), encoder, wide, most, tmp_path) is None
 
 
 def test_popularity_is_scaled_and_orders_titles():
