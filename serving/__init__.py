@@ -13,7 +13,7 @@ A request, in order:
    `exclusions.py` decides which items may be shown, and why others may not (and has cursors);
    `retrieval.py` queries each source (`sources.py`) of the surface (`surfaces.py`), merges the
    lists (`ranking.py`), and has `bundle/ranker.py` reorder the first places;
-   `arrangement.py` applies rules, diversity, caps and exploration (`configuration/`);
+   `arrangement/` applies rules, diversity, caps and exploration (`configuration/`);
    `ranking.py` builds the items of the reply, with reasons if requested.
 4. The reply (`schemas.py`) names the parts that made it and each degraded one; `log.py` logs
    one line, and the front keeps the list's record (`list_record.py`), from which

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from recsys.data.filters import parse
 from recsys.data.top_k import ItemMask
-from serving.arrangement import RuleRows
+from serving.arrangement.rules import RuleRows
 from serving.bundle.load import Bundle
 from serving.configuration.rules import Rule
 from serving.filtering.compile import in_categories, in_domain, matching

@@ -22,7 +22,7 @@ from recsys.evaluation.calibration import (
 )
 from recsys.fitting.blend import paired_difference
 from recsys.fitting.queries import ModelInputs
-from recsys.layers.moe.experts import expert_use, load_by_group
+from recsys.layers.moe.router import expert_use, load_by_group
 from recsys.models.ranker.config import count_flops
 from recsys.models.ranker.model import Ranker
 from recsys.training.ranker_fit import predict_logits

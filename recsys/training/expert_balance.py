@@ -14,7 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from recsys.layers.moe.experts import BiasedRouter, SparseMoe, without_autocast
+from recsys.layers.moe.experts import SparseMoe
+from recsys.layers.moe.router import BiasedRouter, without_autocast
 from recsys.models.ranker.model import Ranker
 
 RESETTLE_ROUNDS, RESETTLE_RATE = 15, 0.01

@@ -13,7 +13,8 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.evaluation.config import PairedConfig, ReplayConfig
 from recsys.evaluation.sequential import SequentialConfig, sample_ratio
 from recsys.evaluation.significance import ComparisonConfig
-from recsys.layers.moe.experts import BiasedRouter, Experts, SparseMoe, SparseMoeConfig
+from recsys.layers.moe.experts import Experts, SparseMoe, SparseMoeConfig
+from recsys.layers.moe.router import BiasedRouter
 from recsys.models.configs import (
     ContentSimilarityConfig,
     EaseWeightsConfig,

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 from recsys.kernels.one_query.ranker_op import NetworkOfOne, filled_up, panels
 from recsys.layers.attention.target import TargetAttention
-from recsys.layers.moe.experts import Routing, SparseMoe
+from recsys.layers.moe.experts import SparseMoe
+from recsys.layers.moe.router import Routing
 from recsys.layers.wide_linear import CrossNetwork, WideLinear
 from recsys.models.ranker.network import MAX_STANDARDISED, Correction, Heads, QueryReader, Trunk
 

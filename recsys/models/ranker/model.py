@@ -31,7 +31,7 @@ from recsys.kernels.one_query.ranker_op import TasksOfOne
 from recsys.layers.attention.target import TargetAttention
 from recsys.layers.calibrator import FURTHEST, Calibrator
 from recsys.layers.embedding.tables import Backend
-from recsys.layers.moe.experts import Routing
+from recsys.layers.moe.router import Routing
 from recsys.layers.wide_linear import CrossNetwork
 from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower, read_settings
 from recsys.models.ranker.batch import Candidates, RankingBatch, check_batch

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from recsys.data.batch import JaggedBatch
 from recsys.layers.attention.target import ReadableHistory
 from recsys.layers.embedding.collection import EmbeddingBags
-from recsys.layers.moe.experts import Routing, SparseMoe, SparseMoeConfig
+from recsys.layers.moe.experts import SparseMoe, SparseMoeConfig
+from recsys.layers.moe.router import Routing
 from recsys.layers.wide_linear import WideLinear, wide_product
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 

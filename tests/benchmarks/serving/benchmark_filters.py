@@ -28,7 +28,7 @@ from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_index import FaissIndex, build_index
 from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.retrieval.index_recall import tune_effort
-from serving.arrangement import RuleRows
+from serving.arrangement.rules import RuleRows
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.properties import NumberColumn, PackedMasks, Properties, TextColumn
 from serving.exclusions import Exclusions

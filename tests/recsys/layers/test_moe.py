@@ -3,14 +3,8 @@
 import pytest
 import torch
 
-from recsys.layers.moe.experts import (
-    BiasedRouter,
-    Experts,
-    SparseMoe,
-    SparseMoeConfig,
-    expert_use,
-    load_by_group,
-)
+from recsys.layers.moe.experts import Experts, SparseMoe, SparseMoeConfig
+from recsys.layers.moe.router import BiasedRouter, expert_use, load_by_group
 from tests.recsys.kernels.test_routed_experts import choices
 from tests.recsys.testing.experts import loop_over_experts
 

@@ -1,4 +1,4 @@
-"""Arrange one list by rules, the user's mix, diversity, caps, exploration, and build its items.
+"""Arrange one list by rules, the user's mix, diversity, caps and exploration.
 
     ranked -> boost, bury -> calibration -> diversity -> caps, exploration -> pins -> shown
 
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from recsys.data.top_k import ItemMask
-from recsys.models.names import CONTENT, MODELS, TWO_TOWER
 from recsys.reranking.lists import (
     Caps,
     Group,
@@ -35,61 +34,17 @@ from recsys.reranking.lists import (
     plackett_luce_policy,
 )
 from recsys.retrieval.ranked import RankedItems
+from serving.arrangement.rules import Moved, Pins, Rows, RuleRows, pins_by_slot
 from serving.bundle.load import Bundle
 from serving.bundle.properties import ListColumn, TextColumn
 from serving.configuration.resolve import Resolved
-from serving.configuration.rules import Rule
-from serving.filtering.compile import matching_rows
-from serving.items import ItemCards
 from serving.query import Query
-from serving.schemas import RecommendedItem, Request
-from serving.surfaces import RULES, SEARCH, Exploration, Surface
+from serving.schemas import Request
+from serving.surfaces import Exploration, Surface
 
-Rows = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 NO_ROWS: Rows = np.empty(0, np.int64)
 
 
-class RuleRows:
-    """The item rows of rules, for one bundle; made on first use."""
-
-    def __init__(self, bundle: Bundle) -> None:
-        self._bundle = bundle
-        self._listed: dict[str, Rows] = {}
-        self._hidden: dict[tuple[int, str], Rows] = {}
-
-    def listed(self, rule: Rule) -> Rows:
-        """Rows of the items that a rule names, in its order; unknown ones are left out."""
-        if rule.name not in self._listed:
-            found = map(self._bundle.catalogue.row_of, rule.items)
-            self._listed[rule.name] = np.array([row for row in found if row], np.int64)
-        return self._listed[rule.name]
-
-    def holds_for(self, rule: Rule, rows: Rows) -> Mask:
-        """Mask of the rows that a rule is for, [n]."""
-        found = np.ones(len(rows), np.bool_)
-        if rule.items:
-            found &= np.isin(rows, self.listed(rule))
-        if rule.expression is not None:
-            found &= matching_rows(rows, rule.expression, self._bundle)
-        return found
-
-    def hidden(self, rule: Rule) -> Rows:
-        """Rows that a rule of kind ``hide`` hides."""
-        key = (self._bundle.properties.generation, rule.name)
-        if key not in self._hidden:
-            self._hidden = {one: rows for one, rows in self._hidden.items() if one[0] == key[0]}
-            every = np.arange(1, self._bundle.num_item_rows)
-            self._hidden[key] = every[self.holds_for(rule, every)]
-        return self._hidden[key]
-
-
-BY_SOURCE = {
-    **{one.name: one.reason for one in MODELS},
-    RULES: "is put here by a rule",
-    SEARCH: "is what was searched for",
-}
-"""Reason of each source, unless another one explains an item better."""
 CATEGORY = "category"
 MAX_POOL = 500
 """Candidates that calibration and diversity choose from."""
@@ -171,13 +126,13 @@ class Arranger:
         if ranked is None:
             return [ItemChances(0.0, NO_ROWS, np.zeros(0)) for _ in item_rows]
         surface, caps = resolved.surface, None
-        pins = _Pins({}, {}, {})
+        pins = Pins({}, {}, {})
         if _arranges(resolved, query.request):
             pins, _, order, scores = self._ordered(ranked, resolved, query, eligible)
             caps = self._caps(ranked, pins, surface)
         else:
             order, scores = np.arange(len(ranked.item_rows)), ranked.scores
-        pinned = _pinned_slots(pins, len(item_rows))
+        pinned = pins_by_slot(pins, len(item_rows))
         free = [row for slot, row in enumerate(item_rows, start=1) if slot not in pinned]
         if surface.exploration is None:
             policy = epsilon_policy(0.0)
@@ -201,11 +156,11 @@ class Arranger:
 
     def _ordered(
         self, ranked: RankedItems, resolved: Resolved, query: Query, eligible: ItemMask
-    ) -> tuple[_Pins, _Moved, Rows, NDArray[np.float32]]:
+    ) -> tuple[Pins, Moved, Rows, NDArray[np.float32]]:
         """Find the pins, and order the other items by rules, the user's mix and diversity."""
         k = query.request.k
-        pins = self._pins(ranked, resolved.rules, eligible, k)
-        moved = self._moved(ranked, resolved.rules)
+        pins = self.rule_rows.pins(ranked, resolved.rules, eligible, k)
+        moved = self.rule_rows.moved(ranked, resolved.rules)
         order = np.array([place for place in moved.order if place not in pins.taken], np.int64)
         scores = ranked.scores[order]
         if moved.by_place:
@@ -220,43 +175,6 @@ class Arranger:
         if exploration.method == "epsilon":
             return epsilon_policy(exploration.epsilon or 0.0)
         return plackett_luce_policy(scores, exploration.temperature or 1.0)
-
-    def _pins(
-        self, ranked: RankedItems, rules: Sequence[Rule], eligible: ItemMask, k: int
-    ) -> _Pins:
-        """Find the item of each pin: the best ranked that it holds for, or the first it names."""
-        pins = _Pins({}, {}, {})
-        for rule in rules:
-            if rule.kind != "pin" or rule.slot is None or rule.slot > k or rule.slot in pins.slots:
-                continue
-            listed = self.rule_rows.listed(rule)
-            named = listed if rule.items else ranked.item_rows
-            fits = eligible.allows(named) & self.rule_rows.holds_for(rule, named)
-            free = [row for row in named[fits].tolist() if row not in pins.slots.values()]
-            if free:
-                pins.slots[rule.slot] = free[0]
-                pins.names[rule.slot] = rule.name
-                for place in np.flatnonzero(ranked.item_rows == free[0]).tolist():
-                    pins.taken[place] = rule.slot
-        return pins
-
-    def _moved(self, ranked: RankedItems, rules: Sequence[Rule]) -> _Moved:
-        """Move items up and down by the rule of the highest priority that is for them."""
-        number = len(ranked.item_rows)
-        keys = np.arange(number, dtype=np.float64)
-        names: dict[int, str] = {}
-        for rule in rules:
-            if rule.kind not in ("boost", "bury"):
-                continue
-            places = rule.places or 0
-            # Half a place, so that who was moved stands before, or behind, who was there.
-            shift = -places - 0.5 if rule.kind == "boost" else places + 0.5
-            for place in np.flatnonzero(self.rule_rows.holds_for(rule, ranked.item_rows)).tolist():
-                if place not in names:
-                    names[place] = rule.name
-                    keys[place] += shift
-        order = np.argsort(keys, kind="stable") if names else np.arange(number)
-        return _Moved(order.tolist(), names, bool(names))
 
     def _chosen(
         self,
@@ -305,7 +223,7 @@ class Arranger:
         slate = draw_slate(len(order), number, policy, np.random.default_rng(seed), local)
         return Slate(order[slate.places], slate.propensities)
 
-    def _caps(self, ranked: RankedItems, pins: _Pins, surface: Surface) -> Caps | None:
+    def _caps(self, ranked: RankedItems, pins: Pins, surface: Surface) -> Caps | None:
         """Count the caps' values of the pinned items."""
         if not surface.caps:
             return None
@@ -368,22 +286,6 @@ class Arranger:
         return functional.normalize(found.float(), dim=1).numpy()
 
 
-class _Pins(NamedTuple):
-    """Rows and rules by slot, and the slots of those that are ranked by their place."""
-
-    slots: dict[int, int]
-    names: dict[int, str]
-    taken: dict[int, int]
-
-
-class _Moved(NamedTuple):
-    """Places in their new order, and the rules that moved them."""
-
-    order: list[int]
-    names: dict[int, str]
-    by_place: bool
-
-
 def _arranges(resolved: Resolved, request: Request) -> bool:
     surface = resolved.surface
     return bool(
@@ -404,18 +306,8 @@ def _first(order: Rows, places: Rows) -> tuple[Rows, NDArray[np.float32]]:
     return order, -np.arange(len(order), dtype=np.float32)
 
 
-def _pinned_slots(pins: _Pins, number: int) -> dict[int, int]:
-    """Find the pin of each slot of a list; one after a short list's end moves up."""
-    waiting = sorted(pins.slots)
-    found: dict[int, int] = {}
-    for slot in range(1, number + 1):
-        if waiting and (waiting[0] <= slot or number - slot + 1 <= len(waiting)):
-            found[slot] = waiting.pop(0)
-    return found
-
-
 def _shown(
-    ranked: RankedItems, order: Rows, propensities: list[float] | None, pins: _Pins, moved: _Moved
+    ranked: RankedItems, order: Rows, propensities: list[float] | None, pins: Pins, moved: Moved
 ) -> Arranged:
     """Put pins into their slots, and the rest around them."""
     number = len(order) + len(pins.slots)
@@ -423,7 +315,7 @@ def _shown(
     rest = iter(zip(order.tolist(), propensities or [1.0] * len(order), strict=True))
     rows, places, chances = [], [], []
     names: list[tuple[str, ...]] = []
-    pinned_slots = _pinned_slots(pins, number)
+    pinned_slots = pins_by_slot(pins, number)
     for slot in range(1, number + 1):
         if slot in pinned_slots:
             pinned = pinned_slots[slot]
@@ -442,64 +334,3 @@ def _shown(
         tuple(chances) if propensities is not None else None,
         tuple(names) if any(names) else None,
     )
-
-
-def build_items(
-    ranked: RankedItems | None, query: Query, bundle: Bundle, cards: ItemCards, names_history: bool
-) -> list[RecommendedItem]:
-    """Build the items of a reply, with reasons if requested.
-
-    Args:
-        names_history: Whether a reason may name items of the user's stored history; without it,
-            only items that the request itself sent are named.
-    """
-    if ranked is None:
-        return []
-    rows, sources = ranked.item_rows.tolist(), ranked.leading(RULES)
-    why: Sequence[str | None] = [None] * len(rows)
-    shares: Sequence[dict[str, float] | None] = [None] * len(rows)
-    if query.request.explain:
-        why = _explain(rows, sources, query, bundle, names_history)
-        shares = ranked.shares()
-    return [
-        RecommendedItem(card, score, source, reason, parts)
-        for card, score, source, reason, parts in zip(
-            map(cards.of, rows), ranked.scores.tolist(), sources, why, shares, strict=True
-        )
-    ]
-
-
-def _explain(
-    item_rows: Sequence[int],
-    sources: Sequence[str],
-    query: Query,
-    bundle: Bundle,
-    names_history: bool,
-) -> list[str]:
-    """Explain why each item is recommended, by the source that put it there."""
-    rows = np.array(item_rows, np.int64)
-    seeds = {
-        name: model.strongest_seeds(rows, query.history)
-        for name, model in bundle.item_weights.items()
-        if name in sources
-    }
-    title_of = bundle.catalogue.title_of
-    sent = set(query.sent.tolist())
-    found = []
-    for place, (row, source) in enumerate(zip(item_rows, sources, strict=True)):
-        seed = int(seeds[source][place]) if source in seeds else 0
-        if seed == row:
-            found.append("was taken before")
-        elif seed:
-            named = names_history or seed in sent
-            found.append(f"goes with {title_of(seed) if named else 'the history'}")
-        elif source == CONTENT.name:
-            like = title_of(query.item_row) if query.item_row else "the history"
-            new = not query.item_row and row >= bundle.num_released_rows
-            found.append(f"is about the same as {like}{', and is new' if new else ''}")
-        elif source == TWO_TOWER.name and query.item_row:
-            found.append(f"is like {title_of(query.item_row)}")
-        else:
-            outside = bundle.outside.get(source)
-            found.append(outside.names.reason if outside else BY_SOURCE[source])
-    return found

@@ -1,0 +1,1 @@
+"""Order and choice of a list, and the items of its reply."""
