@@ -16,7 +16,6 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from pipelines.candidates.blends import TEXT_SEARCH, evaluation_queries
 from pipelines.engine.artifacts import cache_dir
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.content_models import make_encoder
@@ -24,7 +23,7 @@ from pipelines.searching.meanings import fit_meanings
 from pipelines.searching.texts import item_texts, scale_counts, title_index
 from recsys.data.threads import one_thread
 from recsys.fitting.blend import ProfileBlend
-from recsys.fitting.queries import GIVEN, EvaluationQueries, ModelInputs
+from recsys.fitting.queries import EvaluationQueries, ModelInputs
 from recsys.models.text_search.meaning import Meanings
 from recsys.models.text_search.search import (
     MEANING,
@@ -149,25 +148,17 @@ def fit_text_search(
 def fit_search(
     context: StageContext,
     inputs: ModelInputs,
+    queries: EvaluationQueries,
     sources: Mapping[str, Source],
     blend: ProfileBlend,
-) -> None:
-    """Fit what finds items by a text, if items have texts."""
+) -> TextSearch | None:
+    """Fit what finds items by a text; None if no item has one."""
     config = context.config
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet")
     texts, content = item_texts(items), inputs.catalogue.content.numpy()
     encoder = make_encoder(config.content)
     most = config.search.meaning_words
     meanings = fit_meanings(texts, encoder, content, most, cache_dir("embeddings"))
+    counts = inputs.item_counts("train")
     with one_thread():
-        search = fit_text_search(
-            texts,
-            evaluation_queries(inputs, "validation", config),
-            sources,
-            blend,
-            inputs.item_counts("train"),
-            config.seed,
-            meanings,
-        )
-    if search is not None:
-        search.save(context.output / GIVEN / TEXT_SEARCH)
+        return fit_text_search(texts, queries, sources, blend, counts, config.seed, meanings)

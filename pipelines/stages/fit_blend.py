@@ -15,6 +15,8 @@ import torch
 from pipelines.candidates.blends import (
     FAST,
     FILE,
+    TEXT_SEARCH,
+    evaluation_queries,
     list_profiles,
     save_values,
     validation_lists,
@@ -63,6 +65,9 @@ def fit_blend(context: StageContext) -> StageRows:
         if profile == FAST and config.search.enabled:
             from pipelines.searching.fit import fit_search
 
-            fit_search(context, inputs, every_source, fitted.blend)
+            queries = evaluation_queries(inputs, "validation", config)
+            search = fit_search(context, inputs, queries, every_source, fitted.blend)
+            if search is not None:
+                search.save(output / TEXT_SEARCH)
     (output / FILE).write_text(to_json({"profiles": profiles}))
     return StageRows(rows_in=len(everyone), rows_out=len(examples.lists))

@@ -29,7 +29,7 @@ from recsys.models.text_search.spelling import Spelling
 
 Floats = NDArray[np.float32]
 FILE, NAMES = "meaning.safetensors", "meaning.json"
-MAX_DIM = 128
+MAX_DIM = 64
 """Width that vectors are projected to."""
 NUM_VALUES = 8
 """Values that a query may ask for at once."""
