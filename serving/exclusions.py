@@ -50,6 +50,7 @@ from serving.schemas import MAX_CURSOR, Degraded, WhyNotCode
 
 Mask = NDArray[np.bool_]
 Rows = NDArray[np.int64]
+NO_ROWS: Rows = np.empty(0, np.int64)
 SEEN_ITEMS_SHOWN = Degraded("seen_items_shown")
 BY_REQUEST = "the request's filter leaves it out"
 
@@ -174,26 +175,35 @@ class Exclusions:
             FilterError: A filter names a property that the bundle does not have, or another kind.
         """
         lately, shown, notes = self._shown_lately(query, visitor, now_ms)
-        always = [*wished, *self._left_out(query, rules, page), lately]
+        always = [*wished, *self._left_out(query, rules, page)]
         masks, unknown = self._masks(query, searched)
         found = () if searched is None else searched.notes
-        mask, exclusions, lost = self._combined(query, always, masks)
+        mask, exclusions, lost = self._combined(query, always, lately, masks)
         return Eligible(mask, exclusions, (*notes, *found, *unknown, *lost), shown)
 
     def _combined(
-        self, query: Query, always: Sequence[Exclusion], masks: Sequence[Exclusion]
+        self,
+        query: Query,
+        always: Sequence[Exclusion],
+        lately: Sequence[Exclusion],
+        masks: Sequence[Exclusion],
     ) -> tuple[ItemMask, Sequence[Exclusion], tuple[Degraded, ...]]:
         """Combine all reasons; the history gives way if nothing else is left."""
         num_rows, has_candidates = self.bundle.num_item_rows, query.request.candidates is not None
-        own = np.concatenate([one.rows for one in always if one.rows is not None])
-        reported = (*always, *masks[::-1])
+        parts = [one.rows for one in (*always, *lately) if one.rows is not None]
+        own = np.concatenate(parts) if parts else NO_ROWS
+        reported = (*always, *lately, *masks[::-1])
         leaves_seen = query.surface.exclude_seen and not has_candidates and len(query.seen) > 0
-        detail = "the visitor has had it, and this surface shows what is new"
-        history = Exclusion("in_history", detail, rows=query.seen)
-        with_history = (*always[:-1], history, always[-1], *masks[::-1])
+        with_history = reported
+        if leaves_seen:
+            detail = "the visitor has had it, and this surface shows what is new"
+            history = Exclusion("in_history", detail, rows=query.seen)
+            with_history = (*always, history, *lately, *masks[::-1])
         allowed, empty = _intersect(masks)
         if allowed is None:
-            rows = np.concatenate([own, query.seen]) if leaves_seen else own
+            rows = own
+            if leaves_seen:
+                rows = np.concatenate([own, query.seen]) if len(own) else query.seen
             mask = ItemMask.all_but(num_rows, rows)
             if mask.count():
                 return mask, with_history if leaves_seen else reported, ()
@@ -217,30 +227,33 @@ class Exclusions:
         self, query: Query, rules: Sequence[Rule], page: Cursor | None
     ) -> Iterator[Exclusion]:
         """List what no filter brings back: hidden items and those that the request names."""
-        yield Exclusion("hidden", "it is hidden on every surface", rows=self.live.hidden)
+        if len(self.live.hidden):
+            yield Exclusion("hidden", "it is hidden on every surface", rows=self.live.hidden)
         for rule in rules:
             if rule.kind == "hide":
                 detail = f"rule {rule.name!r} hides it on this surface"
                 yield Exclusion("hidden", detail, rows=self.rule_rows.hidden(rule))
-        named = self._find_rows(query.request.exclude, query.item_row)
-        yield Exclusion("excluded", "the request leaves it out", rows=named)
+        if query.request.exclude or query.item_row:
+            named = self._find_rows(query.request.exclude, query.item_row)
+            yield Exclusion("excluded", "the request leaves it out", rows=named)
         if page is not None:
             detail = "a page before this one showed it"
             yield Exclusion("on_an_earlier_page", detail, rows=self._find_rows(page.shown))
 
     def _shown_lately(
         self, query: Query, visitor: Visitor, now_ms: int
-    ) -> tuple[Exclusion, tuple[str, ...], tuple[Degraded, ...]]:
+    ) -> tuple[Sequence[Exclusion], tuple[str, ...], tuple[Degraded, ...]]:
         """List the items that the user was shown lately, and note a store that failed."""
         within, shown = query.surface.not_shown_within, visitor.shown
         notes: tuple[Degraded, ...] = ()
         if within is None:
-            shown = ()
-        elif shown is None:
+            return (), (), ()
+        if shown is None:
             since_ms = now_ms - int(1_000 * within.total_seconds())
             shown, notes = self.live.shown_items(query.request, since_ms)
         detail = f"it was shown to the visitor within {within}"
-        return Exclusion("filtered", detail, rows=self._find_rows(shown)), tuple(shown), notes
+        lately = Exclusion("filtered", detail, rows=self._find_rows(shown))
+        return (lately,), tuple(shown), notes
 
     def _masks(
         self, query: Query, searched: Searched | None

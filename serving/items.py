@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import islice
 
 import numpy as np
+import orjson
 import torch
 from numpy.typing import NDArray
 
@@ -24,7 +25,7 @@ from recsys.models.text_search.spelling import MIN_BESIDE_OTHERS, MIN_CORRECTED,
 from recsys.models.text_search.tokens import split
 from serving.bundle.catalogue import MAX_TITLE
 from serving.bundle.load import Bundle
-from serving.schemas import Degraded, ItemCard
+from serving.schemas import Degraded, ItemCard, to_json
 
 MAX_KEPT = 16_384
 """Cards in memory, about 10 MB."""
@@ -46,8 +47,16 @@ class ItemCards:
                 semantic_id=semantic_ids.text(item_row) or None if semantic_ids else None,
             )
 
+        @lru_cache(MAX_KEPT)
+        def written(item_row: int) -> tuple[bytes, bytes]:
+            card = made(item_row)
+            item_id = orjson.dumps(card.item_id)
+            return item_id, to_json(card)[len(b'{"item_id":') + len(item_id) :]
+
         self.of: Callable[[int], ItemCard] = made
         """The card of an item row."""
+        self.json: Callable[[int], tuple[bytes, bytes]] = written
+        """The JSON of the card of an item row: that of its id, and the rest after it."""
 
 
 MAX_TITLES = 500_000

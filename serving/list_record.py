@@ -7,11 +7,13 @@ A parity check recomputes the inputs and names the first value that differs. The
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
+from serving.items import ItemCards
 from serving.online.records import record_document
 from serving.query import Query
 from serving.recommend import Made, Recommender
@@ -23,8 +25,23 @@ SHARE_DIGITS = 4
 NUM_SHARES = 1 << 4 * SHARE_DIGITS
 
 
-def write_record(recommender: Recommender, made: Made) -> bytes:
-    """Write the record of a list."""
+def write_items(cards: ItemCards, made: Made) -> tuple[list[bytes], bytes]:
+    """Write the items of a reply: the beginning of each, its score and source, and the whole."""
+    items, ranked = made.reply.items, made.arranged.ranked
+    if ranked is None or made.query.request.explain:
+        return [], orjson.dumps(items)
+    found = [cards.json(row) for row in ranked.item_rows.tolist()]
+    scores = orjson.dumps([item.score for item in items])[1:-1].split(b",")
+    begun = [
+        b'{"item_id":%b,"score":%b,"source":"%b"' % (card[0], score, item.source.encode())
+        for card, score, item in zip(found, scores, items, strict=bool(items))
+    ]
+    rests = (rest for _, rest in found)
+    return begun, b"[%b]" % b",".join(map(bytes.__add__, begun, rests))
+
+
+def write_record(recommender: Recommender, made: Made, begun: Sequence[bytes] = ()) -> bytes:
+    """Write the record of a list, given the beginnings of its items by `write_items`."""
     visitor, arranged, live = made.visitor, made.arranged, recommender.live
     made_of: dict[str, object] = {
         "digest": recommender.bundle.digest,
@@ -44,19 +61,24 @@ def write_record(recommender: Recommender, made: Made) -> bytes:
     }
     if is_kept(made.reply.request_id, recommender.options.log_features_share):
         made_of["features"] = build_snapshot(made.query)
-    return record_document(made.query.request, made.reply, made_of, _slots(made))
+    if begun and made.arranged.propensities is None and made.arranged.rules is None:
+        items: object = orjson.Fragment(b"[%b}]" % b"},".join(begun))
+    else:
+        items = _items(made)
+    return record_document(made.query.request, made.reply, made_of, items)
 
 
-def _slots(made: Made) -> list[dict[str, object]]:
-    """Build a record's further fields of each slot: chance and rules."""
+def _items(made: Made) -> list[dict[str, object]]:
+    """Build a record's items with the chance and rules of each slot."""
     arranged, number = made.arranged, len(made.reply.items)
     chances = arranged.propensities or (None,) * number
     rules = arranged.rules or ((),) * number
-    slots: list[dict[str, object]] = []
-    for chance, names in zip(chances, rules, strict=True):
+    items: list[dict[str, object]] = []
+    for item, chance, names in zip(made.reply.items, chances, rules, strict=True):
         slot: dict[str, object] = {} if chance is None else {"propensity": chance}
-        slots.append({**slot, "rules": list(names)} if names else slot)
-    return slots
+        slot = {**slot, "rules": list(names)} if names else slot
+        items.append({"item_id": item.item_id, "score": item.score, "source": item.source, **slot})
+    return items
 
 
 def is_kept(request_id: str, share: float) -> bool:

@@ -98,7 +98,7 @@ class UnknownItemError(ValueError):
     """The item of surface ``similar`` is not in the catalogue."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Query(SourceQuery):
     """A request in the bundle's rows; ``history`` has at most surface.max_history items."""
 

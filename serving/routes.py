@@ -350,7 +350,7 @@ def _templates(path: str) -> Iterator[str]:
 
 def find_template(path: str) -> str | None:
     """Return the template of a request's path; None if no route has it."""
-    return next(_templates(path), None)
+    return path if path in _PATHS else next(_templates(path), None)
 
 
 def find(method: str, path: str) -> Route | None:

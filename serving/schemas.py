@@ -7,6 +7,7 @@ are None are left out of its JSON (`to_json`).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -477,10 +478,15 @@ def to_json(content: object) -> bytes:
     return orjson.dumps(content, default=_present, option=orjson.OPT_PASSTHROUGH_DATACLASS)
 
 
-def reply_json(reply: Reply) -> bytes:
-    """Encode a list as `to_json` does, its items in one go."""
-    items = orjson.Fragment(orjson.dumps(reply.items))
-    return to_json({**_present(reply), "items": items})
+def reply_json(reply: Reply, items: bytes) -> bytes:
+    """Encode a list as `to_json` does, given its items' JSON."""
+    served_by = _parts_json(reply.served_by)
+    return to_json({**_present(reply), "items": orjson.Fragment(items), "served_by": served_by})
+
+
+@lru_cache(maxsize=64)
+def _parts_json(served_by: ServedBy) -> orjson.Fragment:
+    return orjson.Fragment(to_json(served_by))
 
 
 _FIELD_NAMES: dict[type, tuple[str, ...]] = {}

@@ -120,6 +120,9 @@ class Wishes(NamedTuple):
         return len(self.disliked) > 0 or len(self.topics) > 0
 
 
+NO_WISHES = Wishes(NOTHING, NOTHING, (), (), (), ())
+
+
 def named_wishes(
     steered: Sequence[Steered] | None, request: Request, names_kept: bool
 ) -> list[Steered] | None:
@@ -162,6 +165,8 @@ class Steering:
             unread: Further items that models do not read.
         """
         if not (visitor.refused or visitor.topics or request.steer):
+            if unread is NOTHING:
+                return NO_WISHES
             return Wishes(unread, NOTHING, (), (), (), ())
         row_of = self._bundle.catalogue.row_of
         refused = [(row, event) for event in visitor.refused if (row := row_of(event.item_id))]

@@ -257,10 +257,12 @@ class PastEvents(NamedTuple):
 
     def take(self, places: slice | Rows | NDArray[np.bool_]) -> PastEvents:
         """Keep the events at some places."""
-        times, types = (
-            None if part is None else np.asarray(part[places]) for part in (self.times, self.types)
+        rows, times, types = self
+        return PastEvents(
+            np.asarray(rows[places]),
+            None if times is None else np.asarray(times[places]),
+            None if types is None else np.asarray(types[places]),
         )
-        return PastEvents(np.asarray(self.rows[places]), times, types)
 
     def then(self, rows: Rows, times: Rows | int, types: Rows | int) -> PastEvents:
         """Append events; a number is that of each."""

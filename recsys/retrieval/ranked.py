@@ -90,6 +90,8 @@ class RankedItems(NamedTuple):
         """
         if len(self.item_rows) == 0:
             return []
+        if len(self.sources) == 1 and self.ranks.all():
+            return [self.sources[0]] * len(self.item_rows)
         if (found := leading(self.ranks, self.contributions)) is not None:
             return [self.sources[place] if place >= 0 else unranked for place in found]
         present = self.ranks != ABSENT
@@ -138,15 +140,15 @@ def by_reciprocal_rank(
     candidates: Mapping[str, OneList], weights: Mapping[str, float], k: int
 ) -> RankedItems:
     """Merge lists by their ranks; a fallback that is alone counts in full."""
+    if len(candidates) == 1 and FILLER in candidates:
+        rows = candidates[FILLER].item_rows[:k]
+        ranks = np.arange(1, len(rows) + 1)
+        shares = np.float32(weights[FILLER] or 1.0) / (CONSTANT + ranks).astype(np.float32)
+        return RankedItems(rows, shares, (FILLER,), ranks[:, None], shares[:, None])
     used = {name: weights[name] for name in candidates}
     if not any(used.values()):
         used = dict.fromkeys(used, 1.0)
     weight = np.array(list(used.values()), np.float32)
-    if candidates.keys() == {FILLER}:
-        rows = candidates[FILLER].item_rows[:k]
-        ranks = np.arange(1, len(rows) + 1)
-        shares = (weight / (CONSTANT + ranks)).astype(np.float32)
-        return RankedItems(rows, shares, (FILLER,), ranks[:, None], shares[:, None])
     fused = fused_one(candidates, k, used)
     shares = np.where(fused.ranks == ABSENT, 0, weight / (CONSTANT + fused.ranks))
     shares = shares.astype(np.float32)

@@ -26,8 +26,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import orjson
 
@@ -39,6 +38,7 @@ ID_LENGTH = 32
 BUNDLE = b',"bundle":'
 """Follows the columns in a record; a text in JSON has no quotation mark without a backslash."""
 MAX_MS = 1 << 48
+DEFAULTS = Request()
 
 
 def new_request_id(now_ms: int | None = None) -> str:
@@ -61,13 +61,13 @@ def record_document(
     request: Request,
     reply: Reply,
     made_of: Mapping[str, object],
-    slots: Sequence[Mapping[str, Any]],
+    items: object,
 ) -> bytes:
     """Write a record's JSON.
 
     Args:
         made_of: ``digest``, ``unix_time``, ``live`` and so on; None and empty values are left out.
-        slots: More fields of each item.
+        items: What each slot has, as a value for JSON.
     """
     served = reply.served_by
     document: dict[str, object] = {
@@ -82,15 +82,9 @@ def record_document(
         # A surface has its own k: that of the request is not a default that it may take back.
         "request": {
             "k": request.k,
-            # Only what was sent is compared with its default.
-            **request.model_dump(
-                mode="json", include=request.model_fields_set, exclude_defaults=True
-            ),
+            **_sent(request),
         },
-        "items": [
-            {"item_id": item.item_id, "score": item.score, "source": item.source, **more}
-            for item, more in zip(reply.items, slots, strict=True)
-        ],
+        "items": items,
         "degraded": [what.code for what in reply.degraded],
         "fallback": reply.fallback,
         "timings_ms": reply.timings_ms,
@@ -98,6 +92,15 @@ def record_document(
     }
     kept = {name: value for name, value in document.items() if value is not None and value != []}
     return orjson.dumps(kept, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _sent(request: Request) -> Mapping[str, object]:
+    """Collect what was sent and is no default."""
+    names = request.model_fields_set
+    if type(request) is not Request or "filter" in names or "context" in names:
+        return request.model_dump(mode="json", include=names, exclude_defaults=True)
+    values = ((name, getattr(request, name)) for name in names)
+    return {name: value for name, value in values if value != getattr(DEFAULTS, name)}
 
 
 def record_of(document: bytes) -> RequestRecord:

@@ -110,13 +110,14 @@ class Access:
     def __init__(self, settings: Settings) -> None:
         """Read the keys of the settings."""
         self._settings, self._audit = settings, Audit()
+        self._is_local = is_loopback(settings.host)
         self._buckets: dict[str, TokenBucket] = {}
         self._stamp = _stamp(settings)
         self.ring: KeyRing | None = None
         """None without a key file: everyone is anonymous."""
         if settings.keys is not None:
             self.ring = read_keys(settings.keys)
-        elif not is_loopback(settings.host) and not settings.allow_anonymous:
+        elif not self._is_local and not settings.allow_anonymous:
             raise ValueError(
                 f"host {settings.host} can be reached from other machines and no keys are set, so "
                 "anyone could use this server; name a key file (--keys, RECSYS_KEYS; recsys keys "
@@ -148,10 +149,11 @@ class Access:
             peer: Address of the other end of the connection.
             now: Seconds of a clock that never goes back, by default the monotonic one.
         """
-        if (known := find(method, path)) is not None and known.scope is None:
+        known = find(method, path)
+        if known is not None and known.scope is None:
             return ANONYMOUS
         now = time.monotonic() if now is None else now
-        scope = required_scope(path, method)
+        scope = required_scope(path, method) if known is None else known.scope
         key: ClientKey | None = None
         if self.ring is None:
             found = self._without_keys(headers, scope)
@@ -205,7 +207,7 @@ class Access:
         A foreign site whose name resolves to 127.0.0.1 brings a browser that sends its own name.
         Only ever a reason to say no: a proxy on this machine may address it as it likes.
         """
-        if not is_loopback(self._settings.host):
+        if not self._is_local:
             return True
         return all(_names_loopback(value) for name, value in headers if name == b"host")
 

@@ -12,20 +12,25 @@ import resource
 import select
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from time import monotonic
 from typing import Any, ClassVar
 
 import orjson
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
     RequestResponseCycle,
 )
 
+from serving.routes import ROUTES
 from serving.schemas import error_body
 from serving.settings import Settings
 
+LISTS = frozenset((route.method, route.path) for route in ROUTES if route.kind == "list")
+"""Methods and paths of requests that only ever wait for a worker."""
 SPARE_DESCRIPTORS = 64
 SWEEP_SECONDS = 0.25
 
@@ -81,6 +86,8 @@ class Connections:
                 if late and connection.is_unsent:
                     self.refused("deadline")
                     connection.abort()
+                elif connection.idle and now - since > self.settings.keep_alive_seconds:
+                    connection.transport.close()
             for connection in [one for one in self.open if one.is_unread(now)]:
                 self.refused("deadline")
                 connection.abort()
@@ -98,6 +105,8 @@ class Connection(HttpToolsProtocol):
         self.idle = False
         """True if nothing has come since the last reply."""
         self._head_bytes = 0
+        self._begins: tuple[RequestResponseCycle, ASGI3Application] | None = None
+        """A request that is not begun yet."""
         self._unread: tuple[int, float] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -123,13 +132,16 @@ class Connection(HttpToolsProtocol):
         self._head_bytes += len(data)
         before = self.cycle
         super().data_received(data)
+        self._begin(at_once=False)
         if self.cycle is not before:
             self._head_bytes = 0
         elif self.in_head and self._head_bytes > self.table.settings.max_header_bytes:
             self._refuse_head()
 
     def on_headers_complete(self) -> None:
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        size = len(self.url)
+        for name, value in self.headers:
+            size += len(name) + len(value) + 4
         if size > self.table.settings.max_header_bytes:
             self._refuse_head()
             raise ValueError("the head is too large")
@@ -139,10 +151,40 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self.table.works(self)
         super().on_message_complete()
+        self._begin(at_once=True)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Wait for the end of the request, or of what has arrived of it."""
+        self._begins = (cycle, app)
+
+    def _begin(self, *, at_once: bool) -> None:
+        """Answer a request; a list ``at_once``, without a task, whose bookkeeping costs as much."""
+        if self._begins is None:
+            return
+        (cycle, app), self._begins = self._begins, None
+        scope = cycle.scope
+        if not at_once or (scope["method"], scope["path"]) not in LISTS:
+            super()._start_asgi_task(cycle, app)
+            return
+        running = cycle.run_asgi(app)
+
+        def go_on(_: object = None) -> None:
+            with suppress(StopIteration):
+                waits_for = running.send(None)
+                waits_for._asyncio_future_blocking = False
+                waits_for.add_done_callback(go_on)
+
+        go_on()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if not self.transport.is_closing() and self.in_head:
+        """Begin the next request; without one `Connections.sweep` closes what stays idle."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            super()._start_asgi_task(*self.pipeline.pop())
+        elif self.in_head:
             self.idle = True
             self._head_bytes = 0
             self.table.waits(self)

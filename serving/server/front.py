@@ -136,10 +136,17 @@ class Front:
         if route.kind == "file":
             return self._files.answer(path, headers, self._fleet.info.get("bundle", ""))
         body = b"" if route.method == "GET" else await self._read(scope, headers, receive)
-        head = request_head(route, scope, headers, shown=caller.shows_users)
+        head, packed = request_head(
+            route.name,
+            path,
+            scope["query_string"],
+            headers.get(b"content-type", b""),
+            headers.get(b"content-encoding", b"identity"),
+            shown=caller.shows_users,
+        )
         if route.kind == "write":
             return await self._written(head, body, fields)
-        packed, key = orjson.dumps(head), None
+        key = None
         if route.kind == "list":
             # A list begun before a write was acknowledged is not given to a request after it.
             key = b"%b%b%d" % (body, packed, self._num_writes)
@@ -165,15 +172,10 @@ class Front:
         fields |= answer.fields
         return answer
 
-    def _log_lists(self, frame: Frame) -> Frame:
-        """Keep the records that came with a reply, and give the reply without them."""
-        lengths = frame.head.get("records")
-        if not lengths:
-            return frame
-        end = len(frame.body) - sum(lengths)
-        if self._fleet.request_log is not None:
-            self._fleet.request_log.log(frame.body[end:], lengths)
-        return Frame(frame.job, frame.head, frame.body[:end])
+    def _log_lists(self, frame: Frame) -> None:
+        """Keep the records that came with a reply."""
+        if frame.records and self._fleet.request_log is not None:
+            self._fleet.request_log.log(frame.records, frame.head["records"])
 
     def _caller(self, scope: Scope) -> Caller:
         """Find out who calls."""
@@ -233,7 +235,8 @@ class Front:
                 connection.waits_for = None
         if mine > 1 and frame.body.startswith(ID_START):
             frame = _with_new_id(frame)
-        return self._log_lists(frame)
+        self._log_lists(frame)
+        return frame
 
     async def _read(self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         connection = scope.get("recsys.connection")
@@ -278,4 +281,6 @@ def _with_new_id(frame: Frame) -> Frame:
     old = frame.body[len(ID_START) : len(ID_START) + ID_LENGTH]
     own = new_request_id(time_of(old.decode()))
     head = {**frame.head, "fields": {**frame.head["fields"], "request_id": own}}
-    return Frame(frame.job, head, frame.body.replace(ID_START + old, ID_START + own.encode()))
+    parts = (frame.body, frame.records)
+    body, records = (part.replace(ID_START + old, ID_START + own.encode()) for part in parts)
+    return Frame(frame.job, head, body, records)

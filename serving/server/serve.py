@@ -61,6 +61,9 @@ class Server(uvicorn.Server):
         while self.server_state.connections and loop.time() < deadline and not self.force_exit:
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
+        for connection in self.server_state.connections:
+            if isinstance(connection, Connection) and connection.waits_for is not None:
+                connection.waits_for.cancel()
 
     async def _accept_last(self, listener: socket.socket) -> None:
         """Stop listening; connections that wait to be accepted would be reset with the socket."""

@@ -48,7 +48,7 @@ class Worker:
 
     def __init__(self, jobs: socket.socket, handlers: Handlers) -> None:
         self._socket, self._handlers = jobs, handlers
-        self._reader = FrameReader()
+        self._reader = FrameReader(shares=True)
         # Kept: to ask for as much at each read would cost more than reading.
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._waiting: deque[Frame] = deque()
@@ -102,7 +102,7 @@ class Worker:
         head: dict[str, Any] = {"status": answer.status, "fields": answer.fields}
         if answer.records:
             head["records"] = [len(record) for record in answer.records]
-        self._socket.sendall(packed(job, head, b"".join((answer.body, *answer.records))))
+        self._socket.sendall(packed(job, head, answer.body, b"".join(answer.records)))
 
 
 def _failed() -> HttpAnswer:

@@ -15,7 +15,7 @@ from recsys.data.filters import FilterError
 from serving.configuration.resolve import UnknownSurfaceError
 from serving.exclusions import CursorError
 from serving.explanation.served_list import explain_list
-from serving.list_record import write_record
+from serving.list_record import write_items, write_record
 from serving.online.store import RequestRecord, StoreError
 from serving.query import RequestError, UnknownItemError
 from serving.recommend import Made, Recommender
@@ -82,8 +82,9 @@ class Handlers:
         for request in given.requests:
             try:
                 made = self._recommender.make(request, names_history=head["shown"])
-                replies.append(reply_json(made.reply))
-                records += self._records(made)
+                reply, own = self._written(made)
+                replies.append(reply)
+                records += own
             except FAULTS as error:
                 replies.append(refusal(error).answer().body)
             yield
@@ -102,7 +103,8 @@ class Handlers:
             "sources": sorted({item.source for item in reply.items}),
             "timings_ms": reply.timings_ms,
         }
-        return HttpAnswer(200, reply_json(reply), fields, records=self._records(made))
+        body, records = self._written(made)
+        return HttpAnswer(200, body, fields, records=records)
 
     search_list = recommend
 
@@ -110,11 +112,13 @@ class Handlers:
         body = {"surface": "similar", "item_id": head["value"], "k": given.k}
         return self.recommend(validated(Request, body), head)
 
-    def _records(self, made: Made) -> tuple[bytes, ...]:
-        """Write the record of a list; none if nothing keeps it or the request is a dry run."""
+    def _written(self, made: Made) -> tuple[bytes, tuple[bytes, ...]]:
+        """Write a reply, and its record unless nothing keeps it or the request is a dry run."""
+        begun, items = write_items(self._recommender.cards, made)
+        body = reply_json(made.reply, items)
         if not self._recommender.live.keeps_lists or made.query.request.dry_run:
-            return ()
-        return (write_record(self._recommender, made),)
+            return body, ()
+        return body, (write_record(self._recommender, made, begun),)
 
     def explain(self, given: ExplainParameters, head: Head) -> HttpAnswer:
         record = self._record(head["value"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
@@ -15,7 +16,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from serving.routes import ROUTES, Route, find_template
+from serving.routes import BY_NAME, ROUTES, Route, find_template
 from serving.schemas import error_body
 from serving.security import USERS_NOT_SHOWN
 from serving.settings import Settings
@@ -90,19 +91,22 @@ def unrouted(method: str, path: str) -> RefusedError:
     return RefusedError(405, "method_not_allowed", message, headers=(allow,))
 
 
+@lru_cache(maxsize=64)
 def request_head(
-    route: Route, scope: Scope, headers: Mapping[bytes, bytes], *, shown: bool
-) -> dict[str, Any]:
-    """Collect what handlers read of a request besides its body."""
-    return {
-        "type": headers.get(b"content-type", b"").decode("latin-1"),
-        "encoding": headers.get(b"content-encoding", b"identity").decode("latin-1"),
+    name: str, path: str, query: bytes, kind: bytes, encoding: bytes, *, shown: bool
+) -> tuple[Head, bytes]:
+    """Collect what handlers read of a request to a route besides its body, and write it as JSON."""
+    route = BY_NAME[name]
+    head = {
+        "type": kind.decode("latin-1"),
+        "encoding": encoding.decode("latin-1"),
         "shown": shown,
-        "route": route.name,
+        "route": name,
         "kind": route.kind,
-        "value": route.value(scope["path"]),
-        "query": scope["query_string"].decode("latin-1"),
+        "value": route.value(path),
+        "query": query.decode("latin-1"),
     }
+    return head, orjson.dumps(head)
 
 
 async def read_body(

@@ -83,7 +83,12 @@ class Application:
         if route.scope == "admin" and not self._settings.allow_admin:
             message = "an application without a server's keys does this where allow_admin is set"
             raise RefusedError(403, "no_keys", message)
-        head = request_head(route, scope, headers, shown=self._settings.expose_users)
+        names = (b"content-type", b""), (b"content-encoding", b"identity")
+        kinds = (headers.get(*name) for name in names)
+        shown = self._settings.expose_users
+        head, _ = request_head(
+            route.name, scope["path"], scope["query_string"], *kinds, shown=shown
+        )
         body = b""
         if route.method != "GET":
             body = await read_body(headers, receive, self._settings)
