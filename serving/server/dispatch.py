@@ -2,7 +2,7 @@
 
 Jobs wait in the front, in one bounded queue for all workers: a refusal costs no work, a worker that
 dies leaves its jobs to the others, and equal requests that wait at the same time are computed once.
-A worker has one job, and while others wait a second one, so that it need not wait for the front.
+A worker has one job, and while others wait two more, so that it need not wait for the front.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from serving.server.frames import Frame, FrameReader, packed
 JobKind = Literal["recommend", "batch", "other"]
 MAX_ATTEMPTS = 2
 """Workers that may die of a job before it is given up."""
-IN_HAND = 2
+IN_HAND = 3
 """Jobs that a worker holds while others wait."""
 MAX_BATCHES = 64
 RESPAWN_SECONDS = 2.0

@@ -12,6 +12,7 @@ import socket
 from collections import deque
 from collections.abc import Generator
 from logging import ERROR
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ from serving.web.handlers import Handlers
 from serving.web.http import HttpAnswer, failed
 
 READ_BYTES = 1 << 18
+HELD_SECONDS, MAX_HELD = 0.001, 2
+"""A list that took less waits for the next one, if that is here: each message wakes the front."""
 
 
 def prepare() -> None:
@@ -52,13 +55,17 @@ class Worker:
         # Kept: to ask for as much at each read would cost more than reading.
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._waiting: deque[Frame] = deque()
+        self._replies: list[bytes] = []
+        """Messages that are not sent yet."""
         self._batches: dict[int, Generator[None, None, HttpAnswer]] = {}
 
     def run(self) -> None:
         """Work until the other end is closed."""
-        while self._receive(wait=not self._waiting and not self._batches):
+        while self._waiting or self._receive(wait=not self._batches):
             if self._waiting:
                 self._start(self._waiting.popleft())
+                if not self._waiting or self._waiting[0].head["kind"] != "list":
+                    self._send()
             elif self._batches:
                 self._go_on()
 
@@ -79,11 +86,14 @@ class Worker:
         if frame.head["kind"] == "batch":
             self._batches[frame.job] = self._handlers.batch(frame.head, frame.body)
             return
+        begin = perf_counter()
         try:
             answer = self._handlers.answer(frame.head, frame.body)
         except Exception:
             answer = _failed()
         self._reply(frame.job, answer)
+        if len(self._replies) == MAX_HELD or perf_counter() - begin > HELD_SECONDS:
+            self._send()
 
     def _go_on(self) -> None:
         """Make the next list of the oldest batch."""
@@ -97,12 +107,18 @@ class Worker:
             answer = _failed()
         del self._batches[job]
         self._reply(job, answer)
+        self._send()
 
     def _reply(self, job: int, answer: HttpAnswer) -> None:
         head: dict[str, Any] = {"status": answer.status, "fields": answer.fields}
         if answer.records:
             head["records"] = [len(record) for record in answer.records]
-        self._socket.sendall(packed(job, head, answer.body, b"".join(answer.records)))
+        self._replies.append(packed(job, head, answer.body, b"".join(answer.records)))
+
+    def _send(self) -> None:
+        if self._replies:
+            self._socket.sendall(b"".join(self._replies))
+            self._replies.clear()
 
 
 def _failed() -> HttpAnswer:
