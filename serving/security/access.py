@@ -149,11 +149,13 @@ class Access:
             peer: Address of the other end of the connection.
             now: Seconds of a clock that never goes back, by default the monotonic one.
         """
-        known = find(method, path)
-        if known is not None and known.scope is None:
+        if (known := find(method, path)) is None:
+            scope = required_scope(path, method)
+        elif known.scope is None:
             return ANONYMOUS
+        else:
+            scope = known.scope
         now = time.monotonic() if now is None else now
-        scope = required_scope(path, method) if known is None else known.scope
         key: ClientKey | None = None
         if self.ring is None:
             found = self._without_keys(headers, scope)

@@ -79,4 +79,5 @@ class FrameReader:
         """Return the length of the first message, as far as it is known."""
         if len(data) < HEADER.size:
             return HEADER.size
-        return HEADER.size + sum(HEADER.unpack_from(data)[1:])
+        _, head, body, records = HEADER.unpack_from(data)
+        return HEADER.size + int(head + body + records)

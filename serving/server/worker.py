@@ -21,14 +21,15 @@ from serving.log import log
 from serving.online.opening import store_opener
 from serving.recommend import Recommender
 from serving.schemas import Request
+from serving.server.dispatch import SHORT_SECONDS
 from serving.server.frames import Frame, FrameReader, packed
 from serving.settings import Settings
 from serving.web.handlers import Handlers
 from serving.web.http import HttpAnswer, failed
 
 READ_BYTES = 1 << 18
-HELD_SECONDS, MAX_HELD = 0.001, 2
-"""A list that took less waits for the next one, if that is here: each message wakes the front."""
+MAX_HELD = 2
+"""Replies of short lists that are sent together if more wait: each message wakes the front."""
 
 
 def prepare() -> None:
@@ -92,7 +93,7 @@ class Worker:
         except Exception:
             answer = _failed()
         self._reply(frame.job, answer)
-        if len(self._replies) == MAX_HELD or perf_counter() - begin > HELD_SECONDS:
+        if len(self._replies) == MAX_HELD or perf_counter() - begin > SHORT_SECONDS:
             self._send()
 
     def _go_on(self) -> None:

@@ -8,11 +8,11 @@ from serving.server.dispatch import MAX_BATCHES, PAUSE_SECONDS, OverloadedError,
 from tests.serving.server.bench import Bench, run
 
 
-def test_idle_workers_come_first_and_each_holds_two_more_while_others_wait():
+def test_idle_workers_come_first_and_each_holds_one_more_while_others_wait():
     async def test():
         bench = Bench(workers=2)
-        jobs = [bench.submit() for _ in range(8)]
-        assert [len(one) for one in bench.held()] == [3, 3]
+        jobs = [bench.submit() for _ in range(6)]
+        assert [len(one) for one in bench.held()] == [2, 2]
         assert len(bench.dispatcher.queue) == 2
         bench.reply(0)
         assert len(bench.dispatcher.queue) == 1
