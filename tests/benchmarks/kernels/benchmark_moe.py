@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-import recsys.layers.moe.experts as moe_routing
+import recsys.layers.moe.router as moe_routing
 from recsys.kernels.choice import without
 from recsys.layers.moe import experts as moe_experts
 from recsys.layers.moe.experts import Experts, SparseMoe, SparseMoeConfig
