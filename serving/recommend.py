@@ -121,6 +121,8 @@ class Recommender:
         )
         self._served_by: dict[tuple[str | None, str | None], ServedBy] = {(None, None): of_all}
         """By adapter and ranker."""
+        self.others: dict[str, Recommender] = {}
+        """Those of the bundles that arms name, by version; a server loads them."""
 
     @cached_property
     def search(self) -> ItemSearch:
@@ -169,6 +171,7 @@ class Recommender:
             "semantic_ids": bundle.semantic_ids.version if bundle.semantic_ids else None,
             "adapters": dict(self.adapters.versions),
             "adapters_refused": dict(self.adapters.refused),
+            "arm_bundles": {name: other.bundle.digest for name, other in self.others.items()},
         }
 
     def connect(self, opener: Opener, *, keeps_lists: bool = False) -> None:
@@ -179,6 +182,20 @@ class Recommender:
         """
         self.live = LiveState(self.bundle, opener, keeps_lists=keeps_lists)
         self._exclusions = replace(self._exclusions, live=self.live)
+        for other in self.others.values():
+            other.connect(opener, keeps_lists=keeps_lists)
+
+    def asked(self, request: Request) -> Recommender:
+        """Return the recommender of the bundle that the user's arm names, itself by default."""
+        if not self.others:
+            return self
+        return self.others.get(
+            self._resolved(request, time.time_ns() // 1_000_000).bundle or "", self
+        )
+
+    def maker(self, digest: str) -> Recommender:
+        """Return the recommender of a bundle by its digest, itself if none has it."""
+        return next((one for one in self.others.values() if one.bundle.digest == digest), self)
 
     def answer(
         self, request: Request, *, names_history: bool = True, now_ms: int | None = None
@@ -267,7 +284,11 @@ class Recommender:
         """Resolve the surface, rules and experiment of a request."""
         moment, domain = request.context.unix_time, request.context.domain
         seconds = now_ms / 1_000 if moment is None else float(moment)
-        return self._resolver.resolve(request.surface, request.user_id, seconds, domain)
+        found = self._resolver.resolve(request.surface, request.user_id, seconds, domain)
+        if found.bundle in (None, self.bundle.version, *self.others):
+            return found
+        # The list is not of the arm's bundle, so it is no list of the arm.
+        return Resolved(self._resolver.surfaces[request.surface], found.rules)
 
     def _parts_used(self, query: Query, candidates: Lists, ranker: str | None) -> ServedBy:
         """Return the parts of the bundle that made the list."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recsys.data.filters import FilterError, parse
+from serving.bundle.manifest import bundle_directory
 from serving.configuration.file import ServingConfiguration, list_variants
 from serving.configuration.rules import Rule
 from serving.surfaces import BUILT_IN, Surface, suggest
@@ -31,6 +32,16 @@ def unfit(
         yield from _unfit_surface(words, surface, bundle, sources)
     for rule in configuration.rules:
         yield from _unfit_rule(rule, bundle)
+    yield from missing_bundles(configuration, bundle)
+
+
+def missing_bundles(configuration: ServingConfiguration, bundle: Bundle) -> Iterator[str]:
+    """List the bundles that arms name and that do not lie beside this one."""
+    folder = bundle.directory.parent
+    for version in sorted(configuration.bundles - {bundle.version}):
+        if not bundle_directory(folder, version).is_dir():
+            there = ", ".join(sorted(one.name[7:] for one in folder.glob("bundle-*")))
+            yield f"an arm names bundle {version}, which {folder} does not have; it has {there}"
 
 
 def _unfit_surface(

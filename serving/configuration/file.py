@@ -128,6 +128,12 @@ class ServingConfiguration:
     source: str = "built-in"
     """The file's name, for messages."""
 
+    @property
+    def bundles(self) -> frozenset[str]:
+        """Versions of bundles that arms name."""
+        arms = [arm for experiment in self.experiments for arm in experiment.arms]
+        return frozenset(arm.bundle for arm in arms if arm.bundle is not None)
+
 
 def read_configuration(path: Path) -> ServingConfiguration:
     """Read and check a serving configuration."""

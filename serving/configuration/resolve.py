@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from serving.configuration.file import ServingConfiguration
-from serving.configuration.rules import ALWAYS, Experiment, Rule, holds
+from serving.configuration.rules import ALWAYS, Arm, Experiment, Rule, holds
 from serving.surfaces import ALIASES, Surface, find_surfaces
 
 RANGE = float(1 << 64)
@@ -28,6 +28,8 @@ class Resolved(NamedTuple):
     """Those that hold, of the highest priority first, then as the file lists them."""
     experiment: str | None = None
     arm: str | None = None
+    bundle: str | None = None
+    """Version of the bundle that the arm names."""
 
 
 class UnknownSurfaceError(ValueError):
@@ -105,7 +107,7 @@ class _Plan:
         if assigner is None or user_id is None:
             return Resolved(self._surface, rules)
         arm, surface = assigner.assign(user_id)
-        return Resolved(surface, rules, assigner.experiment.name, arm)
+        return Resolved(surface, rules, assigner.experiment.name, arm.name, arm.bundle)
 
 
 class _Assigner:
@@ -119,7 +121,7 @@ class _Assigner:
 
     def __init__(self, experiment: Experiment, surface: Surface) -> None:
         self.experiment = experiment
-        self._arms = [(arm.name, arm.overrides.of(surface)) for arm in experiment.arms]
+        self._arms = [(arm, arm.overrides.of(surface)) for arm in experiment.arms]
         self._weights = [arm.weight for arm in experiment.arms]
         salt = experiment.salt or experiment.name
         self._prefixes = [
@@ -127,7 +129,7 @@ class _Assigner:
             for arm in experiment.arms
         ]
 
-    def assign(self, user_id: str) -> tuple[str, Surface]:
+    def assign(self, user_id: str) -> tuple[Arm, Surface]:
         user = user_id.encode("utf-8", "surrogatepass")
         waits = []
         for prefix, weight in zip(self._prefixes, self._weights, strict=True):

@@ -224,6 +224,8 @@ class Arm:
     weight: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
     """Share of the users, divided by the sum of all arms' weights."""
     overrides: Overrides = Overrides()
+    bundle: Text | None = None
+    """Version of the bundle that makes its lists; None for the released one."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -45,6 +45,7 @@ def explain_list(
         UnknownItemError: The item of surface ``similar`` is not in the catalogue any more.
     """
     logged = orjson.loads(record.document)
+    recommender = recommender.maker(logged["digest"])
     recommender.live.refresh()
     replay = _Replay(recommender, logged)
     same = logged["digest"] == recommender.bundle.digest

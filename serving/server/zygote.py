@@ -97,6 +97,7 @@ def run_loader(
     """
     from serving.online.opening import import_store
     from serving.recommend import Recommender
+    from serving.server.arms import load_arms
     from serving.server.worker import run_worker
     from serving.settings import Settings
 
@@ -104,6 +105,7 @@ def run_loader(
     settings = Settings.from_json(message["settings"])
     try:
         recommender = Recommender.load(message["target"], settings, loaded=loaded).warm()
+        load_arms(recommender, settings)
     except Exception as error:
         # Whatever is wrong with a bundle, the front has to hear of it.
         known = isinstance(error, ValueError)

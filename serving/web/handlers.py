@@ -81,7 +81,8 @@ class Handlers:
         records: list[bytes] = []
         for request in given.requests:
             try:
-                made = self._recommender.make(request, names_history=head["shown"])
+                asked = self._recommender.asked(request)
+                made = asked.make(request, names_history=head["shown"])
                 reply, own = self._written(made)
                 replies.append(reply)
                 records += own
@@ -92,7 +93,7 @@ class Handlers:
         return HttpAnswer(200, whole, {"num_requests": len(replies)}, records=tuple(records))
 
     def recommend(self, given: Request, head: Head) -> HttpAnswer:
-        made = self._recommender.make(given, names_history=head["shown"])
+        made = self._recommender.asked(given).make(given, names_history=head["shown"])
         reply = made.reply
         fields = {
             "request_id": reply.request_id,
@@ -114,11 +115,12 @@ class Handlers:
 
     def _written(self, made: Made) -> tuple[bytes, tuple[bytes, ...]]:
         """Write a reply, and its record unless nothing keeps it or the request is a dry run."""
-        begun, items = write_items(self._recommender.cards, made)
+        maker = self._recommender.others.get(made.reply.served_by.bundle, self._recommender)
+        begun, items = write_items(maker.cards, made)
         body = reply_json(made.reply, items)
         if not self._recommender.live.keeps_lists or made.query.request.dry_run:
             return body, ()
-        return body, (write_record(self._recommender, made, begun),)
+        return body, (write_record(maker, made, begun),)
 
     def explain(self, given: ExplainParameters, head: Head) -> HttpAnswer:
         record = self._record(head["value"])
