@@ -84,7 +84,7 @@ def test_rules_are_for_their_surfaces_domains_and_visitors(resolver):
 def test_an_arm_changes_its_surface(resolver):
     home = resolver.surfaces["home"]
     for n in range(50):
-        surface, _, experiment, arm = resolver.resolve("home", f"u{n}", moment(11, 20))
+        surface, _, experiment, arm, _ = resolver.resolve("home", f"u{n}", moment(11, 20))
         assert experiment == "diversity"
         if arm == "control":
             assert surface == home
