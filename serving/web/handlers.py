@@ -72,7 +72,7 @@ class Handlers:
         return found
 
     def batch(self, head: Head, body: bytes) -> Generator[None, None, HttpAnswer]:
-        """Make several lists, all from one bundle; gives way after each."""
+        """Make several lists, all from one release; gives way after each."""
         try:
             given = read_input(BY_NAME["recommend_batch"], head, body)
         except RefusedError as error:
