@@ -140,6 +140,22 @@ def test_a_part_whose_evaluation_is_late_is_put_back_within_the_budget(served, s
     assert not (late.base.workspace / FOLDER).exists()
 
 
+@pytest.mark.parametrize("stage", ["train_sequence", "refit", "evaluate"])
+def test_a_planned_round_that_is_late_is_given_up_within_the_budget(served, sources, stage):
+    _, stages, plan = served
+    wider = round_of("wider", 1.0)
+    wider = replace(wider, choices=merge(wider.choices, candidate().choices), parts=())
+    plan.plan = replace(plan.plan, rounds=(*plan.plan.rounds, wider))
+    stages.gain, stages.slow_in = 0.1, (stage, 30.0)
+    said, begin, left = [], time.perf_counter(), 3.0
+    late = automatic(sources, said, ago=900.0 - CLOSING - left)
+    late.run(plan, stages)
+    assert time.perf_counter() - begin < left + 1.0
+    assert said[-1].startswith("wider: given up")
+    assert widths(late.base.workspace) == {"32"}
+    assert plan.finished == 1
+
+
 @pytest.mark.parametrize("stage", ["train_sequence", "refit", "evaluate", "release"])
 def test_a_kill_in_a_round_leaves_a_whole_run_that_continues(served, stage):
     run, stages, plan = served
