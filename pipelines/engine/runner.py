@@ -52,8 +52,8 @@ class StageOutcome:
         rows = f"{self.manifest.rows['in']:>11,} in {self.manifest.rows['out']:>11,} out"
         if self.skipped:
             return f"{self.stage:<18} {rows}   unchanged, skipped"
-        if not any(self.manifest.rows.values()) and self.seconds < 1:
-            return f"{self.stage:<18} {'off, or nothing to read':>30}"
+        if not any(self.manifest.rows.values()):
+            rows = f"{'no rows':>30}"
         memory = f"{self.peak_memory_bytes / 2**20:,.0f} MiB" if self.peak_memory_bytes else ""
         return f"{self.stage:<18} {rows} {self.seconds:>9.1f} s  {memory}"
 
