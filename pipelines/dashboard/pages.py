@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pipelines.dashboard.compare.compare import ENTRY as COMPARE
 from pipelines.dashboard.context import PageEntry
-from pipelines.dashboard.items import ENTRY as ITEMS
 from pipelines.dashboard.releases import ENTRY as RELEASES
 from pipelines.dashboard.runs.run import ENTRY as RUN
 from pipelines.dashboard.runs.runs import ENTRY as RUNS
@@ -19,7 +18,6 @@ PAGES: tuple[PageEntry, ...] = (
     RUN,
     COMPARE,
     WHY,
-    ITEMS,
     RELEASES,
     SEMANTIC_IDS,
 )

@@ -132,8 +132,7 @@ def build(context: Context, query: Query) -> Page:
         except NotFoundError as error:
             notices.append(str(error))
     if shown.pairs.features is not None:
-        item, title = query.text("item"), shown.labels.get(outcome, "All queries")
-        blocks.append(_queries_table(shown, f"Users who wanted item {item}" if item else title))
+        blocks.append(_queries_table(shown, shown.labels.get(outcome, "All queries")))
     return Page(
         title=f"Why: {first} or {second}",
         lead=f"Of {len(shown.pairs):,} held-out items, {one} are in the first {shown.k} of {first} "
@@ -178,8 +177,6 @@ def window_of_queries(context: Context, query: Query, window: Window) -> Rows:
     outcome = query.choice("outcome", (ALL, *OUTCOMES), ALL)
     if outcome != ALL:
         kept = kept.filter(pl.col("outcome") == outcome)
-    if item := query.text("item"):
-        kept = kept.filter(pl.col("item_id") == item)
     if text := window.search:
         kept = kept.filter(pl.col("user_id").str.contains(text, literal=True) | title_matches(text))
     # A rank that is not there is after all others.

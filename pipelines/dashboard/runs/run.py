@@ -45,7 +45,6 @@ OTHER_PAGES = (
     ("summary", "Which bundle to release"),
     ("releases", "Releases"),
     ("why", "Why a model wins"),
-    ("items", "Items"),
     ("semantic-ids", "Semantic IDs"),
 )
 SHOWN_FILES = (

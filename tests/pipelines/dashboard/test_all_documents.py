@@ -15,7 +15,6 @@ NEXT_STEPS = {
     "run": "recsys demo",
     "compare": "recsys run shop.toml",
     "why": "recsys run shop.toml",
-    "items": "recsys run shop.toml",
     "releases": "recsys run shop.toml",
     "semantic-ids": "recsys run --until build_semantic_ids",
 }
