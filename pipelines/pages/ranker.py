@@ -11,10 +11,6 @@ TRUNKS = {
     "dense": "dense",
     "shared_bottom": "shared bottom",
 }
-SPECIFIC = 1.25
-"""Times of an expert's overall share from which a group is called its own."""
-NAMED = 3
-"""Groups named of each expert."""
 DENSE = (
     "The ranker has no router: every candidate visits all of its layers. [ranker] "
     'trunk = "sparse" makes a mixture of experts.'
@@ -61,18 +57,14 @@ def _calibration(trunk: Document) -> Table:
 
 
 def routing_section(routing: Document) -> Section:
-    """Show the balance of a router, and what its experts are for."""
+    """Show the balance of a router."""
     trunk, count, even = routing["trunk"], routing["num_experts"], 1 / routing["num_experts"]
-    rows = [
-        (f"expert {place + 1}", share, _own_groups(routing, place, share))
-        for place, share in enumerate(routing["load"])
-    ]
+    rows = [(f"expert {place}", share) for place, share in enumerate(routing["load"], start=1)]
     table = Table(
         key=f"experts-{trunk}",
-        title="What each expert is for",
-        note=f"Even would be {percent(even)} of the visits each. Groups whose share of visits is "
-        f"at least {SPECIFIC} times the expert's share of all.",
-        columns=[*texts("expert"), *shares("share of visits"), *texts("groups")],
+        title="Visits of each expert",
+        note=f"Even would be {percent(even)} of the visits each.",
+        columns=[*texts("expert"), *shares("share of visits")],
         rows=rows,
     )
     return Section(
@@ -83,15 +75,3 @@ def routing_section(routing: Document) -> Section:
         f"experts have none, the busiest has {1 + routing['max_violation']:.2f} times the mean.",
         blocks=[table],
     )
-
-
-def _own_groups(routing: Document, place: int, share: float) -> str:
-    """Name the groups of items that go most to an expert."""
-    times = {
-        str(name): load[place] / share
-        for grouping in routing["by"]
-        for name, load in zip(grouping["groups"], grouping["load"], strict=True)
-        if share and load[place] / share >= SPECIFIC
-    }
-    largest = sorted(times, key=lambda name: -times[name])[:NAMED]
-    return "; ".join(f"{name} ({times[name]:.1f} times)" for name in largest) or "none"

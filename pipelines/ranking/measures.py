@@ -1,28 +1,24 @@
 """Calibration, AUC and expert routing of a ranker on validation.
 
-Axes: U queries, k candidates of each, M candidates, T tasks, E experts, G groups of candidates.
+Axes: U queries, k candidates of each, M candidates, T tasks, E experts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pipelines.candidates.blends import RANKED
-from pipelines.evaluation.analyse import item_domains
 from recsys.evaluation.calibration import (
     area_under_curve,
     expected_calibration_error,
     reliability_curve,
 )
 from recsys.fitting.blend import paired_difference
-from recsys.fitting.queries import ModelInputs
-from recsys.layers.moe.router import expert_use, load_by_group
+from recsys.layers.moe.router import expert_use
 from recsys.models.ranker.config import count_flops
 from recsys.models.ranker.model import Ranker
 from recsys.training.ranker_fit import predict_logits
@@ -33,7 +29,6 @@ BLOCK = 64
 MAX_QUERIES = 500
 """Queries whose routing is measured."""
 NUM_BINS = 10
-TIERS = ("long tail", "middle", "popular")
 
 
 def decision(
@@ -64,9 +59,7 @@ def decision(
     }
 
 
-def measure_ranker(
-    model: Ranker, examples: RankingExamples, inputs: ModelInputs, features: Path
-) -> dict[str, Any]:
+def measure_ranker(model: Ranker, examples: RankingExamples) -> dict[str, Any]:
     """Measure each task's probabilities, and routing where the trunk has a router."""
     logits = predict_logits(model, examples, torch.arange(len(examples.labels)))
     labels = examples.labels[examples.candidates.present]
@@ -80,7 +73,7 @@ def measure_ranker(
         "trunk": model.config.trunk,
         "flops": count_flops(model.config, model.inputs)["total"],
         "tasks": tasks,
-        "routing": measure_routing(model, examples, group_items(inputs, features)),
+        "routing": measure_routing(model, examples),
     }
 
 
@@ -100,23 +93,8 @@ def task_measures(logits: Tensor, probabilities: Tensor, labels: Tensor) -> dict
     }
 
 
-def group_items(inputs: ModelInputs, features: Path) -> dict[str, tuple[Sequence[str], Tensor]]:
-    """Group items by domain, if they have one, and by popularity: names and group of each, [N]."""
-    found: dict[str, tuple[Sequence[str], Tensor]] = {}
-    domains, names = item_domains(features, inputs.sizes.num_item_rows)
-    if domains is not None:
-        found["domain"] = (names[1:], domains.values - 1)
-    ranks = inputs.item_counts("train").argsort(stable=True).argsort(stable=True)
-    found["popularity"] = (TIERS, (ranks * len(TIERS)) // len(ranks))
-    return found
-
-
-def measure_routing(
-    model: Ranker,
-    examples: RankingExamples,
-    groupings: Mapping[str, tuple[Sequence[str], Tensor]],
-) -> dict[str, Any] | None:
-    """Measure the load of experts, overall and by group; None for a trunk without a router."""
+def measure_routing(model: Ranker, examples: RankingExamples) -> dict[str, Any] | None:
+    """Measure the load of experts; None for a trunk without a router."""
     chosen, parts = torch.arange(len(examples.labels))[:MAX_QUERIES], []
     for part in torch.split(chosen, BLOCK):
         with torch.no_grad():
@@ -125,15 +103,7 @@ def measure_routing(
             return None
         parts.append(routing.experts)
     experts, num_experts = torch.cat(parts), model.config.num_experts
-    rows = examples.candidates.item_rows[chosen]
-    rows = rows[rows > 0]
     use = expert_use(experts, num_experts)
-    by = []
-    for name, (groups, of_item) in groupings.items():
-        group = of_item[rows]
-        known = group >= 0
-        load = load_by_group(experts[known], group[known], num_experts, len(groups))
-        by.append({"name": name, "groups": groups, "load": load.tolist()})
     return {
         "num_experts": num_experts,
         "top_k": model.config.top_k,
@@ -142,5 +112,4 @@ def measure_routing(
         "entropy": use.entropy,
         "max_violation": use.max_violation,
         "dead_experts": use.dead_experts,
-        "by": by,
     }

@@ -84,7 +84,7 @@ def train_ranker(context: StageContext) -> StageRows:
         return not_served(str(error))
     metric, everyone = config.evaluation.primary_metric, torch.arange(len(data.validation.labels))
     values = metric_by_query(model, data.validation, everyone, metric)
-    summary = measure_ranker(model, data.validation, inputs, context.inputs["build_features"])
+    summary = measure_ranker(model, data.validation)
     by_blend = blend.measured(data.validation_lists, metric, by_half=True)
     judged = decision(values, by_blend, metric, config.ranker_training.standard_errors)
     save_values(output, RANKER, values)

@@ -3,7 +3,7 @@
 A router sends each row to a few (Shazeer et al., arXiv:1701.06538), by top-k whose biases balance
 without a loss: Wang et al. 2024, arXiv:2408.15664, as in DeepSeek-V3, arXiv:2412.19437.
 
-Axes: B rows, K experts of each row, E experts, G groups of rows, D width. A name ends in its axes
+Axes: B rows, K experts of each row, E experts, D width. A name ends in its axes
 where they change often: ``scores_BE``.
 """
 
@@ -74,19 +74,6 @@ def expert_use(experts: Tensor, num_experts: int) -> ExpertUse:
         max_violation=float(load.max() * num_experts - 1),
         dead_experts=int((counts == 0).sum()),
     )
-
-
-def load_by_group(experts: Tensor, groups: Tensor, num_experts: int, num_groups: int) -> Tensor:
-    """Share of each group's choices that every expert got, [G, E]; an empty group has zeros.
-
-    Args:
-        experts: Chosen experts, [B, K].
-        groups: Domain or slice of each row, [B] in [0, G).
-    """
-    cells = groups[:, None] * num_experts + experts  # [B, K]
-    counts = torch.bincount(cells.flatten(), minlength=num_groups * num_experts)
-    table = counts.view(num_groups, num_experts).float()
-    return table / table.sum(1, keepdim=True).clamp(min=1)
 
 
 class BiasedRouter(nn.Module):

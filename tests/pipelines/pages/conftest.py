@@ -110,13 +110,10 @@ def write_evaluation(
     files[places["evaluate"] / "metrics.json"] = {"given": values}
     training = places["train_two_tower"] / "given"
     files[training / "training.json"] = {"num_steps": 20, "best_step": 20, "stopped_early": False}
-    groups = list(categories or ("long tail", "popular"))
-    routing = {**ROUTING, "by": [{"name": "category", "groups": groups, "load": []}]}
-    routing["by"][0]["load"] = [[0.5, 0.5, 0, 0]] * len(groups)
     tasks = {"next": {"auc": 0.88, **TASK}, "like": {"auc": None, **TASK}}
     trunks = [
         {"trunk": trunk, "flops": 31_000, "tasks": tasks, "routing": own}
-        for trunk, own in (("dense", None), ("sparse", routing))
+        for trunk, own in (("dense", None), ("sparse", ROUTING))
     ]
     ranker = {"num_candidates": 200, "served": True, "reason": "it is ahead by 0.01"}
     ranker |= {"metric": "ndcg@10", "tasks": [*tasks], "tasks_reason": "half are likes"}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recsys.layers.moe.experts import Experts, SparseMoe, SparseMoeConfig
-from recsys.layers.moe.router import BiasedRouter, expert_use, load_by_group
+from recsys.layers.moe.router import BiasedRouter, expert_use
 from tests.recsys.kernels.test_routed_experts import choices
 from tests.recsys.testing.experts import loop_over_experts
 
@@ -51,12 +51,6 @@ def test_settled_biases_balance_rows_as_often_as_they_are_counted(scores):
     before = router.bias.clone()
     router.settle(rows, counts)
     torch.testing.assert_close(router.bias, before, atol=0.05, rtol=0)
-
-
-def test_load_by_group_is_each_groups_share():
-    experts = torch.tensor([[0, 1], [0, 2], [1, 2]])
-    table = load_by_group(experts, torch.tensor([0, 0, 2]), 3, 3)
-    assert table.tolist() == [[0.5, 0.25, 0.25], [0, 0, 0], [0, 0.5, 0.5]]
 
 
 CASES = {
