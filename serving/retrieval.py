@@ -190,7 +190,7 @@ class Retrieval:
         except Exception:
             # Whatever went wrong, the blend's order can be served.
             return None, None, [self._failed("failed_stage", "ranker")]
-        return RankedItems.of_merged(found, tuple(blended)), self._ranker.version, []
+        return found, self._ranker.version, []
 
 
 def _with_search(

@@ -28,12 +28,14 @@ from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
 from recsys.data.top_k import OneList, TopK, all_finite, reranked_places
+from recsys.kernels.one_query.ranker_op import RankingOfOne
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.model import Ranker
 from recsys.retrieval.blend.candidate_features import CandidateBuilder, blended_lists, feature_names
 from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
-from recsys.retrieval.blend.one import MergedOne
+from recsys.retrieval.blend.one import MergedOne, demand_by_history
+from recsys.retrieval.ranked import RankedItems
 from serving.bundle.arrays import check_rows, reading
 from serving.bundle.history_models import check_inputs, encode_items
 from serving.bundle.manifest import BundleManifest, Profile
@@ -167,6 +169,7 @@ class CandidateRanker:
                 network runs over the candidates, which takes about a millisecond.
         """
         self._ranker = ranker
+        self._ranking: RankingOfOne | None = None
         self._prepared: tuple[Tensor, OneQueryFeatures] | None = None
         self._timeout_seconds = float("inf") if timeout_ms is None else timeout_ms / 1_000
 
@@ -181,7 +184,7 @@ class CandidateRanker:
         features: Mapping[str, int],
         item_counts: Tensor,
         k: int,
-    ) -> MergedOne:
+    ) -> RankedItems:
         """Merge lists and reorder their first places; the rest follows as it was.
 
         Args:
@@ -202,6 +205,10 @@ class CandidateRanker:
         deadline = time.perf_counter() + self._timeout_seconds
         model, num_ranked = self._ranker.model, self._ranker.builder.num_candidates
         prepared = self._features(item_counts)
+        if time.perf_counter() > deadline:
+            raise LateRankerError
+        if (one := self._in_one_call(prepared, lists, history, features, k)) is not None:
+            return one
         found = prepared.candidates(lists, history, num_ranked, k)
         merged, dense = found.merged, found.features
         rows = torch.from_numpy(merged.item_rows[: len(dense)])
@@ -211,7 +218,31 @@ class CandidateRanker:
         scores = model.score_candidates(reader, rows, dense)
         if not all_finite(ranked := scores.numpy()):
             raise ValueError("a score of the ranker is not finite")
-        return reranked(merged, ranked, k)
+        return RankedItems.of_merged(reranked(merged, ranked, k), tuple(lists))
+
+    def _in_one_call(
+        self,
+        prepared: OneQueryFeatures,
+        lists: Mapping[str, OneList],
+        history: Tensor,
+        features: Mapping[str, int],
+        k: int,
+    ) -> RankedItems | None:
+        """Rank by one compiled function; None if it does not run, or a score is not finite."""
+        compiled, blend = self._ranker.model.compiled_of_one(features), prepared.blend
+        if compiled is None or blend.compiled is None:
+            return None
+        *parts, fields = compiled
+        whole = (blend.compiled, prepared.compiled, *parts)
+        if self._ranking is None or self._ranking.parts != whole:
+            self._ranking = RankingOfOne(*whole, self._ranker.builder.num_candidates)
+        chosen = [blend.sources.index(name) for name in lists]
+        user = 0, demand_by_history(len(history))
+        found = self._ranking.rank(list(lists.values()), chosen, user, history, fields, k)
+        if found is None:
+            return None
+        rows, scores, ranks, contributions = found
+        return RankedItems(rows, scores, tuple(lists), ranks, contributions)
 
     def _features(self, item_counts: Tensor) -> OneQueryFeatures:
         """Prepare what requests share, once for each tensor of counts."""

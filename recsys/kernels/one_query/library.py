@@ -51,7 +51,7 @@ def load_library() -> Library:
     capability = torch.backends.cpu.get_cpu_capability()
     options = (*OPTIONS, *BY_CAPABILITY.get(capability, ()))
     digest = hashlib.sha256(repr((options, platform.machine())).encode())
-    for source in (*sources, HERE / "vectors.h"):
+    for source in (*sources, *sorted(HERE.glob("*.h"))):
         digest.update(source.read_bytes())
     name = f"{NAME}-{digest.hexdigest()[:16]}.so"
     try:

@@ -2,12 +2,7 @@
  *
  * A list is ordered by score descending, then by row ascending; row 0 is no item. Functions return
  * the length of the list, or a negative number where the Python form has to say what is wrong. */
-#include "vectors.h"
-
-#define NOT_A_NUMBER -1
-#define NO_MEMORY -2
-#define OUT_OF_RANGE -3
-#define CONSTANT 60.0
+#include "lists.h"
 
 _Thread_local Space space;
 
@@ -233,17 +228,6 @@ i64 by_weights(const Weights *table, const i64 *history, i64 m, const u8 *allowe
     return listed(&best, out, rows);
 }
 
-typedef struct {
-    const double *weights; /* [users' kinds, items' kinds, S, 4] */
-    const float *scales;   /* [S] */
-    i64 num_sources, num_item_kinds;
-    const i64 *item_kinds; /* of rows below num_kinds; NULL for one kind */
-    i64 num_kinds, unknown_kind;
-    const double *log_odds, *demand; /* [num_odds], [3, num_demand] or NULL */
-    i64 num_odds, num_demand;
-    const double *sizes; /* of each source's weights, [S] */
-} Blend;
-
 typedef struct { double score, fused; i64 row, column; } Place;
 
 static inline int precedes(const Place *a, const Place *b) {
@@ -310,8 +294,6 @@ static void list_scores(const float *scores, i64 n, float *leads, float *z_score
         z_scores[i] = (float)(lead / (flat ? 1 : deviation));
     }
 }
-
-typedef struct { float *scores; i64 *rows; i64 *ranks; float *contributions, *leads, *z_scores; } Merged;
 
 /* Merge S lists, one after the other in scores and rows, into one of k items.
  *

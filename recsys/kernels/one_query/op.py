@@ -53,6 +53,7 @@ class _Functions:
         self.logits = _typed(library.logits, p, p, n, p, p, n, p, p, n, p, n, n, p)
         self.combine = _typed(library.combine, p, p, n, p)
         self.features = _typed(library.features, p, p, p, n, n, p, n, p)
+        self.rank = _typed(library.rank, p, p, p, p, p, p, p)
 
 
 def _typed(function: Any, *types: type) -> Any:
@@ -338,7 +339,7 @@ class BlendOfOne:
         demand: NDArray[np.float64] | None,
     ) -> None:
         """Take the weights [G + 1, I + 1, S, 4] and what is known of items, as a blend has them."""
-        self._fields = Fields(
+        self.fields = Fields(
             weights=np.ascontiguousarray(weights),
             scales=np.ascontiguousarray(scales),
             num_sources=weights.shape[2],
@@ -379,7 +380,7 @@ class BlendOfOne:
         best, sums, step = memory_address(places), memory_address(values), 4 * taken * width
         parts = sums + 4 * taken
         number = found.merge(
-            self._fields.address,
+            self.fields.address,
             memory_address(scores),
             memory_address(rows),
             integers([len(one.item_rows) for one in lists]),

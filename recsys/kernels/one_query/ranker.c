@@ -2,14 +2,10 @@
  * (recsys/retrieval/blend/candidate_features_one.py, recsys/models/ranker/folded.py).
  *
  * A candidate's numbers do not depend on the others': sums run in the same order for each. */
-#include "vectors.h"
+#include "lists.h"
 
 #define PANEL 16
 #define TOGETHER 6
-#define OUT_OF_RANGE -3
-#define NO_MEMORY -2
-#define NOT_FINITE -4
-#define CONSTANT 60.0
 
 static inline i64 padded(i64 n) { return (n + PANEL - 1) / PANEL * PANEL; }
 
@@ -415,4 +411,89 @@ i64 features(const Features *all, const Listed *list, const i64 *chosen, i64 num
     for (; i + 8 <= whole; i += 8) total += load(out + i);
     for (; i < whole; i++) total += fill(out[i]);
     return isfinite(sum8(total)) ? n : NOT_FINITE;
+}
+
+typedef struct {
+    const Blend *blend;
+    const Features *features;
+    const Network *network;
+    const Tasks *tasks;
+    i64 num_candidates;
+} Ranking;
+
+/* Sort places by their scores, the largest first; equal ones stay in order. */
+static void order_by_scores(const float *scores, i64 n, i64 *places, i64 *other) {
+    for (i64 i = 0; i < n; i++) places[i] = i;
+    for (i64 width = 1; width < n; width *= 2) {
+        for (i64 begin = 0; begin < n; begin += 2 * width) {
+            i64 middle = begin + width < n ? begin + width : n, end = middle + width < n ? middle + width : n;
+            i64 left = begin, right = middle;
+            for (i64 to = begin; to < end; to++) {
+                int first = left < middle &&
+                            (right >= end || scores[places[left]] >= scores[places[right]]);
+                other[to] = places[first ? left++ : right++];
+            }
+        }
+        memcpy(places, other, (size_t)n * sizeof(i64));
+    }
+}
+
+/* Merge lists and order the first places by the network's scores: the best k items.
+ *
+ * given: S lists, kind of the user, history and its length, fields of the query's features, k; then
+ * of each list the scores, the rows, the length and the number of its source. weights: of demand.
+ * Items after the ranked places follow as they were merged, with the lowest score. */
+i64 rank(const Ranking *all, const i64 *given, const double *weights, float *scores, i64 *rows,
+         i64 *ranks, float *contributions) {
+    i64 lists = given[0], m = given[3], wanted = given[5], total = 0, at = 0;
+    const i64 *history = (const i64 *)given[2], *from_scores = given + 6, *from_rows = from_scores + lists;
+    const i64 *lengths = from_rows + lists, *chosen = lengths + lists;
+    i64 tasks = all->network->num_tasks;
+    i64 most = all->num_candidates > wanted ? all->num_candidates : wanted;
+    for (i64 list = 0; list < lists; list++) total += lengths[list];
+    most = most < total ? most : total;
+    if (most < 1) return 0;
+    i64 latest = m < all->network->num_recency ? m : all->network->num_recency;
+    i64 dim = all->network->dim, wide = padded(dim + 1), columns = all->features->num_features;
+    i64 *whole = take(LISTED, (size_t)(total + most * (3 + lists)) * sizeof(i64));
+    float *parts = take(SCORED, (size_t)(total + most * (2 + tasks + columns + 3 * lists) +
+                                         (latest + 1) * (dim + wide)) * sizeof(float));
+    if (!whole || !parts) return NO_MEMORY;
+    for (i64 list = 0; list < lists; at += lengths[list++]) {
+        memcpy(whole + at, (const i64 *)from_rows[list], (size_t)lengths[list] * sizeof(i64));
+        memcpy(parts + at, (const float *)from_scores[list], (size_t)lengths[list] * sizeof(float));
+    }
+    Merged merged = {.rows = whole + total, .scores = parts + total};
+    merged.ranks = merged.rows + most, merged.contributions = merged.scores + most;
+    merged.leads = merged.contributions + most * lists;
+    merged.z_scores = merged.leads + most * lists;
+    i64 *places = merged.ranks + most * lists, *other = places + most;
+    float *dense = merged.z_scores + most * lists, *predicted = dense + most * columns;
+    float *own = predicted + most * tasks, *values = own + most, *keyed = values + (latest + 1) * dim;
+    i64 found = merge(all->blend, parts, whole, lengths, chosen, lists, given[1], weights, most,
+                      &merged);
+    if (found < 1) return found;
+    i64 n = found < all->num_candidates ? found : all->num_candidates;
+    memset(dense, 0, (size_t)(n * columns) * sizeof(float));
+    Listed listed = {merged.scores, merged.rows, merged.ranks,
+                     merged.contributions, merged.leads, merged.z_scores};
+    i64 done = features(all->features, &listed, chosen, lists, n, history, m, dense);
+    if (done < 0) return done;
+    read_events(all->network, history + m - latest, latest, values, keyed);
+    done = logits(all->network, keyed, wide, NULL, values, latest + 1, (const float *)given[4],
+                  merged.rows, n, dense, 1, n, predicted);
+    if (done < 0) return done;
+    combine(all->tasks, predicted, n, own);
+    for (i64 c = 0; c < n; c++) if (!isfinite(own[c])) return NOT_FINITE;
+    order_by_scores(own, n, places, other);
+    i64 k = found < wanted ? found : wanted;
+    for (i64 i = 0; i < k; i++) {
+        i64 from = i < n ? places[i] : i;
+        scores[i] = own[places[i < n ? i : n - 1]];
+        rows[i] = merged.rows[from];
+        memcpy(ranks + i * lists, merged.ranks + from * lists, (size_t)lists * sizeof(i64));
+        memcpy(contributions + i * lists, merged.contributions + from * lists,
+               (size_t)lists * sizeof(float));
+    }
+    return k;
 }

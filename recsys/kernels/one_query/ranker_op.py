@@ -6,6 +6,7 @@ fields, E experts, F their inner width, T tasks, P places of a history, S source
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recsys.data.top_k import memory_address
+from recsys.data.top_k import OneList, memory_address
 from recsys.kernels.one_query.op import (
+    BlendOfOne,
     Field,
     Fields,
     Floats,
@@ -48,13 +50,13 @@ class NetworkOfOne:
         """Take the fields of ``Network`` in ranker.c; but for these three, in their order."""
         self._dim, self._num_tasks, self._num_recency = dim, num_tasks, num_recency
         self._wide = -(-(dim + 1) // PANEL) * PANEL
-        self._fields = Fields(dim=dim, num_tasks=num_tasks, **fields, num_recency=num_recency)
+        self.fields = Fields(dim=dim, num_tasks=num_tasks, **fields, num_recency=num_recency)
 
     def keys(self, values: Floats) -> Floats:
         """Turn a history's values [P, D] into keys and, after them, parts of logits, [P, wide]."""
         keys = np.empty((len(values), self._wide), np.float32)
         kept = memory_address(np.ascontiguousarray(values))
-        _loaded().keys(self._fields.address, kept, len(values), memory_address(keys))
+        _loaded().keys(self.fields.address, kept, len(values), memory_address(keys))
         return keys
 
     def read_events(self, history: Rows) -> tuple[Floats, Floats]:
@@ -64,7 +66,7 @@ class NetworkOfOne:
         keys = np.empty((size + 1, self._wide), np.float32)
         latest = np.ascontiguousarray(history[len(history) - size :])
         out = memory_address(values), memory_address(keys)
-        _loaded().read_events(self._fields.address, memory_address(latest), size, *out)
+        _loaded().read_events(self.fields.address, memory_address(latest), size, *out)
         return keys, values
 
     def logits(
@@ -85,7 +87,7 @@ class NetworkOfOne:
         rows = rows.contiguous()
         predicted = np.zeros((size, self._num_tasks), np.float32)
         number = _loaded().logits(
-            self._fields.address,
+            self.fields.address,
             memory_address(keys),
             self._wide,
             None if offsets is None else memory_address(offsets),
@@ -108,13 +110,13 @@ class TasksOfOne:
 
     def __init__(self, **fields: Field) -> None:
         """Take the fields of ``Tasks`` in ranker.c, in their order."""
-        self._fields = Fields(**fields)
+        self.fields = Fields(**fields)
 
     def scores(self, logits: Floats) -> Floats:
         """Combine logits, [C, T] -> [C]."""
         scores = np.empty(len(logits), np.float32)
         address = memory_address(logits)
-        _loaded().combine(self._fields.address, address, len(logits), memory_address(scores))
+        _loaded().combine(self.fields.address, address, len(logits), memory_address(scores))
         return scores
 
 
@@ -140,7 +142,7 @@ class FeaturesOfOne:
         kept = tuple(contiguous(table) for table, _ in tables)
         shapes = [(table.shape[1], width) for table, (_, width) in zip(kept, tables, strict=True)]
         own: dict[str, Field] = {"shapes": np.array(shapes, np.int64), "tables": kept}
-        self._fields = Fields(num_features=num_features, **fields, **own)
+        self.fields = Fields(num_features=num_features, **fields, **own)
 
     def features(
         self,
@@ -161,7 +163,7 @@ class FeaturesOfOne:
         kept = [np.ascontiguousarray(part) for part in (scores, rows, ranks, *parts)]
         columns = np.zeros((self._num_features, len(rows)), np.float32)
         number = found.features(
-            self._fields.address,
+            self.fields.address,
             integers([memory_address(part) for part in kept]),
             integers(chosen),
             len(chosen),
@@ -171,3 +173,52 @@ class FeaturesOfOne:
             memory_address(columns),
         )
         return None if number < 0 else columns
+
+
+class RankingOfOne:
+    """Ranks the candidates of one query: merges lists, and orders their first by the network."""
+
+    def __init__(
+        self,
+        blend: BlendOfOne,
+        features: FeaturesOfOne,
+        network: NetworkOfOne,
+        tasks: TasksOfOne,
+        num_candidates: int,
+    ) -> None:
+        self.parts = (blend, features, network, tasks)
+        addresses = [part.fields.address for part in self.parts]
+        self._ranking = integers([*addresses, num_candidates])
+
+    def rank(
+        self,
+        lists: Sequence[OneList],
+        chosen: Sequence[int],
+        user: tuple[int, tuple[float, float, float]],
+        history: Tensor,
+        fields: Floats,
+        k: int,
+    ) -> tuple[Rows, Floats, Rows, Floats] | None:
+        """Rank k items: rows, scores, ranks and contributions; None if one is not finite.
+
+        Args:
+            chosen: Number of each list's source.
+            user: Kind of the user and the weights of demand, as of a blend.
+            fields: Of the query's features, see `NetworkOfOne.logits`.
+        """
+        kept = [np.ascontiguousarray(one.scores, np.float32) for one in lists]
+        rows = [np.ascontiguousarray(one.item_rows, np.int64) for one in lists]
+        lengths = [len(one) for one in rows]
+        shape = taken, _ = min(k, sum(lengths)), len(lists)
+        best, scores = np.empty(taken, np.int64), np.empty(taken, np.float32)
+        ranks, shares = np.empty(shape, np.int64), np.empty(shape, np.float32)
+        given = [
+            *(len(lists), user[0], history.data_ptr(), history.shape[0], memory_address(fields)),
+            *(taken, *map(memory_address, (*kept, *rows)), *lengths, *chosen),
+        ]
+        out = map(memory_address, (scores, best, ranks, shares))
+        weights = struct.pack("3d", *user[1])
+        number = _loaded().rank(self._ranking, integers(given), weights, *out)
+        if number < 0:
+            return None
+        return best[:number], scores[:number], ranks[:number], shares[:number]

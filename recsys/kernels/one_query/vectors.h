@@ -55,7 +55,7 @@ static inline void add_four(float *to, const float *const *from, const float *we
 }
 
 /* Memory by name, kept by each thread; NULL if there is none. */
-enum { KEYS, SUMS, MARKS, SLOTS, PARTS, ORDER, PLACE, EVENTS, TILE, NUM_SPACES };
+enum { KEYS, SUMS, MARKS, SLOTS, PARTS, ORDER, PLACE, EVENTS, TILE, LISTED, SCORED, NUM_SPACES };
 
 typedef struct {
     void *memory[NUM_SPACES];

@@ -126,7 +126,7 @@ class FoldedRanker:
             _block_diagonal([one.weight[0] for one in last]).T,
             torch.cat([one.bias for one in last]),
         )
-        self._network = self._compile()
+        self.network = self._compile()
         self.query_features: tuple[str, ...] = ()
         """Names of the features that a query's fields are made of."""
         self.query_fields: dict[tuple[int, ...], Floats] = {}
@@ -207,7 +207,7 @@ class FoldedRanker:
     def read(self, reader: QueryReader) -> FoldedReader:
         history = reader.history
         values = history.values[0].contiguous().numpy()
-        keys = self._network.keys(values)
+        keys = self.network.keys(values)
         offsets = keys[:, values.shape[1]] + history.mask[0, 0].numpy()
         return FoldedReader(keys, offsets, values, reader.fields.numpy()[0])
 
@@ -218,7 +218,7 @@ class FoldedRanker:
             history: Item rows, oldest first.
             fields: Of its features, [W - ...].
         """
-        keys, values = self._network.read_events(history)
+        keys, values = self.network.read_events(history)
         return FoldedReader(keys, None, values, fields)
 
     def logits(
@@ -231,7 +231,7 @@ class FoldedRanker:
             dense: Their features, [C, G].
             columns: Of the tile, at least C.
         """
-        return self._network.logits(reader, rows, dense, columns)
+        return self.network.logits(reader, rows, dense, columns)
 
 
 def _block_diagonal(columns: list[Tensor]) -> Tensor:

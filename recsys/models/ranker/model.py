@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from recsys.data.batch import WHOLE, Jagged, JaggedBatch, StepShare, latest
 from recsys.kernels.one_query.op import functions
-from recsys.kernels.one_query.ranker_op import TasksOfOne
+from recsys.kernels.one_query.ranker_op import NetworkOfOne, TasksOfOne
 from recsys.layers.attention.target import TargetAttention
 from recsys.layers.calibrator import FURTHEST, Calibrator
 from recsys.layers.embedding.tables import Backend
@@ -276,6 +276,14 @@ class Ranker(CatalogueModel):
                 return self.reader_of_one(history, features)
         return laid_out.read_one(history.numpy(), self._fields_of_one(laid_out, features))
 
+    def compiled_of_one(
+        self, features: Mapping[str, int]
+    ) -> tuple[NetworkOfOne, TasksOfOne, Floats] | None:
+        """Return what scores candidates by compiled functions, and a query's encoded features."""
+        if (laid_out := self._laid_out()) is None:
+            return None
+        return laid_out.network, self._tasks_of_one(), self._fields_of_one(laid_out, features)
+
     def _fields_of_one(self, laid_out: FoldedRanker, features: Mapping[str, int]) -> Floats:
         """Encode a query's features once for all queries that have the same."""
         kept = laid_out.query_fields
@@ -397,10 +405,13 @@ class Ranker(CatalogueModel):
     def _score_of_logits(self, logits: Tensor) -> Tensor:
         if self._laid_out() is None:
             return self.combined(self.calibrated(logits))
+        return torch.from_numpy(self._tasks_of_one().scores(logits.numpy()))
+
+    def _tasks_of_one(self) -> TasksOfOne:
         line = self.calibrator.line()
         if self._tasks is None or self._tasks[0] is not line:
             self._tasks = (line, self._combined_compiled(*line[1:]))
-        return torch.from_numpy(self._tasks[1].scores(logits.numpy()))
+        return self._tasks[1]
 
     def _combined_compiled(self, slopes: Tensor, shifts: Tensor) -> TasksOfOne:
         """Arrange what `calibrated` and `combined` read for the compiled form."""

@@ -72,7 +72,7 @@ class OneQueryFeatures:
         self._places: Rows = np.append(ease.places.numpy(), len(ease.item_rows))
         self._past: Floats = log_events(item_counts, history_features.num_items).numpy()
         self._history, self._counts = history_features, item_counts
-        self._compiled = self._compile(history_features.tables)
+        self.compiled = self._compile(history_features.tables)
 
     def _compile(self, tables: Sequence[Tensor]) -> FeaturesOfOne:
         """Arrange what requests share for the compiled form; as of ``Features`` in ranker.c."""
@@ -117,7 +117,7 @@ class OneQueryFeatures:
         first = merged.first(num_candidates)
         count, chosen = len(first.item_rows), [self.blend.sources.index(name) for name in lists]
         if count:
-            compiled = self._compiled.features(first, chosen, history)
+            compiled = self.compiled.features(first, chosen, history)
             if compiled is not None:
                 return CandidatesOne(merged, torch.from_numpy(compiled).T)
         columns: Floats = np.zeros((self._num_features, count), np.float32)

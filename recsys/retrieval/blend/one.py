@@ -107,9 +107,9 @@ class OneQueryBlend:
         self._demand: Doubles | None = None
         if blend.odds is not None:
             self._demand = blend.odds.double().numpy()  # [PARTS, N]
-        self._compiled: BlendOfOne | None = None
+        self.compiled: BlendOfOne | None = None
         if blend.odds is None or len(blend.odds) == 3:
-            self._compiled = BlendOfOne(
+            self.compiled = BlendOfOne(
                 *(self._weights[None], self._sizes, self._scales),
                 *(self._item_kinds, self._log_odds, self._demand),
             )
@@ -156,10 +156,10 @@ class OneQueryBlend:
         self, lists: Mapping[str, OneList], chosen: list[int], num_events: int, k: int
     ) -> MergedOne | None:
         """Merge by the compiled function; None if it does not run, or refuses the lists."""
-        if self._compiled is None:
+        if self.compiled is None:
             return None
         events = demand_by_history(num_events)
-        found = self._compiled.merge(list(lists.values()), chosen, 0, events, k)
+        found = self.compiled.merge(list(lists.values()), chosen, 0, events, k)
         return None if found is None else MergedOne(*found)
 
     def _look_up_weights(self, merged: _Merged, chosen: list[int]) -> Doubles:

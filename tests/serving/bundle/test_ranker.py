@@ -129,9 +129,8 @@ def test_late_or_failed_the_blends_order_is_served_and_said(
     recommender = Recommender(bundle, ServingOptions(ranker_timeout_ms=timeout_ms))
     if broken:
         model = bundle.ranker.model
-        monkeypatch.setattr(
-            model, "score_candidates", lambda _reader, own, _numbers: own.float() * torch.nan
-        )
+        monkeypatch.setattr(model, "_task_values", model._task_values * torch.nan)
+        monkeypatch.setattr(model, "_tasks", None)
     reply = ask(recommender, user_id="user-3")
     assert [str(note) for note in reply.degraded] == [said]
     assert reply.served_by.ranker is None

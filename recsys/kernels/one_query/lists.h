@@ -1,0 +1,30 @@
+/* A blend and what it makes of the lists of one query; errors of all functions. */
+#ifndef LISTS_H
+#define LISTS_H
+
+#include "vectors.h"
+
+#define NOT_A_NUMBER -1
+#define NO_MEMORY -2
+#define OUT_OF_RANGE -3
+#define NOT_FINITE -4
+#define CONSTANT 60.0
+
+typedef struct {
+    const double *weights; /* [users' kinds, items' kinds, S, 4] */
+    const float *scales;   /* [S] */
+    i64 num_sources, num_item_kinds;
+    const i64 *item_kinds; /* of rows below num_kinds; NULL for one kind */
+    i64 num_kinds, unknown_kind;
+    const double *log_odds, *demand; /* [num_odds], [3, num_demand] or NULL */
+    i64 num_odds, num_demand;
+    const double *sizes; /* of each source's weights, [S] */
+} Blend;
+
+typedef struct { float *scores; i64 *rows; i64 *ranks; float *contributions, *leads, *z_scores; } Merged;
+
+i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *lengths,
+          const i64 *chosen, i64 num_lists, i64 user_kind, const double *history, i64 k,
+          const Merged *out);
+
+#endif
