@@ -212,7 +212,8 @@ class CandidateRanker:
         found = prepared.candidates(lists, history, num_ranked, k)
         merged, dense = found.merged, found.features
         rows = torch.from_numpy(merged.item_rows[: len(dense)])
-        reader = model.folded_reader_of_one(history, features)
+        with torch.no_grad():
+            reader = model.reader_of_one(history, features)
         if time.perf_counter() > deadline:
             raise LateRankerError
         scores = model.score_candidates(reader, rows, dense)
@@ -232,13 +233,13 @@ class CandidateRanker:
         compiled, blend = self._ranker.model.compiled_of_one(features), prepared.blend
         if compiled is None or blend.compiled is None:
             return None
-        *parts, fields = compiled
-        whole = (blend.compiled, prepared.compiled, *parts)
+        network, tasks, fields = compiled
+        whole = (blend.compiled, prepared.compiled, network, tasks)
         if self._ranking is None or self._ranking.parts != whole:
             self._ranking = RankingOfOne(*whole, self._ranker.builder.num_candidates)
         chosen = [blend.sources.index(name) for name in lists]
-        user = 0, demand_by_history(len(history))
-        found = self._ranking.rank(list(lists.values()), chosen, user, history, fields, k)
+        demand = demand_by_history(len(history))
+        found = self._ranking.rank(list(lists.values()), chosen, demand, history, fields, k)
         if found is None:
             return None
         rows, scores, ranks, contributions = found

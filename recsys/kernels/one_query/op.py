@@ -49,7 +49,6 @@ class _Functions:
         self.leading = _typed(library.leading, p, p, n, n, p)
         self.encode = _typed(library.encode, p, p, n, p, p, p)
         self.keys = _typed(library.keys, p, p, n, p)
-        self.read_events = _typed(library.read_events, p, p, n, p, p)
         self.logits = _typed(library.logits, p, p, n, p, p, n, p, p, n, p, n, n, p)
         self.combine = _typed(library.combine, p, p, n, p)
         self.features = _typed(library.features, p, p, p, n, n, p, n, p)

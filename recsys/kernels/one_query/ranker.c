@@ -440,13 +440,13 @@ static void order_by_scores(const float *scores, i64 n, i64 *places, i64 *other)
 
 /* Merge lists and order the first places by the network's scores: the best k items.
  *
- * given: S lists, kind of the user, history and its length, fields of the query's features, k; then
- * of each list the scores, the rows, the length and the number of its source. weights: of demand.
+ * given: S lists, history and its length, fields of the query's features, k; then of each list the
+ * scores, the rows, the length and the number of its source. weights: of demand.
  * Items after the ranked places follow as they were merged, with the lowest score. */
 i64 rank(const Ranking *all, const i64 *given, const double *weights, float *scores, i64 *rows,
          i64 *ranks, float *contributions) {
-    i64 lists = given[0], m = given[3], wanted = given[5], total = 0, at = 0;
-    const i64 *history = (const i64 *)given[2], *from_scores = given + 6, *from_rows = from_scores + lists;
+    i64 lists = given[0], m = given[2], wanted = given[4], total = 0, at = 0;
+    const i64 *history = (const i64 *)given[1], *from_scores = given + 5, *from_rows = from_scores + lists;
     const i64 *lengths = from_rows + lists, *chosen = lengths + lists;
     i64 tasks = all->network->num_tasks;
     i64 most = all->num_candidates > wanted ? all->num_candidates : wanted;
@@ -470,7 +470,7 @@ i64 rank(const Ranking *all, const i64 *given, const double *weights, float *sco
     i64 *places = merged.ranks + most * lists, *other = places + most;
     float *dense = merged.z_scores + most * lists, *predicted = dense + most * columns;
     float *own = predicted + most * tasks, *values = own + most, *keyed = values + (latest + 1) * dim;
-    i64 found = merge(all->blend, parts, whole, lengths, chosen, lists, given[1], weights, most,
+    i64 found = merge(all->blend, parts, whole, lengths, chosen, lists, 0, weights, most,
                       &merged);
     if (found < 1) return found;
     i64 n = found < all->num_candidates ? found : all->num_candidates;
@@ -480,7 +480,7 @@ i64 rank(const Ranking *all, const i64 *given, const double *weights, float *sco
     i64 done = features(all->features, &listed, chosen, lists, n, history, m, dense);
     if (done < 0) return done;
     read_events(all->network, history + m - latest, latest, values, keyed);
-    done = logits(all->network, keyed, wide, NULL, values, latest + 1, (const float *)given[4],
+    done = logits(all->network, keyed, wide, NULL, values, latest + 1, (const float *)given[3],
                   merged.rows, n, dense, 1, n, predicted);
     if (done < 0) return done;
     combine(all->tasks, predicted, n, own);

@@ -48,7 +48,7 @@ class NetworkOfOne:
 
     def __init__(self, *, dim: int, num_tasks: int, num_recency: int, **fields: Field) -> None:
         """Take the fields of ``Network`` in ranker.c; but for these three, in their order."""
-        self._dim, self._num_tasks, self._num_recency = dim, num_tasks, num_recency
+        self._num_tasks = num_tasks
         self._wide = -(-(dim + 1) // PANEL) * PANEL
         self.fields = Fields(dim=dim, num_tasks=num_tasks, **fields, num_recency=num_recency)
 
@@ -59,19 +59,9 @@ class NetworkOfOne:
         _loaded().keys(self.fields.address, kept, len(values), memory_address(keys))
         return keys
 
-    def read_events(self, history: Rows) -> tuple[Floats, Floats]:
-        """Look up a history's latest item rows: keys [P, wide] and values [P, D], first of none."""
-        size = min(len(history), self._num_recency)
-        values = np.empty((size + 1, self._dim), np.float32)
-        keys = np.empty((size + 1, self._wide), np.float32)
-        latest = np.ascontiguousarray(history[len(history) - size :])
-        out = memory_address(values), memory_address(keys)
-        _loaded().read_events(self.fields.address, memory_address(latest), size, *out)
-        return keys, values
-
     def logits(
         self,
-        reader: tuple[Floats, Floats | None, Floats, Floats],
+        reader: tuple[Floats, Floats, Floats, Floats],
         rows: Tensor,
         dense: Tensor | None,
         size: int,
@@ -79,8 +69,7 @@ class NetworkOfOne:
         """Predict candidates, [size, T], of which the first C are theirs and the rest 0.
 
         Args:
-            reader: Keys [P, wide], offsets [P] or None for those after the keys, values [P, D] and
-                fields [W - ...].
+            reader: Keys [P, wide], offsets [P], values [P, D] and fields [W - ...].
             dense: Features, [C, G].
         """
         keys, offsets, values, fields = reader
@@ -90,7 +79,7 @@ class NetworkOfOne:
             self.fields.address,
             memory_address(keys),
             self._wide,
-            None if offsets is None else memory_address(offsets),
+            memory_address(offsets),
             memory_address(values),
             len(keys),
             memory_address(np.ascontiguousarray(fields)),
@@ -194,7 +183,7 @@ class RankingOfOne:
         self,
         lists: Sequence[OneList],
         chosen: Sequence[int],
-        user: tuple[int, tuple[float, float, float]],
+        demand: tuple[float, float, float],
         history: Tensor,
         fields: Floats,
         k: int,
@@ -203,7 +192,7 @@ class RankingOfOne:
 
         Args:
             chosen: Number of each list's source.
-            user: Kind of the user and the weights of demand, as of a blend.
+            demand: Weights of an item's demand, as of a blend.
             fields: Of the query's features, see `NetworkOfOne.logits`.
         """
         kept = [np.ascontiguousarray(one.scores, np.float32) for one in lists]
@@ -213,11 +202,11 @@ class RankingOfOne:
         best, scores = np.empty(taken, np.int64), np.empty(taken, np.float32)
         ranks, shares = np.empty(shape, np.int64), np.empty(shape, np.float32)
         given = [
-            *(len(lists), user[0], history.data_ptr(), history.shape[0], memory_address(fields)),
+            *(len(lists), history.data_ptr(), history.shape[0], memory_address(fields)),
             *(taken, *map(memory_address, (*kept, *rows)), *lengths, *chosen),
         ]
         out = map(memory_address, (scores, best, ranks, shares))
-        weights = struct.pack("3d", *user[1])
+        weights = struct.pack("3d", *demand)
         number = _loaded().rank(self._ranking, integers(given), weights, *out)
         if number < 0:
             return None

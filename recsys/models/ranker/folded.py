@@ -58,8 +58,8 @@ class FoldedReader(NamedTuple):
 
     keys: Floats
     """[P, D + 1 and more], in the candidates' space; after D columns the offsets."""
-    offsets: Floats | None
-    """[P], -inf where there is no event; None for those after the keys."""
+    offsets: Floats
+    """[P], -inf where there is no event."""
     values: Floats
     """[P, D]."""
     fields: Floats
@@ -210,16 +210,6 @@ class FoldedRanker:
         keys = self.network.keys(values)
         offsets = keys[:, values.shape[1]] + history.mask[0, 0].numpy()
         return FoldedReader(keys, offsets, values, reader.fields.numpy()[0])
-
-    def read_one(self, history: Rows, fields: Floats) -> FoldedReader:
-        """Fold one query, with the same bits as ``read``.
-
-        Args:
-            history: Item rows, oldest first.
-            fields: Of its features, [W - ...].
-        """
-        keys, values = self.network.read_events(history)
-        return FoldedReader(keys, None, values, fields)
 
     def logits(
         self, reader: FoldedReader, rows: Tensor, dense: Tensor | None, columns: int

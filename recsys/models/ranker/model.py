@@ -266,16 +266,6 @@ class Ranker(CatalogueModel):
         inputs = self.all_item_inputs().index_select(0, latest_rows)
         return QueryReader(self.attention.prepare_one(inputs), self.query_fields.of_one(features))
 
-    def folded_reader_of_one(
-        self, history: Tensor, features: Mapping[str, int]
-    ) -> QueryReader | FoldedReader:
-        """Encode one query for the folded weights, where there are any: less work, equal scores."""
-        laid_out = self._laid_out()
-        if laid_out is None:
-            with torch.no_grad():
-                return self.reader_of_one(history, features)
-        return laid_out.read_one(history.numpy(), self._fields_of_one(laid_out, features))
-
     def compiled_of_one(
         self, features: Mapping[str, int]
     ) -> tuple[NetworkOfOne, TasksOfOne, Floats] | None:
@@ -295,16 +285,12 @@ class Ranker(CatalogueModel):
                 fields = kept[rows] = self.query_fields.of_one(features).numpy()[0]
         return fields
 
-    def score_candidates(
-        self, reader: QueryReader | FoldedReader, rows: Tensor, dense: Tensor | None
-    ) -> Tensor:
+    def score_candidates(self, reader: QueryReader, rows: Tensor, dense: Tensor | None) -> Tensor:
         """Score candidates of one query by tiles, the same bits as ``score``, [C] -> [C].
 
         Args:
             dense: Features of the candidates, [C, F], finite.
         """
-        if isinstance(reader, FoldedReader):
-            return self._of_tiles(reader, rows, dense, self._score_of_logits)
         with torch.no_grad():
             return self._of_tiles(reader, rows, dense, self._score_of_logits)
 
@@ -319,7 +305,7 @@ class Ranker(CatalogueModel):
 
     def _of_tiles(
         self,
-        reader: QueryReader | FoldedReader,
+        reader: QueryReader,
         rows: Tensor,
         dense: Tensor | None,
         finish: Finish,
@@ -353,9 +339,7 @@ class Ranker(CatalogueModel):
             self._folded = (inputs, laid_out)
         return self._folded[1]
 
-    def _tile_logits(
-        self, reader: QueryReader | FoldedReader
-    ) -> Callable[[Tensor, Tensor | None], Tensor]:
+    def _tile_logits(self, reader: QueryReader) -> Callable[[Tensor, Tensor | None], Tensor]:
         """Return what predicts a query's tiles, [size, T], folded where possible.
 
         It takes at most ``tile_rows`` rows [C] with their features, and fills the tile up.
@@ -363,9 +347,7 @@ class Ranker(CatalogueModel):
         size = self.config.tile_rows
         laid_out = self._laid_out()
         if laid_out is not None:
-            read = reader if isinstance(reader, FoldedReader) else laid_out.read(reader)
-            return partial(_folded_logits, laid_out, read, size)
-        assert isinstance(reader, QueryReader)
+            return partial(_folded_logits, laid_out, laid_out.read(reader), size)
         inputs, routing = self.all_item_inputs(), self.all_item_routing()
 
         def logits(rows: Tensor, dense: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.ranker.batch import RankingBatch
 from recsys.models.ranker.config import RankerConfig, RankerInputs
-from recsys.models.ranker.folded import FoldedReader, folded
+from recsys.models.ranker.folded import folded
 from recsys.models.ranker.model import Ranker
 from tests.recsys.testing.catalogues import drawn_catalogue
 
@@ -76,9 +76,8 @@ def test_one_query_has_the_bits_of_a_batch(events):
     }
     for _ in range(2):
         with torch.inference_mode():
-            reader = model.folded_reader_of_one(batch.queries["history"].values, features)
+            reader = model.reader_of_one(batch.queries["history"].values, features)
             found = model.score_candidates(reader, batch.candidates.values, batch.candidate_dense)
-        assert isinstance(reader, FoldedReader)
         assert torch.equal(found, model.score(batch))
 
 
