@@ -203,9 +203,10 @@ class RankingOfOne:
         ranks, shares = np.empty(shape, np.int64), np.empty(shape, np.float32)
         given = [
             *(len(lists), history.data_ptr(), history.shape[0], memory_address(fields)),
-            *(taken, *map(memory_address, (*kept, *rows)), *lengths, *chosen),
+            *(taken, *map(memory_address, kept), *map(memory_address, rows), *lengths, *chosen),
         ]
-        out = map(memory_address, (scores, best, ranks, shares))
+        out = [memory_address(one) for one in (scores, best)]
+        out += [memory_address(one) for one in (ranks, shares)]
         weights = struct.pack("3d", *demand)
         number = _loaded().rank(self._ranking, integers(given), weights, *out)
         if number < 0:
