@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import polars as pl
 
 from pipelines.candidates.blends import TEXT_SEARCH, served_blends
 from pipelines.engine.stage import StageContext
+from pipelines.inputs.attributes import read_described
 from pipelines.publishing.items import content_source, take_properties
 from pipelines.ranking.artefact import served_ranker
 from pipelines.searching.texts import item_texts
@@ -24,8 +26,7 @@ from recsys.models.names import (
     TWO_TOWER,
 )
 from recsys.models.text_search.search import TextSearch
-from recsys.models.text_search.tokens import split
-from recsys.models.text_search.words import WordIndex
+from recsys.models.text_search.tokens import ItemText
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.item_index import TwoTowerParts
 from serving.bundle.users import Users
@@ -35,7 +36,8 @@ from serving.bundle.write import BundleParts, OutsideParts
 def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
     """Gather what a request needs from the artefacts."""
     features = context.inputs["build_features"]
-    items = pl.read_parquet(features / "items.parquet").sort("item_row")
+    attributes = context.config.enrichment.attributes
+    items, found = read_described(features, context.inputs["enrich_items"], attributes)
     users = pl.read_parquet(features / "vocabularies" / "users.parquet").sort("row")
     categories = pl.read_parquet(features / "vocabularies" / "categories.parquet").sort("row")
     sequences, catalogue = inputs.sequences, inputs.catalogue
@@ -81,7 +83,7 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
         },
         blends=served_blends(context.inputs["fit_blend"] / GIVEN),
         ranker=served_ranker(context.inputs["train_ranker"] / GIVEN),
-        text_search=text_search(context, items),
+        text_search=text_search(context, item_texts(items, found)),
         user_features=inputs.sizes.user_features,
         context_features=inputs.sizes.context_features,
         event_types=inputs.sizes.event_types,
@@ -89,16 +91,13 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
     )
 
 
-def text_search(context: StageContext, items: pl.DataFrame) -> Path | None:
+def text_search(context: StageContext, texts: Sequence[ItemText]) -> Path | None:
     """Locate the text search, extended to items that came after it was fitted."""
     fitted = context.inputs["fit_blend"] / GIVEN / TEXT_SEARCH
     if not fitted.exists():
         return None
-    search, texts = TextSearch.load(fitted), item_texts(items)
-    documents = [[], *(split(text.text) for text in texts)]
-    if len(documents) == search.num_item_rows:
+    search = TextSearch.load(fitted)
+    if len(texts) + 1 == search.num_item_rows:
         return fitted
-    grown = search.grown([text.text for text in texts[search.num_item_rows - 1 :]])
-    every = TextSearch(WordIndex.of(documents), search.weights.tolist(), grown.meanings)
-    every.save(context.output / TEXT_SEARCH)
+    search.extended([text.text for text in texts]).save(context.output / TEXT_SEARCH)
     return context.output / TEXT_SEARCH

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import polars as pl
 import torch
 from numpy.typing import NDArray
 
 from pipelines.engine.artifacts import cache_dir
 from pipelines.engine.stage import StageContext
+from pipelines.inputs.attributes import read_described
 from pipelines.inputs.content_models import make_encoder
 from pipelines.searching.meanings import fit_meanings
 from pipelines.searching.texts import item_texts, scale_counts, title_index
@@ -154,8 +154,9 @@ def fit_search(
 ) -> TextSearch | None:
     """Fit what finds items by a text; None if no item has one."""
     config = context.config
-    items = pl.read_parquet(context.inputs["build_features"] / "items.parquet")
-    texts, content = item_texts(items), inputs.catalogue.content.numpy()
+    folders = context.inputs["build_features"], context.inputs["enrich_items"]
+    texts = item_texts(*read_described(*folders, config.enrichment.attributes))
+    content = inputs.catalogue.content.numpy()
     encoder = make_encoder(config.content)
     most = config.search.meaning_words
     meanings = fit_meanings(texts, encoder, content, most, cache_dir("embeddings"))

@@ -17,16 +17,20 @@ READ = ("title", *ATTRIBUTES, "description", "release_year")
 """Columns that are searched, in this order, where the catalogue has them, and the decade."""
 
 
-def item_texts(items: pl.DataFrame) -> list[ItemText]:
-    """Read the catalogue, by item row from 1."""
-    return [_read_text(item) for item in items.sort("item_row").iter_rows(named=True)]
+def item_texts(items: pl.DataFrame, found: Sequence[str] = ()) -> list[ItemText]:
+    """Read the catalogue, by item row from 1.
+
+    Args:
+        found: Further columns that a query may name.
+    """
+    return [_read_text(item, found) for item in items.sort("item_row").iter_rows(named=True)]
 
 
-def _read_text(item: dict[str, object]) -> ItemText:
-    parts = {name: list(_values(item.get(name))) for name in READ}
+def _read_text(item: dict[str, object], found: Sequence[str]) -> ItemText:
+    parts = {name: list(_values(item.get(name))) for name in (*READ, *found)}
     title = " ".join(parts["title"])
-    named = [value for name in ATTRIBUTES for value in parts[name]]
-    rest = [value for name in READ for value in parts[name]]
+    named = [value for name in (*ATTRIBUTES, *found) for value in parts[name]]
+    rest = [value for values in parts.values() for value in values]
     rest += [name_decade(int(year)) for year in parts["release_year"] if year.isdecimal()]
     return ItemText(
         item_row=int(str(item["item_row"])),

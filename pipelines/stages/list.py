@@ -115,9 +115,9 @@ STAGES = [
         function=fit_blend,
         raw_files=outside_files,
         description="Learn on validation how to blend the lists of all models into the served one",
-        reads=SOURCES,
+        reads=(*SOURCES, "enrich_items"),
         writes="weights of each profile, their validation metrics, what searches by text",
-        sections=("blend", "search", "content", "evaluation", "seed"),
+        sections=("blend", "search", "content", "enrichment.attributes", "evaluation", "seed"),
     ),
     Stage(
         name="train_ranker",
@@ -203,6 +203,7 @@ STAGES = [
         description="Check the new bundle and publish it, or refuse it and keep the old one",
         reads=(
             "build_features",
+            "enrich_items",
             "embed_items",
             "build_semantic_ids",
             "fit_blend",

@@ -11,6 +11,9 @@ from click.testing import Result
 
 from recsys.content.encoder import HashEncoder
 from recsys.content.language_model import model_digest
+from serving.filtering.compile import known_properties
+from serving.recommend import Recommender
+from serving.schemas import Request as ListRequest
 from tests.recsys.content.openai_server import (
     OpenAIServer,
     Reply,
@@ -134,6 +137,17 @@ def titled(headers: object) -> dict[str, str]:
     return {name.title(): value for name, value in headers.items()}
 
 
+QUICK = [
+    word
+    for setting in (
+        "search.enabled=true",
+        "two_tower_training.enabled=false",
+        "sequence_training.enabled=false",
+        "release.min_gain_over_popularity=-1",
+        "tracking.enabled=false",
+    )
+    for word in ("--set", setting)
+]
 OWN_ATTRIBUTES = """
 [[enrichment.attributes]]
 name = "material"
@@ -167,7 +181,7 @@ def test_a_shops_own_attributes_are_extracted_and_stand_in_the_text(
         settings = '[content]\nencoder = "hash"\n[enrichment]\nmodel = "endpoint"\n'
         settings += "token_budget = 1_000_000\n" + endpoint_table("enrichment", server)
         config = toml(settings + OWN_ATTRIBUTES)
-        result = recsys("run", "-c", config, "--until", "embed_items", "-q")
+        result = recsys("run", "-c", config, "-q", *QUICK)
     assert result.exit_code == 0, result.output
     assert "1 items are left out" in " ".join(result.output.split())
     run = tmp_path / "run"
@@ -189,6 +203,26 @@ def test_a_shops_own_attributes_are_extracted_and_stand_in_the_text(
     made = json.loads((run / "embed_items/content.json").read_text())["described_by"]
     assert made["prompt_version"].startswith("own-")
     assert "kept" not in made
+    # In the bundle they are what columns of the catalogue are.
+    served = Recommender.load(run / "bundles" / "current")
+    kinds = known_properties(served.bundle)
+    assert (kinds["material"], kinds["for_hair"]) == ("text", "boolean")
+    for where, titles in {
+        "material = 'plant'": {"rose soap"},
+        "material != 'plant'": {"clay mask"},
+        "for_hair = false": {"rose soap"},
+        "material is missing and for_hair is missing": {"Ignore all", "i3", "comb"},
+    }.items():
+        request = ListRequest.model_validate({"k": 6, "filter": {"where": where}})
+        shown = {item.title or item.item_id for item in served.answer(request).items}
+        assert {title[:10] for title in titles} == {title[:10] for title in shown}, where
+    found = served.answer(ListRequest.model_validate({"surface": "search", "query": "plant"})).items
+    assert {item.title for item in found} == {"rose soap"}
+    assert served.steering.items.mask("plant").sum() == 2
+    source = served.bundle.manifest.content
+    assert source is not None
+    assert source.enrichment is not None
+    assert source.enrichment.prompt_version == made["prompt_version"]
 
 
 def test_without_a_model_nothing_is_enriched_and_no_budget_calls_nothing(

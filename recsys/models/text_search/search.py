@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 
 from recsys.models.text_search.meaning import Meanings
 from recsys.models.text_search.tokens import split
@@ -32,23 +33,7 @@ L2 = 1e-3
 NUM_STEPS = 200
 
 
-def weighed(
-    features: NDArray[np.float32], weights: Sequence[float] | NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Score candidates, [K, F] -> [K].
-
-    Not by BLAS, whose product of finite numbers once reported an invalid value.
-    """
-    scores: NDArray[np.float32] = np.einsum("kf,f->k", features, np.asarray(weights, np.float32))
-    return scores
-
-
-def fit_weights(
-    features: Sequence[NDArray[np.float32]],
-    targets: Sequence[int],
-    l2: float = L2,
-    start: Sequence[float] = START,
-) -> list[float]:
+def fit_weights(features: Sequence[NDArray[np.float32]], targets: Sequence[int]) -> list[float]:
     """Fit by the softmax over each query's candidates (ListNet, Cao et al., 2007).
 
     Weights are kept at 0 or above: no evidence for an item may count against it.
@@ -57,26 +42,22 @@ def fit_weights(
         features: Of each query, [K, F].
         targets: Place of the item that was looked for among them; queries without are left out by
             the caller.
-        start: Where weights start, [F]; by default those of ``FEATURES``.
 
     Returns:
         A weight for each feature; those that every query has 0 for keep their start.
     """
     if not features:
-        return list(start)
-    lengths = [len(one) for one in features]
-    padded = torch.zeros(len(features), max(lengths), len(start))
-    mask = torch.zeros(len(features), max(lengths), dtype=torch.bool)
-    for row, one in enumerate(features):
-        padded[row, : len(one)], mask[row, : len(one)] = torch.from_numpy(one), True
-    labels = torch.tensor(list(targets))
-    begin = torch.tensor(start)
+        return list(START)
+    padded = pad_sequence([torch.from_numpy(one) for one in features], batch_first=True)
+    lengths = torch.tensor([len(one) for one in features])
+    mask = torch.arange(padded.shape[1]) < lengths[:, None]
+    labels, begin = torch.tensor(list(targets)), torch.tensor(START)
     weights = begin.clone().requires_grad_()
     optimizer = torch.optim.Adam([weights], lr=0.1)
     for _ in range(NUM_STEPS):
         logits = (padded @ weights.clamp_min(0)).masked_fill(~mask, -torch.inf)
         loss = torch.nn.functional.cross_entropy(logits, labels)
-        loss = loss + l2 * (weights - begin).square().sum()
+        loss = loss + L2 * (weights - begin).square().sum()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -160,6 +141,12 @@ class TextSearch:
         meanings = None if self.meanings is None else self.meanings.grown(words)
         return TextSearch(self.words.grown(words), self.weights.tolist(), meanings)
 
+    def extended(self, texts: Sequence[str]) -> TextSearch:
+        """Take in items that came after the fit, with the texts of all, [N - 1]."""
+        words = WordIndex.of([[], *map(split, texts)])
+        meanings = self.grown(texts[self.num_item_rows - 1 :]).meanings
+        return TextSearch(words, self.weights.tolist(), meanings)
+
     @torch.inference_mode()
     def candidates(self, text: str, titles: Sequence[int], popularity: Floats) -> SearchCandidates:
         """Find what a text may mean.
@@ -193,7 +180,8 @@ class TextSearch:
 
     def order(self, candidates: SearchCandidates, features: Floats) -> tuple[Rows, Floats]:
         """Rank candidates by their features: rows and scores, best first; ties by row."""
-        scores = weighed(features, self.weights)
+        # Not by BLAS, whose product of finite numbers once reported an invalid value.
+        scores: Floats = np.einsum("kf,f->k", features, self.weights)
         order = np.argsort(-scores, kind="stable")
         return candidates.item_rows[order], scores[order]
 
