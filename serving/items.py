@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -79,10 +79,13 @@ CREATE VIRTUAL TABLE words USING fts5(
     folded, tokenize = 'ascii', prefix = '1 2', content = '', columnsize = 0, detail = 'none'
 );
 """
-_TITLE = "SELECT title FROM titles WHERE item_row = ? LIMIT 1"
 _POPULAR = "SELECT item_row FROM titles ORDER BY place LIMIT ?"
 _EQUAL = "SELECT item_row FROM titles WHERE title = ? ORDER BY place LIMIT ?"
 _BEGINNING = "SELECT item_row FROM titles WHERE title >= ? AND title < ? ORDER BY place LIMIT ?"
+_TITLE_WITH_WORDS = (
+    "SELECT title FROM words JOIN titles ON place = words.rowid WHERE words MATCH ? "
+    "ORDER BY words.rowid LIMIT 1"
+)
 _WITH_WORDS = (
     "SELECT item_row FROM words JOIN titles ON place = words.rowid WHERE words MATCH ? "
     "ORDER BY words.rowid LIMIT ?"
@@ -106,7 +109,6 @@ class TitleIndex:
         words = ((place, text) for place, _, _, text in entries)
         insert("INSERT INTO words (rowid, folded) VALUES (?, ?)", words)
         self._database.execute("CREATE INDEX by_title ON titles (title, place)")
-        self._database.execute("CREATE INDEX by_row ON titles (item_row)")
         # In order of popularity, so that of two words that are equally near the better known wins.
         self._spelling = Spelling(word for *_, text in entries for word in text.split())
 
@@ -137,12 +139,6 @@ class TitleIndex:
                     found.update((row, None) for (row,) in rows)
         return list(found)[:k]
 
-    def title_of(self, item_row: int) -> str:
-        """Return the folded title of an item; empty where it has none here."""
-        with self._lock:
-            found = self._database.execute(_TITLE, (item_row,)).fetchone()
-        return str(found[0]) if found else ""
-
     def corrected(self, query: str, known: Container[str] = ()) -> str | None:
         """Replace words that no title has, nor begins with, by near ones that titles have.
 
@@ -169,8 +165,8 @@ class TitleIndex:
             return None
         joined = " AND ".join(f"({' OR '.join(map(_quoted, some))})" for some in options)
         with self._lock:
-            found = self._database.execute(_WITH_WORDS, (joined, 1)).fetchone()
-        title = set(self.title_of(found[0]).split()) if found else set[str]()
+            found = self._database.execute(_TITLE_WITH_WORDS, (joined,)).fetchone()
+        title = found[0].split() if found else ()
         near = [[one for one in some if one in title] or some for some in options]
         return " ".join(some[0] for some in near)
 
@@ -239,12 +235,17 @@ class ItemSearch:
         return Searched(tuple(rows.tolist()), notes, self.text_search, candidates)
 
 
+def scale_counts(item_counts: Sequence[float] | NDArray[np.floating]) -> NDArray[np.float32]:
+    """Scale counts of events to 0 to 1 by their logarithm, [N]."""
+    logs = np.log1p(np.asarray(item_counts, np.float64))
+    return (logs / max(1e-9, float(logs.max(initial=0.0)))).astype(np.float32)
+
+
 def build_search(bundle: Bundle) -> ItemSearch:
     """Index the titles of a bundle, popular items first."""
     catalogue = bundle.catalogue
     order = torch.sort(bundle.popularity.item_scores, descending=True, stable=True).indices
     rows = order[order > 0].tolist()
-    logs = torch.log1p(bundle.item_counts)
-    popularity = (logs / logs.max().clamp_min(1e-9)).float().numpy()
+    popularity = scale_counts(bundle.item_counts.numpy())
     titles = TitleIndex((row, catalogue.title_of(row)) for row in rows)
     return ItemSearch(titles, bundle.text_search, popularity)

@@ -20,7 +20,7 @@ from pipelines.engine.stage import StageContext
 from pipelines.inputs.attributes import read_described
 from pipelines.inputs.content_models import make_encoder
 from pipelines.searching.meanings import fit_meanings
-from pipelines.searching.texts import item_texts, scale_counts, title_index
+from pipelines.searching.texts import item_texts, title_index
 from recsys.data.threads import one_thread
 from recsys.fitting.blend import ProfileBlend
 from recsys.fitting.queries import EvaluationQueries, ModelInputs
@@ -36,7 +36,7 @@ from recsys.models.text_search.search import (
 from recsys.models.text_search.tokens import ItemText, MadeQuery, QueryMaker, split
 from recsys.models.text_search.words import WordIndex
 from recsys.retrieval.sources import Source, lists_of, rank_by_all
-from serving.items import ItemSearch, TitleIndex
+from serving.items import ItemSearch, TitleIndex, scale_counts
 
 Rows = NDArray[np.int64]
 MAX_QUERIES = 2_000

@@ -47,15 +47,6 @@ def _values(value: object) -> Iterator[str]:
         yield str(value)
 
 
-def scale_counts(item_counts: Sequence[float] | NDArray[np.floating]) -> NDArray[np.float32]:
-    """Scale counts of events to 0 to 1 by their logarithm, [N]."""
-    logs = np.log1p(np.asarray(item_counts, np.float64))
-    scaled: NDArray[np.float32] = (logs / max(1e-9, float(logs.max(initial=0.0)))).astype(
-        np.float32
-    )
-    return scaled
-
-
 def title_index(texts: Sequence[ItemText], popularity: NDArray[np.float32]) -> TitleIndex:
     """Index titles as a server does, the most popular first."""
     order = sorted(texts, key=lambda item: (-popularity[item.item_row], item.item_row))

@@ -91,8 +91,6 @@ class MadeQuery(NamedTuple):
 
     text: str
     kind: Kind
-    attribute: str | None
-    """Named by the query; other items that have it fit too."""
 
 
 class QueryMaker:
@@ -117,14 +115,14 @@ class QueryMaker:
             kind = "attribute" if attributes else kind
         if kind == "attribute":
             chosen = str(self._random.choice(attributes))
-            return MadeQuery(chosen, kind, chosen)
+            return MadeQuery(chosen, kind)
         if kind == "mixed":
             chosen = str(self._random.choice(attributes))
-            return MadeQuery(f"{chosen} {self._random.choice(words)}", kind, None)
+            return MadeQuery(f"{chosen} {self._random.choice(words)}", kind)
         typed = self._some(words or split(item.text))
         if kind == "typo":
             typed = self._misspelt(typed)
-        return MadeQuery(" ".join(typed), kind, None)
+        return MadeQuery(" ".join(typed), kind)
 
     def _some(self, words: list[str]) -> list[str]:
         """Take one to four words in their order, the longer ones more often."""

@@ -75,8 +75,8 @@ def made(bundle: Bundle) -> list[tuple[str, str, set[int]]]:
         text = f"{title} {' '.join(named)}"
         query = maker.make(ItemText(item_row=row, title=title, text=text, attributes=named))
         relevant = {row}
-        if query.attribute is not None:
-            relevant |= set(np.flatnonzero(catalogue.categories.with_any([query.attribute])))
+        if query.kind == "attribute":
+            relevant |= set(np.flatnonzero(catalogue.categories.with_any([query.text])))
         found.append((f"made, {query.kind}", query.text, relevant))
     return found
 

@@ -7,7 +7,7 @@ import polars as pl
 
 from pipelines.searching.fit import SearchQueries, fit_text_search
 from pipelines.searching.meanings import fit_meanings, list_words
-from pipelines.searching.texts import item_texts, scale_counts, title_index
+from pipelines.searching.texts import item_texts, title_index
 from recsys.content.encoder import HashEncoder
 from recsys.fitting.blend import ProfileBlend, fusion_profile
 from recsys.fitting.counted import popularity_source
@@ -15,6 +15,7 @@ from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
 from recsys.fitting.spec import Data
 from recsys.models.configs import PopularityConfig
 from recsys.models.popularity import Popularity
+from serving.items import scale_counts
 from tests.benchmarks.recipes.conftest import small_recipe, small_world
 
 __all__ = ["small_recipe", "small_world"]
