@@ -94,7 +94,7 @@ class TopicItems:
         search, known = self._bundle.text_search, split(words)
         if search is None:
             found[list(self._find_titles(words))] = True
-        elif known and search.words.knows(known):
+        elif known and search.words.known.issuperset(known):
             scores = [search.words.scores([word]) for word in known]
             found = np.logical_and.reduce([one > 0 for one in scores if one is not None])
         return found

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from recsys.models.text_search.tokens import ItemText, name_decade
+from recsys.models.text_search.tokens import ItemText
 from serving.items import TitleIndex
 
 ATTRIBUTES = ("categories", "brand")
@@ -31,7 +31,7 @@ def _read_text(item: dict[str, object], found: Sequence[str]) -> ItemText:
     title = " ".join(parts["title"])
     named = [value for name in (*ATTRIBUTES, *found) for value in parts[name]]
     rest = [value for values in parts.values() for value in values]
-    rest += [name_decade(int(year)) for year in parts["release_year"] if year.isdecimal()]
+    rest += [f"{int(year) // 10}0s" for year in parts["release_year"] if year.isdecimal()]
     return ItemText(
         item_row=int(str(item["item_row"])),
         title=title,

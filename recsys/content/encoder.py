@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,11 +179,7 @@ class SentenceTransformerEncoder:
         if not (folder / "modules.json").is_file():
             raise ValueError(f"{folder} holds no sentence-transformers model (no modules.json)")
         from sentence_transformers import SentenceTransformer
-        from transformers.utils import logging as transformers_logging
 
-        # Its bar for reading 103 tensors in a blink would tear the pipeline's own.
-        bars: Any = transformers_logging
-        bars.disable_progress_bar()
         try:
             self._model = SentenceTransformer(
                 str(folder),
@@ -195,8 +191,6 @@ class SentenceTransformerEncoder:
         except (OSError, KeyError, ImportError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(f"cannot load the model {folder}: {reason}") from error
-        finally:
-            bars.enable_progress_bar()
         self._batch_size, self.tokenizer = batch_size, self._model.tokenizer
         self.name = name
         self.dim = int(self._model.get_embedding_dimension())

@@ -137,17 +137,9 @@ def titled(headers: object) -> dict[str, str]:
     return {name.title(): value for name, value in headers.items()}
 
 
-QUICK = [
-    word
-    for setting in (
-        "search.enabled=true",
-        "two_tower_training.enabled=false",
-        "sequence_training.enabled=false",
-        "release.min_gain_over_popularity=-1",
-        "tracking.enabled=false",
-    )
-    for word in ("--set", setting)
-]
+OFF = ("two_tower_training.enabled=false", "sequence_training.enabled=false")
+SETTINGS = (*OFF, "search.enabled=true", "release.min_gain_over_popularity=-1")
+QUICK = [word for setting in SETTINGS for word in ("--set", setting)]
 OWN_ATTRIBUTES = """
 [[enrichment.attributes]]
 name = "material"

@@ -152,9 +152,4 @@ class Meanings:
         names = json.loads((directory / NAMES).read_text())
         words = {word: row for row, word in enumerate(names["words"])}
         tensors = load_file(directory / FILE)
-        if len(words) != len(tensors["word_vectors"]):
-            raise ValueError(
-                f"{directory / NAMES} has {len(words)} words, {FILE} "
-                f"{len(tensors['word_vectors'])}; release the bundle again"
-            )
         return cls(words=words, values=tuple(names["values"]), **tensors)

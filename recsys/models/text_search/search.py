@@ -77,8 +77,6 @@ NUM_WORDS = 500
 """Candidates by words, of which many may be equal: all items of a category are."""
 TIED = 1e-3
 """Share of the best score by which popularity settles such ties."""
-LEAST_SPELLING = 0.1
-"""Likeness of spellings below which a text is not like an item's."""
 PERSONAL_SCALE = 10.0
 """Places of the personal list over which its feature halves."""
 CONFIG = "search.json"
@@ -159,9 +157,9 @@ class TextSearch:
         found = np.zeros(0, np.int64) if scores is None else _best_words(scores, popularity)
         titled = np.asarray(titles[:NUM_EACH], np.int64)
         rows = np.union1d(titled, found)
-        if len(found) == 0 or not self.words.knows(query):
+        if len(found) == 0 or not self.words.known.issuperset(query):
             # Only a text with a word that no item has is looked up by spelling.
-            like = np.flatnonzero(alike >= LEAST_SPELLING)
+            like = np.flatnonzero(alike)
             rows = np.union1d(rows, like[np.argsort(-alike[like], kind="stable")[:NUM_EACH]])
         near = None if len(titled) or self.meanings is None else self.meanings.near(query)
         if near is not None:

@@ -56,13 +56,8 @@ def split(text: str) -> list[str]:
             if named[3] or follows:
                 decade = 10 * int((named[1] or ("19" if named[2] >= "3" else "20")) + named[2])
                 words = words[:-1] if follows else words
-        words.append(word if decade is None else name_decade(decade))
+        words.append(word if decade is None else f"{decade}s")
     return words
-
-
-def name_decade(year: int) -> str:
-    """Return the word of a year's decade."""
-    return f"{year // 10 * 10}s"
 
 
 Kind = Literal["title", "typo", "attribute", "mixed"]

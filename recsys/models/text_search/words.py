@@ -75,10 +75,6 @@ class WordIndex:
             more = more * (share * found.max() / more.max())
         return self._with_more(found, more)
 
-    def knows(self, words: Sequence[str]) -> bool:
-        """Return whether every word is one of some item."""
-        return self.known.issuperset(words)
-
     def coverage(self, words: Sequence[str], *, only_first: bool = False) -> float:
         """Return the largest share of words that one item has, 0 to 1; rare ones count more.
 

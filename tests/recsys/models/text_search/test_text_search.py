@@ -119,12 +119,7 @@ def meanings() -> Meanings:
 def test_words_that_no_item_has_find_what_they_mean(search, tmp_path):
     understood = TextSearch(search.words, START, meanings())
     assert set(found(search, "galaxy")[:2]) != {1, 2}
-    for query, rows in {
-        "galaxy": {1, 2},
-        "sweetheart": {7},
-        "sweethearts": {7},
-        "haircurls": {4, 5},
-    }.items():
+    for query, rows in (("galaxy", {1, 2}), ("sweethearts", {7}), ("haircurls", {4, 5})):
         assert set(found(understood, query)[: len(rows)]) == rows, query
     # All words of a query are those of an item, so meanings change nothing.
     assert found(understood, "star wars")[:2] == found(search, "star wars")[:2]
@@ -133,8 +128,6 @@ def test_words_that_no_item_has_find_what_they_mean(search, tmp_path):
     assert set(found(grown, "galaxy")[:3]) == {1, 2, 9}
     understood.save(tmp_path)
     assert found(TextSearch.load(tmp_path), "sweetheart") == found(understood, "sweetheart")
-    (tmp_path / "meaning.json").write_text('{"words": ["galaxy"], "values": []}')
-    assert_refused({"has 1 words": lambda: TextSearch.load(tmp_path)})
 
 
 def test_a_search_of_before_meanings_loads_and_finds_as_it_did(search, tmp_path):
@@ -147,20 +140,10 @@ def test_a_search_of_before_meanings_loads_and_finds_as_it_did(search, tmp_path)
     assert found(TextSearch.load(tmp_path), "shampo lavendar") == found(search, "shampo lavendar")
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("Horror of the 80s", ["horror", "of", "the", "1980s"]),
-        ("eighties", ["1980s"]),
-        ("Krimis der 70er", ["krimis", "der", "1970s"]),
-        ("1940ern", ["1940s"]),
-        ("années 80", ["1980s"]),
-        ("10s", ["2010s"]),
-        ("1980 80 90210", ["1980", "80", "90210"]),
-    ],
-)
-def test_decades_become_one_word(text, words):
-    assert split(text) == words
+def test_decades_become_one_word():
+    for text in ("80s", "eighties", "1980ern", "80er", "années 80"):
+        assert split(f"Krimi {text}") == ["krimi", "1980s"]
+    assert split("10s 1980 80 90210") == ["2010s", "1980", "80", "90210"]
 
 
 def test_appended_items_are_found_by_words_and_spelling(search, tmp_path):
