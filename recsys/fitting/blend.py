@@ -28,7 +28,7 @@ from recsys.fitting.queries import EvaluationQueries, ModelInputs
 from recsys.models.names import CONTENT
 from recsys.retrieval.blend.candidate_features import blended_lists, fitted_blend
 from recsys.retrieval.blend.choices import kinds_of_rows, queries_found
-from recsys.retrieval.blend.config import FILL, BlendConfig, LearnedBlendConfig
+from recsys.retrieval.blend.config import FILL, BlendConfig
 from recsys.retrieval.blend.demand import demand_before
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import FEATURES
@@ -139,7 +139,7 @@ def lists_by_source(sources: Mapping[str, Source], queries: EvaluationQueries) -
 
 
 def learned_blend(
-    examples: SourceLists, config: LearnedBlendConfig, device: torch.device = CPU
+    examples: SourceLists, config: BlendConfig, device: torch.device = CPU
 ) -> LearnedBlend:
     """Fit weights on queries; they come back to the host."""
     there = examples.to(device)
@@ -177,7 +177,7 @@ def weighted(by_source: Mapping[str, float]) -> LearnedBlend:
     """Weigh reciprocal ranks alone."""
     weights = torch.zeros(2, len(by_source), len(FEATURES))
     weights[..., FEATURES.index("reciprocal_rank")] = torch.tensor(list(by_source.values()))
-    return LearnedBlend(LearnedBlendConfig(), tuple(by_source), weights, torch.ones(len(by_source)))
+    return LearnedBlend(BlendConfig(), tuple(by_source), weights, torch.ones(len(by_source)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -561,8 +561,7 @@ def learned_profile(
     ]
     if min(half.num_found() for half in halves) < config.min_found:
         return None
-    settings = config.learned()
-    served, *folds = (learned_blend(part, settings, device) for part in (examples, *halves))
+    served, *folds = (learned_blend(part, config, device) for part in (examples, *halves))
     return ProfileBlend(served=served, folds=tuple(folds))
 
 

@@ -42,7 +42,7 @@ from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
-from recsys.retrieval.blend.config import LearnedBlendConfig
+from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.demand import DEMAND, PARTS
 from recsys.retrieval.blend.history_features import HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
@@ -352,7 +352,7 @@ def _generative(
 
 def _blend(directory: Path, sources: Sequence[str]) -> Path:
     """Weigh sources by the item's events, and read items' demand."""
-    config = LearnedBlendConfig(item_bounds=(2,))
+    config = BlendConfig(item_bounds=(2,))
     weights = torch.rand(3, len(sources), len(LIST_FEATURES)) + 0.1
     demand = 0.1 * torch.rand(PARTS, len(DEMAND))
     LearnedBlend(config, sources, weights, torch.ones(len(sources)), demand=demand).save(directory)

@@ -20,7 +20,7 @@ from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import Candidates
-from recsys.retrieval.blend.config import LearnedBlendConfig
+from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.history_features import HISTORY_FEATURES, HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import ABSENT, CONSTANT, Blended, list_scores
@@ -31,7 +31,7 @@ def fitted_blend(
     targets: Jagged,
     history_lengths: Tensor,
     item_counts: Tensor,
-    config: LearnedBlendConfig | None = None,
+    config: BlendConfig | None = None,
     demand: Tensor | None = None,
 ) -> LearnedBlend:
     """Learn weights from lists of queries whose next items are known.

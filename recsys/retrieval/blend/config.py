@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from recsys.data.bounds import check_bounds
 
@@ -12,9 +12,20 @@ FILL = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnedBlendConfig:
-    """How the weights are fitted."""
+class BlendConfig:
+    """How the lists of all sources become the one that is served.
 
+    Each source gives as many items as for the surface ``home``; ``item_bounds`` group items by
+    their number of events.
+    """
+
+    enabled: bool = True
+    """True if weights are learned on validation; else the surface's weights serve."""
+    recent_demand: bool = True
+    """True if weights may also read how much each item was wanted, lately and ever, where events
+    have times; they do where that is better on validation by more than noise."""
+    min_found: int = 20
+    """Validation users with their item in any list, in each half, below which none are learned."""
     item_bounds: tuple[float, ...] = ()
     """Kinds of items, by one number each, such as their age in days or their popularity: below the
     first bound, from it to below the second, ..., from the last on. None: one kind."""
@@ -37,36 +48,9 @@ class LearnedBlendConfig:
         if list(self.item_bounds) != sorted(set(self.item_bounds)):
             raise ValueError(f"item_bounds must rise, got {self.item_bounds}")
         check_bounds(self, shrinkage_queries=">= 0", l2="> 0", new_item_odds="> 0")
-        check_bounds(self, max_queries=">= 1", max_candidates=">= 2")
+        check_bounds(self, max_queries=">= 1", max_candidates=">= 2", min_found=">= 1")
 
     @property
     def log_odds_of_new(self) -> float:
         """What an item without events has added to its score; 0 if nothing was fitted."""
         return 0.0 if self.new_item_odds is None else math.log(self.new_item_odds)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlendConfig(LearnedBlendConfig):
-    """How the lists of all sources become the one that is served.
-
-    Each source gives as many items as for the surface ``home``; ``item_bounds`` group items by
-    their number of events.
-    """
-
-    enabled: bool = True
-    """True if weights are learned on validation; else the surface's weights serve."""
-    recent_demand: bool = True
-    """True if weights may also read how much each item was wanted, lately and ever, where events
-    have times; they do where that is better on validation by more than noise."""
-    min_found: int = 20
-    """Validation users with their item in any list, in each half, below which none are learned."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bounds(self, min_found=">= 1")
-
-    def learned(self) -> LearnedBlendConfig:
-        """Return what the weights are fitted with."""
-        return LearnedBlendConfig(
-            **{part.name: getattr(self, part.name) for part in fields(LearnedBlendConfig)}
-        )

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from recsys.data.dataset import Rows, Sequences
 from recsys.retrieval.blend.choices import Choices, FittedWeights, fit_weights, kinds_of_rows
-from recsys.retrieval.blend.config import LearnedBlendConfig
+from recsys.retrieval.blend.config import BlendConfig
 
 DAY = 86_400
 HALF_LIVES = (7.0, 30.0, 90.0, 365.0)
@@ -147,12 +147,12 @@ NEW_ITEMS_L2 = 1.0
 
 
 def with_new_item_odds(
-    config: LearnedBlendConfig,
+    config: BlendConfig,
     choices: Choices,
     weights: Tensor,
     item_rows: Tensor,
     item_counts: Tensor | None,
-) -> tuple[LearnedBlendConfig, Choices]:
+) -> tuple[BlendConfig, Choices]:
     """Fit ``new_item_odds`` if they are not set, and add them to the choices.
 
     They are 1 if no target is new, and never less: new items are not ranked lower than before.

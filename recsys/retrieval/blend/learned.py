@@ -39,7 +39,7 @@ from recsys.retrieval.blend.choices import (
     negative_log_likelihood,
     queries_found,
 )
-from recsys.retrieval.blend.config import LearnedBlendConfig
+from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.demand import (
     DEMAND,
     DemandOfChoices,
@@ -111,7 +111,7 @@ class LearnedBlend:
 
     def __init__(
         self,
-        config: LearnedBlendConfig,
+        config: BlendConfig,
         sources: Sequence[str],
         weights: Tensor,
         scales: Tensor,
@@ -162,7 +162,7 @@ class LearnedBlend:
         cls,
         lists: Mapping[str, TopK],
         targets: Jagged,
-        config: LearnedBlendConfig | None = None,
+        config: BlendConfig | None = None,
         *,
         history_lengths: Tensor | None = None,
         item_values: Tensor | None = None,
@@ -176,7 +176,7 @@ class LearnedBlend:
             item_values: What ``config.item_bounds`` cut, by item row, [N]; NaN where not known.
             demand: Of items when the queries were made, [N, D]; None reads none.
         """
-        config = config or LearnedBlendConfig()
+        config = config or BlendConfig()
         check_lists(lists)
         if config.item_bounds and item_values is None:
             raise ValueError(
@@ -311,7 +311,7 @@ class LearnedBlend:
         if weights.dim() == 4:  # earlier versions kept kinds of users, of which there was one
             weights = weights[0]
         return cls(
-            LearnedBlendConfig(**_with_tuples(about["config"])),
+            BlendConfig(**_with_tuples(about["config"])),
             [RENAMED.get(name, name) for name in about["sources"]],
             weights,
             tensors["scales"],
@@ -322,7 +322,7 @@ class LearnedBlend:
 
 
 def _fit_kinds(
-    config: LearnedBlendConfig, choices: Choices, kinds: Tensor, shared: FittedWeights
+    config: BlendConfig, choices: Choices, kinds: Tensor, shared: FittedWeights
 ) -> tuple[Tensor, float]:
     """Fit each kind's weights near those of all.
 
@@ -344,9 +344,7 @@ def _fit_kinds(
     return table, fitted.loss
 
 
-def _item_kinds(
-    item_values: Tensor | None, config: LearnedBlendConfig, item_rows: Tensor
-) -> Tensor:
+def _item_kinds(item_values: Tensor | None, config: BlendConfig, item_rows: Tensor) -> Tensor:
     """Kind of each item row, [N]."""
     highest = int(item_rows.max()) if item_rows.numel() else 0
     num_rows = max(0, highest) + 1 if item_values is None else len(item_values)

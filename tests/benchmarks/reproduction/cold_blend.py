@@ -27,7 +27,7 @@ from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import distinct_targets, list_ranks
 from recsys.fitting.blend import ProfileBlend, SourceLists, learned_blend
 from recsys.fitting.queries import EvaluationQueries, RankedQueries
-from recsys.retrieval.blend.config import LearnedBlendConfig
+from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.sources import joined_lists
 from tests.benchmarks.recipes.fit import Experiment
 
@@ -51,23 +51,23 @@ class Plan(NamedTuple):
     """What the lists of ``cold`` and ``warm`` are called once merged."""
     learns_on: tuple[str, ...]
     """Settings of the queries that weights are learned on, in equal numbers."""
-    config: Callable[[LearnedBlendConfig], LearnedBlendConfig]
+    config: Callable[[BlendConfig], BlendConfig]
     """What the plan makes of the recipe's settings."""
     reads_counts: bool
 
 
-def without_counts(config: LearnedBlendConfig) -> LearnedBlendConfig:
+def without_counts(config: BlendConfig) -> BlendConfig:
     """Remove what tells new items from old."""
     return replace(config, item_bounds=(), new_item_odds=1.0)
 
 
-def with_weights_for_new(config: LearnedBlendConfig) -> LearnedBlendConfig:
+def with_weights_for_new(config: BlendConfig) -> BlendConfig:
     """Give items without events weights of their own, learned on cold queries."""
     bounds = tuple(sorted({NO_EVENTS_BELOW, *config.item_bounds}))
     return replace(config, item_bounds=bounds, new_item_odds=1.0)
 
 
-def as_served(config: LearnedBlendConfig) -> LearnedBlendConfig:
+def as_served(config: BlendConfig) -> BlendConfig:
     """Leave settings as they are."""
     return config
 

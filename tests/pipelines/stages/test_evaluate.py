@@ -11,7 +11,7 @@ from recsys.data.dataset import Sequences
 from recsys.fitting.blend import ProfileBlend, known_demand
 from recsys.fitting.queries import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.retrieval.blend.config import LearnedBlendConfig
+from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.demand import DEMAND, PARTS
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import FEATURES
@@ -34,7 +34,7 @@ def test_demand_is_of_the_events_that_the_sources_were_fitted_on():
     weights = torch.zeros(2, 1, len(FEATURES))
     demand = torch.ones(PARTS, len(DEMAND))
     blend = LearnedBlend(
-        LearnedBlendConfig(), ("popularity",), weights, torch.ones(1), demand=demand
+        BlendConfig(), ("popularity",), weights, torch.ones(1), demand=demand
     ).with_demand(torch.zeros(2, len(DEMAND)))
     found = Blending.of({"fast": ProfileBlend.unlearned(blend)}, inputs, "test", 0)
     expected = known_demand(inputs, "train")

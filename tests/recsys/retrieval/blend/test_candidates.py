@@ -14,7 +14,7 @@ from recsys.models.item_tower import ItemCatalogue
 from recsys.models.item_weights.model import Ease
 from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
 from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
-from recsys.retrieval.blend.config import LearnedBlendConfig
+from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.history_features import HISTORY_FEATURES, HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import FEATURES
@@ -111,7 +111,7 @@ def made(seed: int, num_counts: int):
     def normal(*shape):
         return torch.randn(*shape, generator=generator)
 
-    config = LearnedBlendConfig(item_bounds=(2.0, 5.0), new_item_odds=2.0)
+    config = BlendConfig(item_bounds=(2.0, 5.0), new_item_odds=2.0)
     weights = normal(4, len(SOURCES), len(FEATURES)).abs()
     blend = LearnedBlend(config, SOURCES, weights, torch.tensor([1.0, 0.5, 2.0]))
     content = normal(NUM_ITEM_ROWS, 8)

@@ -14,7 +14,7 @@ from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import TopK
 from recsys.fitting.blend import FittedBlend, SourceLists, fit_blend
-from recsys.retrieval.blend.config import BlendConfig, LearnedBlendConfig
+from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.demand import DAY, DEMAND, NEVER, PARTS, demand_before, item_demand
 from recsys.retrieval.blend.learned import LearnedBlend
 
@@ -99,7 +99,7 @@ def test_new_events_change_the_list_without_a_fit() -> None:
     weights[:2, 0] = 2.0
     of_lists = torch.zeros(2, 1, 4)
     of_lists[..., 2] = 1.0
-    config = LearnedBlendConfig()
+    config = BlendConfig()
     weekly = LearnedBlend(config, ("shuffled",), of_lists, torch.ones(1), demand=weights)
     lists = {"shuffled": TopK(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[1, 2, 3]]))}
     before = item_demand(np.array([1, 2, 3]), np.full(3, NOW), 4)

@@ -8,7 +8,7 @@ from torch import Tensor
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import ndcg_at_k
-from recsys.retrieval.blend.config import LearnedBlendConfig
+from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.learned import LearnedBlend, write_blend
 from recsys.retrieval.blend.source_features import FEATURES, Blended
 from tests.recsys.retrieval.blend.plain_fusion import reciprocal_rank_fusion
@@ -52,7 +52,7 @@ def fused(lists: dict[str, TopK]) -> Blended:
 
 
 def test_each_kind_of_item_trusts_the_source_that_is_right_for_it():
-    config = LearnedBlendConfig(item_bounds=(200.0,), shrinkage_queries=30)
+    config = BlendConfig(item_bounds=(200.0,), shrinkage_queries=30)
     values = torch.arange(float(NUM_ITEMS))
     lists, targets, _ = two_worlds(2000)
     blend = LearnedBlend.fit(lists, targets, config, item_values=values)
@@ -81,7 +81,7 @@ def weighing(sources: tuple[str, ...], **weights: list[float]) -> LearnedBlend:
     table = torch.zeros(2, len(sources), len(FEATURES))
     for name, by_source in weights.items():
         table[..., FEATURES.index(name)] = torch.tensor(by_source)
-    return LearnedBlend(LearnedBlendConfig(), sources, table, torch.ones(len(sources)))
+    return LearnedBlend(BlendConfig(), sources, table, torch.ones(len(sources)))
 
 
 def test_a_missing_source_leaves_its_weight_to_the_others():
@@ -100,8 +100,7 @@ def test_a_missing_source_leaves_its_weight_to_the_others():
 def test_learns_from_a_sample_what_it_learns_from_all_candidates():
     lists, targets, _ = two_worlds(1500)
     small, full = (
-        LearnedBlend.fit(lists, targets, LearnedBlendConfig(max_candidates=number))
-        for number in (24, 60)
+        LearnedBlend.fit(lists, targets, BlendConfig(max_candidates=number)) for number in (24, 60)
     )
     assert small.loss == pytest.approx(full.loss, rel=0.05)
     rankings = [ndcg(blend.blend(lists, LENGTH), targets) for blend in (small, full)]
@@ -127,7 +126,7 @@ def assert_earlier_versions_are_read(blend: LearnedBlend, folder: Path) -> None:
 
 def test_what_is_saved_is_what_is_loaded(tmp_path):
     lists, targets, lengths = two_worlds(200)
-    config = LearnedBlendConfig(item_bounds=(0.5,), max_queries=100)
+    config = BlendConfig(item_bounds=(0.5,), max_queries=100)
     asked = {"history_lengths": lengths, "item_values": torch.rand(NUM_ITEMS)}
     blend = LearnedBlend.fit(lists, targets, config, **asked)
     digest = blend.save(tmp_path)
@@ -159,7 +158,7 @@ def test_a_damaged_file_is_refused(tmp_path, part):
 def test_bad_input_is_refused():
     lists, targets, _ = two_worlds(20)
     blend = weighing(("young", "old"), presence=[1.0, 1.0])
-    by_item = LearnedBlendConfig(item_bounds=(1.0,))
+    by_item = BlendConfig(item_bounds=(1.0,))
     nothing, few = Jagged.from_lists([[]] * 20), Jagged.one_each(targets.values[1:])
     assert_refused(
         {
@@ -171,12 +170,12 @@ def test_bad_input_is_refused():
             "must be >= 1, got 0": lambda: blend.blend(lists, 0),
             "scales must be finite": lambda: weighing(("a",), presence=[torch.nan]),
             r"weights must be \(2, 1, 4\)": lambda: LearnedBlend(
-                LearnedBlendConfig(), ("a",), torch.zeros(3), torch.ones(1)
+                BlendConfig(), ("a",), torch.zeros(3), torch.ones(1)
             ),
-            "item_bounds must rise": lambda: LearnedBlendConfig(item_bounds=(5, 1)),
-            "l2 must be > 0": lambda: LearnedBlendConfig(l2=0),
-            "new_item_odds must be > 0": lambda: LearnedBlendConfig(new_item_odds=0),
-            "shrinkage_queries must be >= 0": lambda: LearnedBlendConfig(shrinkage_queries=-1),
-            "max_candidates must be >= 2": lambda: LearnedBlendConfig(max_candidates=1),
+            "item_bounds must rise": lambda: BlendConfig(item_bounds=(5, 1)),
+            "l2 must be > 0": lambda: BlendConfig(l2=0),
+            "new_item_odds must be > 0": lambda: BlendConfig(new_item_odds=0),
+            "shrinkage_queries must be >= 0": lambda: BlendConfig(shrinkage_queries=-1),
+            "max_candidates must be >= 2": lambda: BlendConfig(max_candidates=1),
         }
     )

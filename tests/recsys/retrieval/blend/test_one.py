@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from recsys.data.top_k import OneList, TopK
 from recsys.kernels.choice import without
 from recsys.retrieval.blend.candidate_features import blended_lists
-from recsys.retrieval.blend.config import LearnedBlendConfig
+from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.demand import DEMAND, PARTS
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.one import OneQueryBlend
@@ -24,7 +24,7 @@ NUM_ROWS = 40
 
 
 def learned(generator: torch.Generator, *, odds: float = 1.0, demand: bool = False) -> LearnedBlend:
-    config = LearnedBlendConfig(item_bounds=(1.0, 5.0), new_item_odds=odds, non_negative=False)
+    config = BlendConfig(item_bounds=(1.0, 5.0), new_item_odds=odds, non_negative=False)
     shape = (4, len(SOURCES), len(FEATURES))
     weights = torch.randn(shape, generator=generator)
     blend = LearnedBlend(config, SOURCES, weights, torch.rand(len(SOURCES), generator=generator))
