@@ -125,7 +125,7 @@ def blended(
             if key[0] in (plan.cold, plan.warm, *plan.learns_on)
         }
         learned_on = joined(equally([examples[name, "validation"] for name in plan.learns_on]))
-        config = plan.config(experiment.recipe.blend.learned())
+        config = plan.config(experiment.recipe.blend)
         blend = learned_blend(learned_on, config, experiment.device)
         for key, part in examples.items():
             if key[0] in (plan.cold, plan.warm):
