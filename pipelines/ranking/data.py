@@ -76,7 +76,7 @@ def ranking_data(
     lists = source_lists(refitted, inputs, held_back.held_out, held_back.inputs, config)
     check_enough(lists.num_found(), config)
     lists = lists if reads_demand else replace(lists, demand=None)
-    blend, vectors = learned_blend(lists, config.blend.learned()), behaviour_vectors(refitted)
+    blend, vectors = learned_blend(lists, config.blend), behaviour_vectors(refitted)
     builder = candidate_builder(blend, inputs, held_back.ends, vectors, config.ranker_training)
 
     outcomes = read_outcomes(features, inputs, held_back.held_out)
