@@ -134,7 +134,9 @@ def ease_part(planner: Planner) -> tuple[PlanPart, Table]:
     costs, shape = planner.costs, planner.shape
     room = planner.machine.memory_bytes - costs.bytes_needed(num_sources=4)
     number = min(shape.num_known, costs.largest_ease(MEMORY_SHARE * room))
-    seconds, least = min(FIRST_SECONDS, planner.left / 3), min(MIN_EXACT_ITEMS, number)
+    seconds, least = planner.left / 3, min(MIN_EXACT_ITEMS, number)
+    if not planner.is_served:
+        seconds = min(FIRST_SECONDS, seconds)
     while number > least and costs.ease(number) > seconds:
         number = max(least, int(number * 0.8))
     what = f"on {number:,} items" + (
@@ -146,7 +148,7 @@ def ease_part(planner: Planner) -> tuple[PlanPart, Table]:
         if number:
             why = (
                 f"{part.seconds:,.0f} s are needed for {number:,} items, more than the "
-                f"{seconds:,.0f} s that the first bundle has for it; ease.enabled = true fits it"
+                f"{seconds:,.0f} s that the plan has for it; ease.enabled = true fits it"
             )
         return replace(part, why=why), {EASE.section: {"enabled": False}}
     # A weight of an item with few users is near 0, and each such item takes much time.

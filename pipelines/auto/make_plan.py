@@ -75,11 +75,13 @@ def make_plan(
     user: Table,
     left: float,
     encoder: TimedEncoder | None = None,
+    *,
+    is_served: bool = False,
 ) -> Plan:
     """Plan the rounds of a run for the keys that the user sets and the seconds that are left."""
     if set_value(user, ENCODER) == "none":
         shape = replace(shape, text_share=0.0, text_characters=0.0)
-    planner = Planner(shape, Costs(shape, machine), user, left, encoder)
+    planner = Planner(shape, Costs(shape, machine), user, left, encoder, is_served)
     check_memory(planner)
     plan_first(planner)
     if planner.left > MIN_TRAINED_SECONDS and can_train(planner):

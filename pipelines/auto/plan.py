@@ -92,6 +92,8 @@ class Planner:
     """Seconds to the end of the budget."""
     encoder: TimedEncoder | None = None
     """The encoder that is set, or else planned, if it was timed."""
+    is_served: bool = False
+    """True if there is a first bundle, so that nothing has to be done within a minute."""
     rounds: list[Round] = field(default_factory=list)
     postponed: list[tuple[PlanPart, Table]] = field(default_factory=list)
     """Parts that the first round leaves to the next, each with its choices."""

@@ -137,7 +137,7 @@ def planned_for(
 def replanned(planned: Planned, user: Table, left: float, pace: float) -> Plan:
     """Plan what follows the first round again, which took ``pace`` times its estimate."""
     machine = replace(planned.machine, flops=planned.machine.flops / pace)
-    plan = make_plan(planned.shape, machine, user, left, planned.encoder)
+    plan = make_plan(planned.shape, machine, user, left, planned.encoder, is_served=True)
     done, first, rest = planned.plan.rounds[0], plan.rounds[0], list(plan.rounds[1:])
     more = tuple(one for one in first.parts if one.name not in {part.name for part in done.parts})
     if rest:

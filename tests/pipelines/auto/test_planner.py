@@ -99,6 +99,14 @@ def test_a_few_events_train_nothing():
 def test_ease_leaves_out_the_items_that_it_has_no_time_for():
     ease = plan_of(replace(SHOP, num_items=50_000)).rounds[0].choices["ease"]
     assert ease["extended_items"] == ease["exact_items"] < 50_000
+    slow = replace(MACHINE, flops=1.3e10)
+    plan = plan_of(machine=slow)
+    assert plan.rounds[0].choices["ease"] == {"enabled": False}
+    why = next(part.why for part in plan.left_out if part.name == "EASE")
+    assert "more than the 18 s that the plan has for it; ease.enabled = true" in why
+    # With a first bundle served, it may take longer.
+    again = make_plan(SHOP, slow, {}, 600.0, is_served=True)
+    assert again.rounds[0].choices["ease"]["enabled"]
 
 
 def timed(name: str, seconds: float, dim: int = 1_024) -> TimedEncoder:
