@@ -102,6 +102,7 @@ REMOVED_KEYS: Mapping[str, str] = {
     "ray": "leave it out: a run prepares data on its machine, and torchrun trains on several",
     "engine = ray": 'use "local", or "torchrun" for training on several GPUs or machines',
     "data.watermark_days": "leave it out: an absent day is missing three days later",
+    "ranker.trunk = shared_bottom": "use dense, which is the same network",
     "ranker.router = noisy": "use softmax, which balances experts by biases and is better",
     **dict.fromkeys(
         [

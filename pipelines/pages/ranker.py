@@ -4,33 +4,30 @@ from __future__ import annotations
 
 from pipelines.pages.charts import numbers, percent, shares, texts
 from pipelines.pages.document import Block, Section, Table, Words
-from pipelines.pages.report_data import Document, routings_of
+from pipelines.pages.report_data import Document
 
-TRUNKS = {
-    "sparse": "sparse mixture of experts",
-    "dense": "dense",
-    "shared_bottom": "shared bottom",
-}
+TRUNKS = {"sparse": "sparse mixture of experts", "dense": "dense"}
 DENSE = (
     "The ranker has no router: every candidate visits all of its layers. [ranker] "
     'trunk = "sparse" makes a mixture of experts.'
 )
 
 
-def ranker_section(ranker: Document | None) -> Section:
-    """Show what the ranker's order is worth and its calibration."""
+def ranker_sections(ranker: Document | None) -> list[Section]:
+    """Show what the ranker's order is worth, its calibration, and its router if it has one."""
     if ranker is None:
-        return Section(key="ranker", title="Ranker", blocks=[])
+        return []
     order = "The ranker's order is served" if ranker["served"] else "The blend's order is served"
     lines = [f"{order}: {ranker['reason']}."]
     if ranker["tasks_reason"]:
         lines.append(f"Tasks: {', '.join(ranker['tasks'])}; {ranker['tasks_reason']}.")
     blocks: list[Block] = [Words(lines=lines)]
-    for trunk in ranker["trunks"][:1]:
-        if not routings_of(ranker):
-            lines.append(DENSE)
-        blocks.append(_calibration(trunk))
-    return Section(
+    measured = ranker["measured"]
+    if measured:
+        blocks.append(_calibration(measured))
+    if measured and not measured["routing"]:
+        lines.append(DENSE)
+    whole = Section(
         key="ranker",
         title="Ranker",
         note=f"It reorders the first {ranker['num_candidates']} candidates of the fast blend. It "
@@ -38,6 +35,7 @@ def ranker_section(ranker: Document | None) -> Section:
         "without those events; validation decides whether it is served.",
         blocks=blocks,
     )
+    return [whole, _routing(measured)] if measured and measured["routing"] else [whole]
 
 
 def _calibration(trunk: Document) -> Table:
@@ -56,9 +54,10 @@ def _calibration(trunk: Document) -> Table:
     )
 
 
-def routing_section(routing: Document) -> Section:
+def _routing(measured: Document) -> Section:
     """Show the balance of a router."""
-    trunk, count, even = routing["trunk"], routing["num_experts"], 1 / routing["num_experts"]
+    trunk, routing = measured["trunk"], measured["routing"]
+    count, even = routing["num_experts"], 1 / routing["num_experts"]
     rows = [(f"expert {place}", share) for place, share in enumerate(routing["load"], start=1)]
     table = Table(
         key=f"experts-{trunk}",

@@ -25,8 +25,8 @@ from pipelines.pages.document import (
     with_origins,
 )
 from pipelines.pages.figures import blend_figure, curve_figure, slice_figure
-from pipelines.pages.ranker import ranker_section, routing_section
-from pipelines.pages.report_data import ReportData, routings_of
+from pipelines.pages.ranker import ranker_sections
+from pipelines.pages.report_data import ReportData
 from pipelines.pages.summary import (
     BASELINE,
     answer,
@@ -113,8 +113,7 @@ def measured_sections(data: ReportData, origins: Sequence[Origin] = ()) -> list[
             Section(key=key, title=title, note=note, blocks=[one for one in blocks if one])
             for key, title, note, blocks in _sections(data)
         ),
-        ranker_section(data.ranker),
-        *map(routing_section, routings_of(data.ranker)),
+        *ranker_sections(data.ranker),
         _training(data),
     ]
     return [with_origins(one, origins) for one in sections if one.blocks]

@@ -78,7 +78,7 @@ class ReportData:
     blends: Mapping[str, Document]
     """blends.json of fit_blend by profile."""
     ranker: Document | None
-    """ranker.json and trunks.json of train_ranker; None without a ranker."""
+    """ranker.json of train_ranker, and what was measured; None without a ranker."""
     num_items: int = 0
     split_kind: str = ""
     excludes_history: bool = True
@@ -156,20 +156,8 @@ def read_ranker(artefact: Path) -> Document | None:
     if not (folder / RANKER).exists():
         return None
     made = {"metric": "", "tasks": [], "tasks_reason": "", **read_json(folder / RANKER)}
-    rows = read_json(folder / "trunks.json")["trunks"] if (folder / "trunks.json").exists() else []
-    trunks = []
-    for row in rows:
-        routing = row["routing"]
-        if routing is not None:
-            routing = {**routing, "trunk": row["trunk"]}
-        trunks.append({**row, "routing": routing})
-    return {**made, "trunks": trunks}
-
-
-def routings_of(ranker: Document | None) -> list[Document]:
-    """List the measured routing of each trunk that has a router."""
-    trunks = ranker["trunks"] if ranker else []
-    return [trunk["routing"] for trunk in trunks if trunk["routing"] is not None]
+    measured = folder / "ranker" / "calibration.json"
+    return {**made, "measured": read_json(measured) if measured.exists() else None}
 
 
 def read_measured(artefacts: Mapping[str, Path], title: str) -> ReportData:

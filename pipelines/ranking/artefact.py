@@ -1,10 +1,9 @@
 """The artefact of train_ranker.
 
-given/ranker/        what a bundle carries: serving/bundle/ranker.py
+given/ranker/        what a bundle carries (serving/bundle/ranker.py), with its measures
 given/measured/      history features fitted on train, to measure validation and test with
 given/ranker.json    whether the ranker is served, and why
 given/values_ranker.npy  what its order reaches for each validation query
-given/trunks.json    metrics of the ranker, and of compared trunks, on validation
 given/training.json, curve.jsonl
 
 Where no ranker could be trained there is ranker.json alone, with the reason.
@@ -22,7 +21,6 @@ from serving.bundle.ranker import LoadedRanker
 RANKER, MEASURED = "ranker", "measured"
 FILE = "ranker.json"
 CALIBRATION = "calibration.json"
-TRUNKS = "trunks.json"
 
 
 def read_decision(directory: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from pipelines.engine.artifacts import to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs
-from pipelines.ranking.artefact import CALIBRATION, FILE, MEASURED, RANKER, TRUNKS
+from pipelines.ranking.artefact import CALIBRATION, FILE, MEASURED, RANKER
 from pipelines.ranking.data import RankingData, TooLittleDataError, ranking_data
 from pipelines.ranking.fit import fit_ranker, make_ranker, metric_by_query
 from pipelines.ranking.measures import decision, measure_ranker
@@ -94,7 +94,6 @@ def train_ranker(context: StageContext) -> StageRows:
     curve.write(output / "curve.jsonl")
     for name, document in {
         f"{RANKER}/{CALIBRATION}": summary,
-        TRUNKS: {"trunks": [summary]},
         "training.json": asdict(result),
         FILE: {**report, **judged},
     }.items():

@@ -79,7 +79,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (ItemKnnConfig, {"half_life_days": (-1.0,)}, "half_life_days"),
     (ItemKnnConfig, {"length_weight": ()}, "length_weight"),
     (Experts, {"num_experts": 0, "dim": 8, "hidden_dim": 8, "output_dim": 8}, "positive sizes"),
-    (SparseMoeConfig, {**MOE, "top_k": 5}, "top_k must be in"),
     (lambda **given: SparseMoe(SparseMoeConfig(**given)), {**MOE, "router": "x"}, "scores is"),
     (BiasedRouter, {"dim": 4, "num_experts": 3, "top_k": 4}, "top_k must be in"),
     (ScheduleConfig, {"learning_rate": 0.0}, "learning_rate must be > 0"),

@@ -276,10 +276,6 @@ class Stores:
         maker, version = self.maker(run), run.name.partition("+")[0]
         return None if maker is None else shop_workspace(maker.path) / RELEASED / version
 
-    def workspaces(self) -> Sequence[Run]:
-        """Return the runs that are workspaces, the newest first."""
-        return [run for run in self.runs() if run.kind == "workspace"]
-
     def bundles(self) -> Sequence[Run]:
         """Return the released bundles, the newest first."""
         return [run for run in self.runs() if run.kind == "bundle"]

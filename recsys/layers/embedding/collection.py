@@ -10,7 +10,7 @@ occurred, which is what large tables need.
 
 Row 0 of every table means "unknown". It starts at zero, so a value never met in training
 adds nothing, and it learns like any other row where training data holds unknown values. Ragged
-batches have no padding; a caller that pads with row 0 for ``lookup`` masks those places.
+batches have no padding.
 
 Axes: B examples, M values of one feature in the whole batch, D width.
 """
@@ -116,18 +116,6 @@ class EmbeddingBags(nn.Module):
         if not 0 <= row < len(weight):
             check_rows(table.name, torch.tensor([row]), len(weight))
         return weight.detach()[row : row + 1]
-
-    def lookup(self, table: str, rows: Tensor) -> Tensor:
-        """Take rows of a table one by one, [...] -> [..., embedding_dim]."""
-        weight = self.weight(table)
-        if self.updates is not None and torch.is_grad_enabled():
-            raise ValueError(
-                f"rows of table {table!r} move inside the backward of forward(); give this lookup "
-                "a feature of its own, or train the tables dense"
-            )
-        if rows.device.type == "cpu":
-            check_rows(table, rows, len(weight))
-        return functional.embedding(rows, weight)
 
     def forward(self, batch: JaggedBatch) -> dict[str, Tensor]:
         """Pool every feature of the tables, feature name -> [B, embedding_dim].

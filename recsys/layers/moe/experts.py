@@ -142,12 +142,6 @@ class SparseMoeConfig:
     """Width of the router's input; None is ``dim``."""
     router: Literal["sigmoid", "softmax"] = "sigmoid"
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.top_k <= self.num_experts:
-            raise ValueError(
-                f"top_k must be in [1, num_experts = {self.num_experts}], got {self.top_k}"
-            )
-
 
 class Mixed(NamedTuple):
     """Output of a sparse layer."""

@@ -15,7 +15,7 @@ from recsys.data.bounds import check_bounds, check_choices
 from recsys.layers.embedding.tables import Backend
 from recsys.models.item_tower import FeatureSizes
 
-Trunk = Literal["sparse", "dense", "shared_bottom"]
+Trunk = Literal["sparse", "dense"]
 CHOICES = {
     "trunk": get_args(Trunk),
     "router": ("sigmoid", "softmax"),

@@ -14,7 +14,7 @@ def test_bundles_of_a_real_workspace_differ_in_settings(context):
     rows = table(page, "settings").rows
     assert rows == [["two_tower.embedding_dim", "16", "24"]]
     assert lines_of(page, "differences") == "The data are the same."
-    (run,) = context.stores.workspaces()
+    (run,) = [one for one in context.stores.runs() if one.kind == "workspace"]
     assert changed_settings(run, served) == []
 
 

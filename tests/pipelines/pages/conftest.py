@@ -111,13 +111,10 @@ def write_evaluation(
     training = places["train_two_tower"] / "given"
     files[training / "training.json"] = {"num_steps": 20, "best_step": 20, "stopped_early": False}
     tasks = {"next": {"auc": 0.88, **TASK}, "like": {"auc": None, **TASK}}
-    trunks = [
-        {"trunk": trunk, "flops": 31_000, "tasks": tasks, "routing": own}
-        for trunk, own in (("dense", None), ("sparse", ROUTING))
-    ]
+    measured = {"trunk": "sparse", "flops": 31_000, "tasks": tasks, "routing": ROUTING}
     ranker = {"num_candidates": 200, "served": True, "reason": "it is ahead by 0.01"}
     ranker |= {"metric": "ndcg@10", "tasks": [*tasks], "tasks_reason": "half are likes"}
-    files[places["train_ranker"] / "given" / "trunks.json"] = {"trunks": trunks}
+    files[places["train_ranker"] / "given" / "ranker" / "calibration.json"] = measured
     files[places["train_ranker"] / "given" / "ranker.json"] = ranker
     for path, value in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from tests.recsys.testing.catalogues import drawn_catalogue
 from tests.recsys.testing.experts import loop_over_experts
 from tests.recsys.testing.refusals import assert_refused
 
-TRUNKS = ("sparse", "dense", "shared_bottom")
+TRUNKS = ("sparse", "dense")
 INPUTS = RankerInputs(
     num_item_rows=30,
     tasks=("click", "purchase"),
