@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from recsys.data.top_k import ItemMask, OneList
 from recsys.models.text_search.folding import APOSTROPHES, words_of
 from recsys.models.text_search.search import SearchCandidates, TextSearch
-from recsys.models.text_search.spelling import MIN_BESIDE_OTHERS, MIN_CORRECTED, Spelling
 from recsys.models.text_search.tokens import split
+from recsys.models.text_search.words import MIN_BESIDE_OTHERS, MIN_CORRECTED, Spelling
 from serving.bundle.catalogue import MAX_TITLE
 from serving.bundle.load import Bundle
 from serving.schemas import Degraded, ItemCard, to_json

@@ -10,10 +10,9 @@ import polars as pl
 
 from pipelines.candidates.blends import TEXT_SEARCH, served_blends
 from pipelines.engine.stage import StageContext
-from pipelines.inputs.attributes import read_described
 from pipelines.publishing.items import content_source, take_properties
 from pipelines.ranking.artefact import served_ranker
-from pipelines.searching.texts import item_texts
+from pipelines.searching.texts import item_texts, read_described
 from pipelines.semantic_ids.artefact import read_version
 from recsys.fitting.queries import GIVEN, ModelInputs
 from recsys.models.names import (
@@ -36,8 +35,7 @@ from serving.bundle.write import BundleParts, OutsideParts
 def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
     """Gather what a request needs from the artefacts."""
     features = context.inputs["build_features"]
-    attributes = context.config.enrichment.attributes
-    items, found = read_described(features, context.inputs["enrich_items"], attributes)
+    items, found = read_described(features, context.inputs["enrich_items"])
     users = pl.read_parquet(features / "vocabularies" / "users.parquet").sort("row")
     categories = pl.read_parquet(features / "vocabularies" / "categories.parquet").sort("row")
     sequences, catalogue = inputs.sequences, inputs.catalogue

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from pipelines.engine.artifacts import cache_dir
 from pipelines.engine.stage import StageContext
-from pipelines.inputs.attributes import read_described
 from pipelines.inputs.content_models import make_encoder
 from pipelines.searching.meanings import fit_meanings
-from pipelines.searching.texts import item_texts, title_index
+from pipelines.searching.texts import item_texts, read_described, title_index
 from recsys.data.threads import one_thread
 from recsys.fitting.blend import ProfileBlend
 from recsys.fitting.queries import EvaluationQueries, ModelInputs
@@ -155,7 +154,7 @@ def fit_search(
     """Fit what finds items by a text; None if no item has one."""
     config = context.config
     folders = context.inputs["build_features"], context.inputs["enrich_items"]
-    texts = item_texts(*read_described(*folders, config.enrichment.attributes))
+    texts = item_texts(*read_described(*folders))
     content = inputs.catalogue.content.numpy()
     encoder = make_encoder(config.content)
     most = config.search.meaning_words

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from pipelines.engine.artifacts import read_json
 from recsys.models.text_search.tokens import ItemText
 from serving.items import TitleIndex
 
@@ -15,6 +17,35 @@ ATTRIBUTES = ("categories", "brand")
 """Columns whose values a query may name."""
 READ = ("title", *ATTRIBUTES, "description", "release_year")
 """Columns that are searched, in this order, where the catalogue has them, and the decade."""
+
+
+SENTENCES = ("summary", "queries")
+"""Attributes by a language model that are no values to compare."""
+
+
+def read_described(features: Path, enriched: Path) -> tuple[pl.DataFrame, list[str]]:
+    """Read the catalogue by item row, with the attributes that a language model found.
+
+    A column of the shop's own is not replaced.
+
+    Returns:
+        The items, and the attributes that are texts or lists of them.
+    """
+    items = pl.read_parquet(features / "items.parquet").sort("item_row")
+    found, texts = pl.read_parquet(enriched / "enrichment.parquet"), []
+    for name, kind in read_json(enriched / "enrichment.json").get("kinds", {}).items():
+        one = found.filter(pl.col("attribute") == name)
+        if name in (*items.columns, *SENTENCES) or one.is_empty():
+            continue
+        values = {
+            "array": pl.col("values"),
+            "boolean": pl.col("values").list.first() == "yes",
+            "number": pl.col("values").list.first().cast(pl.Float64, strict=False),
+        }
+        column = values.get(kind, pl.col("values").list.first()).alias(name)
+        items = items.join(one.select("item_row", column), "item_row", "left").sort("item_row")
+        texts += [name] if kind in ("array", "string") else []
+    return items, texts
 
 
 def item_texts(items: pl.DataFrame, found: Sequence[str] = ()) -> list[ItemText]:

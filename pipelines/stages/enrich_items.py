@@ -2,7 +2,7 @@
 
 enrichment.parquet      item_row, item_id, attribute, values, model, prompt_version, time
 not_enriched.parquet    item_row, item_id, reason
-enrichment.json         model, counts, tokens and cost of all runs on these items
+enrichment.json         model, kinds of attributes, counts, tokens and cost of all runs
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def enrich_items(context: StageContext) -> StageRows:
         if context.show_progress and log.is_terminal and (done % 100 == 0 or done == total):
             log.print(f"  {done:,} of {total:,} items", style="dim")
 
+    extraction = build_extraction(config.attributes)
     result = enrich(texts, model, cache_dir("enrichment"), config, report)
     if result.budget_reached:
         log.print(
@@ -91,7 +92,8 @@ def enrich_items(context: StageContext) -> StageRows:
         )
     summary = {
         "model": model.name,
-        "prompt_version": build_extraction(config.attributes).version,
+        "prompt_version": extraction.version,
+        "kinds": {name: type_of(one) for name, one in extraction.schema["properties"].items()},
         "num_left_out": result.num_left_out,
         "cost": config.cost(*result.spent),
         "budget_reached": result.budget_reached,

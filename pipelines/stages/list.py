@@ -117,7 +117,7 @@ STAGES = [
         description="Learn on validation how to blend the lists of all models into the served one",
         reads=(*SOURCES, "enrich_items"),
         writes="weights of each profile, their validation metrics, what searches by text",
-        sections=("blend", "search", "content", "enrichment.attributes", "evaluation", "seed"),
+        sections=("blend", "search", "content", "evaluation", "seed"),
     ),
     Stage(
         name="train_ranker",

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from recsys.models.text_search.spelling import Spelling
+from recsys.models.text_search.words import Spelling
 
 Floats = NDArray[np.float32]
 FILE, NAMES = "meaning.safetensors", "meaning.json"
