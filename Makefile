@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 export PYTHONDONTWRITEBYTECODE :=
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install install-airflow install-typescript docs demo dashboard test test-all test-quick test-numerics mutants test-api year soak check format serve strangers bench lock release-check clean
+.PHONY: help install install-airflow install-typescript docs demo dashboard test test-all test-quick test-numerics mutants test-api year soak check format serve strangers bench lock release release-check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the verbs
@@ -91,8 +91,11 @@ check: install  ## format, lint, types, import rules, length limits
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m pytest -q tests/test_code_limits.py
 
-release-check: install  ## wheel, demo from it, docs, licences, SBOM, changelog; ten minutes, needs an index
+release-check: install  ## wheel, demo from it, docs, licences, audit, changelog; ten minutes, needs an index and pip-audit
 	@$(BIN)/python -m tests.release.check
+
+release: install  ## wheel, sdist, SBOM, hashed lock and their digests in dist/release; needs an index
+	@$(BIN)/python -m tests.release.build
 
 format: install  ## rewrite files in the house format
 	@$(BIN)/ruff format .

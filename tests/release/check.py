@@ -1,7 +1,7 @@
 """``make release-check``: everything that must hold before a version is released.
 
     python -m tests.release.check           ten minutes; needs a package index
-    python -m tests.release.check --quick   without the wheel's own run
+    python -m tests.release.check --quick   without the audit and the wheel's own run
 
 Each check says what held or what to do; the last line is the verdict, and the exit code 1 names
 what failed. The wheel and the SBOM stay in ``dist/``.
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.release import changelog, licences, sbom, wheel
+from tests.release import audit, changelog, licences, sbom, wheel
 
 ROOT = Path(__file__).parents[2]
 Check = Callable[[], str]
@@ -98,7 +98,7 @@ def check_wheel(python: str) -> str:
 def main() -> None:
     """Run the checks in order, the quick ones first; end with 1 if one fails."""
     parser = argparse.ArgumentParser(description="Everything that must hold before a release.")
-    parser.add_argument("--quick", action="store_true", help="Without the wheel's own run.")
+    parser.add_argument("--quick", action="store_true", help="Without a network.")
     parser.add_argument("--python", default=sys.executable, help="For the fresh environment.")
     given = parser.parse_args()
     checks: dict[str, Check] = {
@@ -109,6 +109,7 @@ def main() -> None:
         "docs": check_docs,
     }
     if not given.quick:
+        checks["audit"] = partial(audit.check, ["cpu"])
         checks["wheel"] = partial(check_wheel, given.python)
     failed = []
     for name, check in checks.items():

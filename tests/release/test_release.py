@@ -1,14 +1,18 @@
 """What a release must hold: versions, licences, the bill of materials, the check itself."""
 
+import hashlib
 import json
+import subprocess
 import sys
+import tarfile
+import zipfile
 from datetime import date
 from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
 
-from tests.release import changelog, check, licences, sbom
+from tests.release import audit, build, changelog, check, licences, sbom
 
 TODAY = date(2026, 11, 23)
 GOOD = "# Changelog\n\n## 0.2.0 (2026-11-20)\n\n- New.\n\n## 0.1.0 (2026-11-01)\n\n- First.\n"
@@ -112,3 +116,72 @@ def test_the_check_names_what_failed_and_goes_on(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "this is missing: write it" in printed
     assert printed.count("ok ") == 4
+
+
+def test_the_audit_names_what_is_vulnerable_and_is_no_answer_without_one(tmp_path, monkeypatch):
+    fault = {"id": "PYSEC-1", "aliases": ["CVE-1"], "fix_versions": ["1.1"], "description": ""}
+    packages = [
+        {"name": "safe", "version": "2.0", "vulns": []},
+        {"name": "risky", "version": "1.0", "vulns": [fault]},
+        {"name": "strange", "skip_reason": "not on the index"},
+    ]
+    lock = tmp_path / "cpu.txt"
+    program = tmp_path / "pip_audit.py"
+    asked = (sys.executable, str(program))
+
+    def answer(text):
+        program.write_text(
+            f"import sys; assert {str(lock)!r} in sys.argv; print({text!r}); sys.exit(1)"
+        )
+
+    answer(json.dumps({"dependencies": packages}))
+    unread = "strange was not checked: not on the index"
+    assert audit.ask(lock, asked) == [unread, "risky 1.0 has PYSEC-1; safe: ['1.1']"]
+    monkeypatch.setattr(audit, "ACCEPTED", {"CVE-1": "only on Windows"})
+    assert audit.ask(lock, asked) == [unread]
+    whole = audit.ask
+    monkeypatch.setattr(audit, "ask", lambda lock: whole(lock, asked))
+    monkeypatch.setattr(audit, "ROOT", tmp_path)
+    (tmp_path / "requirements").mkdir()
+    lock = tmp_path / "requirements" / "cpu.txt"
+    answer(json.dumps({"dependencies": packages}))
+    with pytest.raises(ValueError, match="strange was not checked"):
+        audit.check(["cpu"])
+    monkeypatch.undo()
+    answer("")
+    with pytest.raises(ValueError, match=r"gave no answer about cpu\.txt, so nothing is known"):
+        audit.ask(lock, asked)
+    monkeypatch.setattr(audit, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install pip-audit"):
+        audit.ask(lock)
+
+
+def test_a_release_is_built_with_digests_and_a_lock_that_pip_holds_files_to(tmp_path, monkeypatch):
+    files = tmp_path / "index"
+    files.mkdir()
+    info = "thing-1.0.dist-info"
+    with zipfile.ZipFile(files / "thing-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: Thing\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(files))
+    (tmp_path / "lock.txt").write_text("thing==1.0\n")
+    lock = tmp_path / "hashed.txt"
+    lock.write_text(build.hashed(tmp_path / "lock.txt"))
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--dry-run", "--require-hashes", "-r"]
+    subprocess.run([*pip, str(lock)], check=True)
+    digest = hashlib.sha256((files / "thing-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    lock.write_text(lock.read_text().replace(digest, 64 * "0"))
+    assert subprocess.run([*pip, str(lock)], capture_output=True, check=False).returncode
+
+    target = tmp_path / "release"
+    build.build(target)
+    build.write_sums(target)
+    assert (
+        subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=target, check=False).returncode == 0
+    )
+    with tarfile.open(next(target.glob("*.tar.gz"))) as archive:
+        tops = {name.split("/")[1] for name in archive.getnames() if name.count("/") > 1}
+    assert {"recsys", "features", "pipelines", "serving", "requirements"} <= tops
+    assert not tops & {"runs", "dist", ".venv", ".git"}
