@@ -40,7 +40,7 @@ SHELL = ("", "sh", "bash")
 # Other programs, whose options are theirs; a block of these is not run.
 PROGRAMS = {
     "airflow", "docker", "export", "git", "kubectl", "mlflow", "openssl", "pip", "python3.12",
-    "rsync", "ssh", "torchrun",
+    "rsync", "sha256sum", "ssh", "torchrun",
 }  # fmt: skip
 SIZE = SyntheticSize(num_items=240, num_users=200)
 
