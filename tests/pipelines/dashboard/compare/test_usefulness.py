@@ -1,7 +1,6 @@
 """The summary names the right one of known pairs and the planted reason, and no equal pair.
 
 The rule was developed on seeds below 5,000; these are drawn once and not looked at before.
-`tests/benchmarks/dashboard/benchmark_usefulness.py` draws many more of each kind.
 """
 
 import pytest
