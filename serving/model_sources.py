@@ -93,7 +93,9 @@ def similarity_source(model: ContentSimilarity, index: FaissIndex | None = None)
     """Rank the items whose content is similar to the history's; ``index`` as above."""
     one = OneContent(model)
     if index is None:
-        return ScoredSource(model.score, score_one=lambda query: one.scores(query.history_tensor))
+        return ScoredSource(
+            model.score, list_one=lambda query, mask, k: one.best(query.history_tensor, mask, k)
+        )
     return IndexedSource(
         model.query_vectors,
         lambda: index,

@@ -27,7 +27,8 @@ from torch.nn import functional
 
 from recsys.data.batch import JaggedBatch, all_finite
 from recsys.data.threads import side_by_side
-from recsys.kernels.one_query.op import SimilarOfOne
+from recsys.data.top_k import ItemMask, OneList, best_of_one
+from recsys.kernels.one_query.op import SimilarOfOne, best_allowed
 from recsys.models.configs import ContentSimilarityConfig, without_removed
 
 NORM_FLOOR = 1e-6
@@ -255,19 +256,26 @@ class OneContentHistory:
 
     def scores(self, item_rows: Tensor) -> Tensor:
         """Score every item, [N]; -inf where there is no content."""
-        latest = item_rows[-self._num_events :]
-        if self._num_items <= PAIRS_UP_TO:
-            found = self._compiled.scores(latest, self._weights[-latest.shape[0] :])
-            if found is not None:
-                return found
-        vector = self.query_vector(latest)
+        vector = self.query_vector(item_rows)
         scores = vector @ self._columns
         scores.numpy()[self._silent] = -torch.inf
         return scores if bool(vector.any()) else scores.fill_(-torch.inf)
 
+    def best(self, item_rows: Tensor, mask: ItemMask, k: int) -> OneList:
+        """Rank the items with content that a mask allows."""
+        if self._num_items <= PAIRS_UP_TO:
+            found = self._compiled.best(item_rows, mask, k)
+            if found is not None:
+                return found
+        scores = self.scores(item_rows)
+        if (found := best_allowed(scores.numpy(), mask, k)) is not None:
+            return found
+        mask.blank(scores.numpy())
+        return best_of_one(scores, k)
+
     @cached_property
     def _compiled(self) -> SimilarOfOne:
-        return SimilarOfOne(self._cosines, self._silent, NORM_FLOOR)
+        return SimilarOfOne(self._cosines, self._silent, NORM_FLOOR, self._weights)
 
     @cached_property
     def _cosines(self) -> Tensor:

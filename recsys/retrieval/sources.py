@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, one_example
 from recsys.data.top_k import NO_ROW, ItemMask, OneList, TopK, best_of_one, no_items, select_top_k
-from recsys.kernels.one_query.op import best_allowed, first_allowed, nearest
+from recsys.kernels.one_query.op import first_allowed, nearest
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.names import SEQUENCE
 
@@ -149,7 +149,7 @@ class ScoredSource(Source):
         *,
         needs_history: bool = True,
         item_vectors: Callable[[], Tensor] | None = None,
-        score_one: Callable[[SourceQuery], Tensor] | None = None,
+        list_one: Callable[[SourceQuery, ItemMask, int], OneList] | None = None,
         encode_one: Callable[[SourceQuery], Tensor] | None = None,
     ) -> None:
         """Take a model's ``score``: [B, N], -inf for what it knows nothing of.
@@ -157,11 +157,11 @@ class ScoredSource(Source):
         Args:
             item_vectors: Returns the model's vectors of all items, [N, F], where a ranker reads
                 them.
-            score_one: A faster ``score`` of one query, [N] float32, which may be written into.
+            list_one: A faster way to rank for one query with a history.
             encode_one: Encodes one query as a vector whose products with those of the items are
                 their scores, [F].
         """
-        self._score, self._score_one, self._encode_one = score, score_one, encode_one
+        self._score, self._list_one, self._encode_one = score, list_one, encode_one
         self._needs_history = needs_history
         self._item_vectors = item_vectors
 
@@ -201,17 +201,14 @@ class ScoredSource(Source):
     def one(self, query: SourceQuery, mask: ItemMask, k: int) -> OneList | None:
         if self._needs_history and (query.item_row or not query.has_history):
             return None
-        if self._encode_one is not None:
-            vector = self._encode_one(query)
-            if (found := nearest(self._kept_vectors, vector, mask, k)) is not None:
-                return found
-            scores = torch.mv(self._kept_vectors, vector)
-        elif self._score_one is not None:
-            scores = self._score_one(query)
-            if (found := best_allowed(scores.numpy(), mask, k)) is not None:
-                return found
-        else:
+        if self._list_one is not None:
+            return self._list_one(query, mask, k)
+        if self._encode_one is None:
             return OneList.of(self(query.features, mask.as_bool()[None], k).lists)
+        vector = self._encode_one(query)
+        if (found := nearest(self._kept_vectors, vector, mask, k)) is not None:
+            return found
+        scores = torch.mv(self._kept_vectors, vector)
         mask.blank(scores.numpy())
         return best_of_one(scores, k)
 

@@ -166,6 +166,16 @@ i64 similar(const float *cosines, i64 n, const i64 *rows, const float *weights, 
     return n;
 }
 
+/* Rank the allowed items by the scores of similar. */
+i64 most_similar(const float *cosines, i64 n, const i64 *rows, const float *weights, i64 m,
+                 const i64 *silent, i64 num_silent, double floor, const u8 *allowed, i64 k,
+                 float *out, i64 *listed) {
+    float *scores = take(SUMS, (size_t)n * sizeof(float));
+    if (!scores) return NO_MEMORY;
+    i64 found = similar(cosines, n, rows, weights, m, silent, num_silent, floor, scores);
+    return found < 0 ? found : best_allowed(scores, allowed, n, k, out, listed);
+}
+
 typedef struct {
     const i64 *offsets;
     const int32_t *others;

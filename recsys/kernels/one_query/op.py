@@ -43,7 +43,7 @@ class _Functions:
         self.best_allowed = _typed(library.best_allowed, p, p, n, n, p, p)
         self.first_allowed = _typed(library.first_allowed, p, p, n, p, n, n, p, p)
         self.nearest = _typed(library.nearest, p, n, p, p, n, n, p, p)
-        self.similar = _typed(library.similar, p, n, p, p, n, p, n, d, p)
+        self.most_similar = _typed(library.most_similar, p, n, p, p, n, p, n, d, p, n, p, p)
         self.by_weights = _typed(library.by_weights, p, p, n, p, n, n, p, p)
         self.merge = _typed(library.merge, p, p, p, p, p, n, n, p, n, p)
         self.leading = _typed(library.leading, p, p, n, n, p)
@@ -198,30 +198,39 @@ def nearest(vectors: Tensor, query: Tensor, mask: ItemMask, k: int) -> OneList |
 
 
 class SimilarOfOne:
-    """Scores items by their cosine to the weighted sum of a history's vectors."""
+    """Ranks items by their cosine to the weighted sum of a history's vectors."""
 
-    def __init__(self, cosines: Tensor, silent: Rows, floor: float) -> None:
-        """Take the cosines of every two items [N, N], and the rows that have no vector."""
+    def __init__(self, cosines: Tensor, silent: Rows, floor: float, weights: Tensor) -> None:
+        """Take what requests share.
+
+        Args:
+            cosines: Of every two items, [N, N].
+            silent: Rows that have no vector.
+            weights: Of each event, the latest last; earlier ones do not count.
+        """
         self._cosines, self._silent, self._floor = cosines, torch.from_numpy(silent), floor
+        self._weights, self._num_events = weights, weights.shape[0]
 
-    def scores(self, rows: Tensor, weights: Tensor) -> Tensor | None:
-        """Score every item, [N]; -inf without a vector, for all if the history has none."""
-        found, size = functions(), self._cosines.shape[0]
-        if found is None:
+    def best(self, history: Tensor, mask: ItemMask, k: int) -> OneList | None:
+        """Rank the items with a vector; none if the history has none."""
+        found, size, length = functions(), self._cosines.shape[0], history.shape[0]
+        if found is None or size != mask.num_item_rows or k < 1:
             return None
-        scored = torch.empty(size)
-        number = found.similar(
+        counted, taken = min(length, self._num_events), min(k, size)
+        number = found.most_similar(
             self._cosines.data_ptr(),
             size,
-            rows.data_ptr(),
-            weights.data_ptr(),
-            rows.shape[0],
+            history.data_ptr() + 8 * (length - counted),
+            self._weights.data_ptr() + 4 * (self._num_events - counted),
+            counted,
             self._silent.data_ptr(),
             self._silent.shape[0],
             self._floor,
-            scored.data_ptr(),
+            mask.address,
+            taken,
+            *_outputs.room(taken),
         )
-        return None if number < 0 else scored
+        return _outputs.copied(number)
 
 
 class WeightsOfOne:

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.top_k import ItemMask, best_of_one
 from recsys.kernels.choice import without
 from recsys.layers.attention import latest, sparse
 from recsys.models import content_similarity
@@ -145,5 +147,10 @@ def test_content_similarity(
     config = ContentSimilarityConfig(history_power=0.7)
     model = ContentSimilarity(config, catalogue().content)
     expected = model.score(batch_of(torch.tensor(rows)))[0]
-    found = OneContent(model).scores(torch.tensor(rows))
-    torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE)
+    one, mask = OneContent(model), ItemMask.all(len(expected))
+    torch.testing.assert_close(one.scores(torch.tensor(rows)), expected, rtol=0, atol=CLOSE)
+    found = one.best(torch.tensor(rows), mask, 5)
+    mask.blank(expected.numpy())
+    truth = best_of_one(expected, 5)
+    assert found.item_rows.tolist() == truth.item_rows.tolist()
+    np.testing.assert_allclose(found.scores, truth.scores, rtol=0, atol=CLOSE)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.top_k import NO_ROW, ItemMask, TopK, no_items
+from recsys.data.top_k import NO_ROW, ItemMask, OneList, TopK, best_of_one, no_items
 from recsys.models.configs import PopularityConfig
 from recsys.models.item_weights.model import HistoryWeights, ItemWeights, WeightTable
 from recsys.models.popularity import Popularity
@@ -86,6 +86,11 @@ def check_alike(found: TopK, truth: TopK) -> None:
     assert_same_lists(found, truth, rounding(40, size=largest))
 
 
+def best_allowed(scores: torch.Tensor, mask: ItemMask, k: int) -> OneList:
+    mask.blank(scores.numpy())
+    return best_of_one(scores, k)
+
+
 def sources_of_one() -> dict[str, Source]:
     """Every source, and each of those with a form of its own for one query once more with it."""
     forms: dict[str, Source] = {
@@ -95,7 +100,7 @@ def sources_of_one() -> dict[str, Source]:
             encode_one=lambda query: ITEMS[query.history_tensor].sum(0),
         ),
         "scores by their own form": ScoredSource(
-            score, score_one=lambda query: score(query.features)[0]
+            score, list_one=lambda query, mask, k: best_allowed(score(query.features)[0], mask, k)
         ),
         "on a device": DeviceSource(ScoredSource(score), torch.device("cpu")),
     }
