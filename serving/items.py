@@ -163,16 +163,13 @@ class TitleIndex:
                 options.append(spelling.near(word, shortest))
         if not all(options) or [[word] for word in typed] == options:
             return None
-        joined = " AND ".join(f"({' OR '.join(map(_quoted, some))})" for some in options)
+        # A word has no quotes.
+        joined = " AND ".join('("' + '" OR "'.join(some) + '")' for some in options)
         with self._lock:
             found = self._database.execute(_TITLE_WITH_WORDS, (joined,)).fetchone()
         title = found[0].split() if found else ()
         near = [[one for one in some if one in title] or some for some in options]
         return " ".join(some[0] for some in near)
-
-
-def _quoted(word: str) -> str:
-    return f'"{word}"'
 
 
 MAX_FOUND = 1_000

@@ -58,6 +58,17 @@ class TopicItems:
         """Mask of some rows, [n]."""
         return self._bundle.masks.at(rows, ("topic", words), lambda: self._find(words))
 
+    def refused(self, item_id: str) -> Rows:
+        """Find the item of an id, or the items of a value, such as ``brand:Acme``."""
+        if (row := self._bundle.catalogue.row_of(item_id)) is not None:
+            return np.array([row], np.int64)
+        name, _, value = item_id.partition(":")
+        column = self._bundle.properties.columns.get(name)
+        column = self._bundle.catalogue.categories if name == "category" else column
+        if not (value and isinstance(column, TextColumn | ListColumn)):
+            return NOTHING
+        return np.flatnonzero(column.with_any([value]))
+
     @cached_property
     def _values(self) -> dict[str, list[tuple[TextColumn | ListColumn, str]]]:
         """Values of categories and properties by their keys."""
@@ -168,13 +179,14 @@ class Steering:
             if unread is NOTHING:
                 return NO_WISHES
             return Wishes(unread, NOTHING, (), (), (), ())
-        row_of = self._bundle.catalogue.row_of
-        refused = [(row, event) for event in visitor.refused if (row := row_of(event.item_id))]
-        rows = np.array([row for row, _ in refused], np.int64)
-        disliked = [row for row, event in refused if event.event_type == "dislike"]
+        refused = [(self.items.refused(event.item_id), event) for event in visitor.refused]
+        rows = np.unique(np.concatenate([NOTHING, *(found for found, _ in refused)]))
+        disliked = [
+            row for found, event in refused if event.event_type == "dislike" for row in found
+        ]
         full = len(visitor.refused) == MAX_REFUSALS
         notes = [Degraded("many_refusals", f"the newest {MAX_REFUSALS}")] * full
-        exclusions = [Exclusion("hidden", "the visitor refused it", rows=rows)] * bool(refused)
+        exclusions = [Exclusion("hidden", "the visitor refused it", rows=rows)] * bool(len(rows))
         said = said_topics(request.steer, now) if request.steer else []
         topics = {one.words: one for one in (*in_time(read_topics(visitor.topics), now), *said)}
         moving, never = [], []

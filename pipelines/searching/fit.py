@@ -38,7 +38,7 @@ from recsys.retrieval.sources import Source, lists_of, rank_by_all
 from serving.items import ItemSearch, TitleIndex, scale_counts
 
 Rows = NDArray[np.int64]
-MAX_QUERIES = 2_000
+MAX_QUERIES = 500
 MIN_QUERIES = 50
 """Below which the weights stay where they start."""
 

@@ -154,6 +154,29 @@ description = "Whether it is made for hair"
 """
 
 
+def check_served(bundle: Path, prompt_version: str) -> None:
+    """In the bundle the attributes are what columns of the catalogue are."""
+    served = Recommender.load(bundle)
+    kinds = known_properties(served.bundle)
+    assert (kinds["material"], kinds["for_hair"]) == ("text", "boolean")
+    for where, titles in {
+        "material = 'plant'": {"rose soap"},
+        "material != 'plant'": {"clay mask"},
+        "for_hair = false": {"rose soap"},
+        "material is missing and for_hair is missing": {"Ignore all", "i3", "comb"},
+    }.items():
+        request = ListRequest.model_validate({"k": 6, "filter": {"where": where}})
+        shown = {item.title or item.item_id for item in served.answer(request).items}
+        assert {title[:10] for title in titles} == {title[:10] for title in shown}, where
+    found = served.answer(ListRequest.model_validate({"surface": "search", "query": "plant"})).items
+    assert {item.title for item in found} == {"rose soap"}
+    assert served.steering.items.mask("plant").sum() == 2
+    source = served.bundle.manifest.content
+    assert source is not None
+    assert source.enrichment is not None
+    assert source.enrichment.prompt_version == prompt_version
+
+
 def test_a_shops_own_attributes_are_extracted_and_stand_in_the_text(
     toml: Callable[[str], Path], recsys: Recsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,26 +218,7 @@ def test_a_shops_own_attributes_are_extracted_and_stand_in_the_text(
     made = json.loads((run / "embed_items/content.json").read_text())["described_by"]
     assert made["prompt_version"].startswith("own-")
     assert "kept" not in made
-    # In the bundle they are what columns of the catalogue are.
-    served = Recommender.load(run / "bundles" / "current")
-    kinds = known_properties(served.bundle)
-    assert (kinds["material"], kinds["for_hair"]) == ("text", "boolean")
-    for where, titles in {
-        "material = 'plant'": {"rose soap"},
-        "material != 'plant'": {"clay mask"},
-        "for_hair = false": {"rose soap"},
-        "material is missing and for_hair is missing": {"Ignore all", "i3", "comb"},
-    }.items():
-        request = ListRequest.model_validate({"k": 6, "filter": {"where": where}})
-        shown = {item.title or item.item_id for item in served.answer(request).items}
-        assert {title[:10] for title in titles} == {title[:10] for title in shown}, where
-    found = served.answer(ListRequest.model_validate({"surface": "search", "query": "plant"})).items
-    assert {item.title for item in found} == {"rose soap"}
-    assert served.steering.items.mask("plant").sum() == 2
-    source = served.bundle.manifest.content
-    assert source is not None
-    assert source.enrichment is not None
-    assert source.enrichment.prompt_version == made["prompt_version"]
+    check_served(run / "bundles" / "current", made["prompt_version"])
 
 
 def test_without_a_model_nothing_is_enriched_and_no_budget_calls_nothing(

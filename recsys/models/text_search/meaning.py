@@ -117,7 +117,8 @@ class Meanings:
         query = self.encode(words)
         if not query.any():
             return None
-        cosines: Floats = (self.item_vectors @ query).numpy()
+        # Numpy, which is faster than torch at this product on one thread.
+        cosines: Floats = self.item_vectors.numpy() @ query.numpy()
         asked = np.zeros(len(cosines), np.float32)
         found = torch.topk(self.value_vectors @ query, min(NUM_VALUES, len(self.values)))
         shares = torch.softmax(SHARPNESS * found.values, 0).tolist()

@@ -25,7 +25,7 @@ Floats = NDArray[np.float32]
 PARAMETERS = "params.index.json"
 LEAST_ALIKE = 0.3
 """Cosine of the runs of two words below which they are not alike."""
-MAX_ALIKE = 50
+MAX_ALIKE = 20
 """Most words that are alike to one."""
 
 

@@ -18,10 +18,12 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from recsys.models.text_search.search import TextSearch
 from recsys.models.text_search.tokens import ItemText, QueryMaker
 from serving.bundle.load import Bundle, load_bundle
 from serving.items import build_search
@@ -81,10 +83,12 @@ def made(bundle: Bundle) -> list[tuple[str, str, set[int]]]:
     return found
 
 
-def judge(bundles: Path) -> dict[str, list[float]]:
+def judge(bundles: Path, fitted: Path | None = None) -> dict[str, list[float]]:
     """N@10 of each query by kind, and milliseconds of each search."""
     bundle = load_bundle(bundles / "current")
     search, values = build_search(bundle), defaultdict(list)
+    if fitted is not None:
+        search = replace(search, text_search=TextSearch.load(fitted))
     for kind, text, relevant in (*written(bundle), *made(bundle)):
         start = time.perf_counter()
         rows = search.find(text).item_rows
@@ -105,6 +109,7 @@ def judged_elsewhere(checkout: Path, bundles: Path) -> dict[str, list[float]]:
 def parse_arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--bundles", type=Path, default=Path("runs/movielens-100k/bundles"))
+    parser.add_argument("--search", type=Path, help="fitted search in place of the bundle's")
     parser.add_argument("--before", type=Path, nargs=2, metavar=("CHECKOUT", "BUNDLES"))
     parser.add_argument("--print", action="store_true", help="print every value as JSON alone")
     return parser.parse_args()
@@ -112,7 +117,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
-    ours = judge(options.bundles)
+    ours = judge(options.bundles, options.search)
     if options.print:
         print(json.dumps(ours))
         return

@@ -70,6 +70,18 @@ def test_topics_and_refusals_of_a_record_make_its_list_again(recommender):
     assert "evens" not in {one.words for one in late.reply.steered}
 
 
+def test_a_category_is_refused_like_an_item_and_no_value_refuses_nothing(recommender):
+    request = Request(user_id="user-2", k=8)
+    plain = recommender.make(request, visitor=Visitor()).reply
+    for item_id, wanted in (("category:even", 0.0), ("category:", share(plain)), ("x:even", None)):
+        refused = [RecentEvent(item_id, "hide", 5)]
+        reply = recommender.make(request, visitor=Visitor(refused=refused)).reply
+        assert len(reply.items) == 8
+        assert share(reply) == (share(plain) if wanted is None else wanted)
+    disliked = [RecentEvent("category:even", "dislike", 5)]
+    assert share(recommender.make(request, visitor=Visitor(refused=disliked)).reply) == 0.0
+
+
 def test_kept_topics_are_bounded_and_the_latest_of_equal_words_counts():
     kept = ""
     for number in range(130):
