@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from recsys.data.top_k import ItemMask, OneList
-from recsys.models.text_search.folding import APOSTROPHES, words_of
-from recsys.models.text_search.search import SearchCandidates, TextSearch
+from recsys.models.text_search.folding import indexed_texts, words_of
+from recsys.models.text_search.search import SearchCandidates, TextSearch, scale_counts
 from recsys.models.text_search.tokens import split
 from recsys.models.text_search.words import MIN_BESIDE_OTHERS, MIN_CORRECTED, Spelling
 from serving.bundle.catalogue import MAX_TITLE
@@ -62,13 +62,6 @@ class ItemCards:
 MAX_TITLES = 500_000
 """Most items that are indexed, the most popular ones."""
 END = "\U0010ffff"
-
-
-def indexed_texts(title: str) -> tuple[str, str]:
-    """Fold a title to its words, and to those plus the ones on either side of an apostrophe."""
-    words = words_of(title)
-    more = words_of(APOSTROPHES.sub(" ", title)) if APOSTROPHES.search(title) else []
-    return " ".join(words), " ".join([*words, *more])
 
 
 # A place is an item's rank by popularity. The words are folded here, so FTS5 only has to split them
@@ -230,12 +223,6 @@ class ItemSearch:
             rows = rows[self.text_search.words.spelling(split(query))[rows] >= LEAST_SHARED]
             notes = (Degraded("no_word_found"),) if len(rows) else ()
         return Searched(tuple(rows.tolist()), notes, self.text_search, candidates)
-
-
-def scale_counts(item_counts: Sequence[float] | NDArray[np.floating]) -> NDArray[np.float32]:
-    """Scale counts of events to 0 to 1 by their logarithm, [N]."""
-    logs = np.log1p(np.asarray(item_counts, np.float64))
-    return (logs / max(1e-9, float(logs.max(initial=0.0)))).astype(np.float32)
 
 
 def build_search(bundle: Bundle) -> ItemSearch:

@@ -63,8 +63,8 @@ class TopicItems:
         if (row := self._bundle.catalogue.row_of(item_id)) is not None:
             return np.array([row], np.int64)
         name, _, value = item_id.partition(":")
-        column = self._bundle.properties.columns.get(name)
-        column = self._bundle.catalogue.categories if name == "category" else column
+        columns = self._bundle.properties.columns
+        column = self._bundle.catalogue.categories if name == "category" else columns.get(name)
         if not (value and isinstance(column, TextColumn | ListColumn)):
             return NOTHING
         return np.flatnonzero(column.with_any([value]))

@@ -31,11 +31,12 @@ from recsys.models.text_search.search import (
     SearchCandidates,
     TextSearch,
     fit_weights,
+    scale_counts,
 )
 from recsys.models.text_search.tokens import ItemText, MadeQuery, QueryMaker, split
 from recsys.models.text_search.words import WordIndex
 from recsys.retrieval.sources import Source, lists_of, rank_by_all
-from serving.items import ItemSearch, TitleIndex, scale_counts
+from serving.items import ItemSearch, TitleIndex
 
 Rows = NDArray[np.int64]
 MAX_QUERIES = 500

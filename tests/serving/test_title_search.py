@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.models.text_search.folding import words_of
+from recsys.models.text_search.folding import indexed_texts, words_of
 from serving import items
-from serving.items import TitleIndex, indexed_texts
+from serving.items import TitleIndex
 
 # Most popular first; the row is the place from 1.
 TITLES = [

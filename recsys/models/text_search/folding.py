@@ -38,3 +38,10 @@ def fold(text: str) -> str:
 def words_of(text: str, most: int = MAX_CHARACTERS) -> list[str]:
     """Split a text into folded words; an apostrophe splits none (``d'Amélie`` is ``damelie``)."""
     return _WORD.findall(APOSTROPHES.sub("", fold(text[:most])))
+
+
+def indexed_texts(title: str) -> tuple[str, str]:
+    """Fold a title to its words, and to those plus the ones on either side of an apostrophe."""
+    words = words_of(title)
+    more = words_of(APOSTROPHES.sub(" ", title)) if APOSTROPHES.search(title) else []
+    return " ".join(words), " ".join([*words, *more])

@@ -101,6 +101,12 @@ class SearchCandidates:
         return features
 
 
+def scale_counts(item_counts: Sequence[float] | NDArray[np.floating]) -> NDArray[np.float32]:
+    """Scale counts of events to 0 to 1 by their logarithm, [N]."""
+    logs = np.log1p(np.asarray(item_counts, np.float64))
+    return (logs / max(1e-9, float(logs.max(initial=0.0)))).astype(np.float32)
+
+
 class TextSearch:
     """Finds items by texts; nothing in it changes after it is made."""
 

@@ -15,7 +15,7 @@ from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
 from recsys.fitting.spec import Data
 from recsys.models.configs import PopularityConfig
 from recsys.models.popularity import Popularity
-from serving.items import scale_counts
+from recsys.models.text_search.search import scale_counts
 from tests.benchmarks.recipes.conftest import small_recipe, small_world
 
 __all__ = ["small_recipe", "small_world"]
