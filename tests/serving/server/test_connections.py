@@ -92,6 +92,22 @@ def test_requests_being_answered_do_not_give_way_and_a_new_client_is_told_to_com
     run(test)
 
 
+def test_a_connection_that_stays_idle_after_a_reply_is_closed():
+    async def test():
+        bench = FrontBench(keep_alive_seconds=1)
+        async with clients_of(bench) as connect:
+            sweeping = asyncio.create_task(bench.connections.sweep(lambda: None))
+            client, busy = await connect(), await connect()
+            assert await client.is_open()
+            busy.ask({"k": 1})
+            assert await client.status() is None
+            bench.reply(0, list_of("kept"))
+            assert await busy.status() == 200
+            sweeping.cancel()
+
+    run(test)
+
+
 def test_a_client_that_leaves_takes_no_list_from_those_who_share_it():
     async def test():
         bench = FrontBench()
