@@ -21,12 +21,16 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
+from resource import getpagesize
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 if TYPE_CHECKING:
     from serving.bundle.load import Bundle
+    from serving.recommend import Recommender
+    from serving.settings import Settings
 
 MAX_MESSAGE = 1 << 20
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -97,7 +101,6 @@ def run_loader(
     """
     from serving.online.opening import import_store
     from serving.recommend import Recommender
-    from serving.server.arms import load_arms
     from serving.server.worker import run_worker
     from serving.settings import Settings
 
@@ -105,7 +108,7 @@ def run_loader(
     settings = Settings.from_json(message["settings"])
     try:
         recommender = Recommender.load(message["target"], settings, loaded=loaded).warm()
-        load_arms(recommender, settings)
+        _load_arms(recommender, settings)
     except Exception as error:
         # Whatever is wrong with a bundle, the front has to hear of it.
         known = isinstance(error, ValueError)
@@ -131,6 +134,28 @@ def run_loader(
         if "target" not in message:
             send_message(control, {"worker": pid})
         os.close(descriptor)
+
+
+def _load_arms(recommender: Recommender, settings: Settings) -> None:
+    """Load the other bundles that arms name, and log what memory each adds (Linux)."""
+    from serving.bundle.manifest import bundle_directory
+    from serving.configuration.check import missing_bundles
+    from serving.log import log
+
+    own = recommender.bundle
+    if missing := list(missing_bundles(recommender.configuration, own)):
+        raise ValueError("; ".join(missing))
+    for version in sorted(recommender.configuration.bundles - {own.version}):
+        before = _resident_pages()
+        path = bundle_directory(own.directory.parent, version)
+        recommender.others[version] = type(recommender).load(path, settings).warm()
+        megabytes = (_resident_pages() - before) * getpagesize() / 1e6
+        log("arm_bundle_loaded", {"bundle": version, "megabytes": round(megabytes, 1)})
+
+
+def _resident_pages() -> int:
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) if statm.exists() else 0
 
 
 def _run(process: Any, *arguments: Any) -> None:
