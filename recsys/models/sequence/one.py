@@ -12,11 +12,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.batch import one_example
-from recsys.kernels.hstu_attention.op import time_buckets
 from recsys.kernels.one_query.op import EncoderOfOne
 from recsys.layers.attention.latest import (
     SHORTEST_WITH_BLOCKS,
@@ -203,7 +204,7 @@ class _Member:
             return self.advance(rows, times, None, 0)[0]
         if self._compiled is not None and (self._types is None or types is None):
             bias = self._bias(rows.shape[0], times)
-            vector = self._compiled.encode(rows, None if bias is None else bias.contiguous())
+            vector = self._compiled.encode(rows, bias)
             if vector is not None:
                 return vector
         encoder, inputs = self._encoder, self._inputs.index_select(0, rows)
@@ -237,17 +238,20 @@ class _LatestBias:
     """``RelativeBias.of_last`` of one history."""
 
     def __init__(self, bias: RelativeBias) -> None:
-        self._by_place: Tensor | None = None
+        self._by_place: NDArray[np.float32] | None = None
         if bias.positions is not None:
             # The latest place last.
-            self._by_place = bias.positions.detach()[:, bias.buckets.long()].flip(1)
-        self._times = None if bias.times is None else bias.times.detach()
+            by_place = bias.positions.detach()[:, bias.buckets.long()].flip(1)
+            self._by_place = by_place.float().numpy()
+        self._times = None if bias.times is None else bias.times.detach().float().numpy()
 
     def __call__(self, length: int, times: Tensor | None) -> Tensor | None:
         """Add up the biases of the last place with every other, [H, M]."""
         bias = None if self._by_place is None else self._by_place[:, -length:]
-        if self._times is None or times is None:
-            return bias
-        bucket = time_buckets(times[-1] - times, self._times.shape[1])
-        by_time = self._times[:, bucket]
-        return by_time if bias is None else bias + by_time
+        if self._times is not None and times is not None:
+            # As time_buckets does: in numpy this takes a fifth of the time.
+            known = times.numpy()
+            exponent = np.frexp(np.maximum(known[-1] - known, 0) + 1.0)[1] - 1
+            by_time = self._times.take(np.minimum(exponent, self._times.shape[1] - 1), axis=1)
+            bias = by_time if bias is None else bias + by_time
+        return None if bias is None else torch.from_numpy(np.ascontiguousarray(bias))
