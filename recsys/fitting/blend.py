@@ -334,16 +334,16 @@ def fit_blend(
     }
     learned, measured, about_demand = judged_demand(examples, config, metric, device)
     document |= about_demand
-    usual, served, rivals = FUSION, ProfileBlend.unlearned(fusion), dict(values)
+    usual, served, compared = FUSION, ProfileBlend.unlearned(fusion), dict(values)
     if learned is not None and measured is not None:
         is_set = config.new_item_odds is not None
         found = judged_new_items(learned, measured, examples, metric, device, is_set=is_set)
         learned, values[LEARNED], document["new_items"] = found.blend, found.values, found.document
         usual, served = LEARNED, learned
         # What odds that are set cost is accepted.
-        rivals[LEARNED] = found.before if is_set else found.values
+        compared[LEARNED] = found.before if is_set else found.values
         document["loss"] = learned.served.loss
-    judged = judged_alternatives(rivals, usual)
+    judged = judged_alternatives(compared, usual)
     document |= {"best_alternative": judged, "reason": why_served(judged, usual, config, metric)}
     if judged["is_better"] and config.enabled:
         usual = judged["name"]
