@@ -19,9 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from recsys.data.top_k import ItemMask, OneList
-from recsys.models.text_search.folding import indexed_texts, words_of
 from recsys.models.text_search.search import SearchCandidates, TextSearch, scale_counts
-from recsys.models.text_search.tokens import split
+from recsys.models.text_search.tokens import indexed_texts, split, words_of
 from recsys.models.text_search.words import MIN_BESIDE_OTHERS, MIN_CORRECTED, Spelling
 from serving.bundle.catalogue import MAX_TITLE
 from serving.bundle.load import Bundle

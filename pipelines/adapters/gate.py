@@ -19,9 +19,8 @@ from torch import Tensor
 from pipelines.adapters.task import Judged
 from pipelines.config.run import RunConfig
 from pipelines.config.trainings import AdapterConfig
-from pipelines.engine.artifacts import to_json
+from pipelines.engine.artifacts import write_json
 from pipelines.engine.errors import RefusedError
-from recsys.data.durable import write_durably
 from recsys.evaluation.paired import Paired, paired
 from recsys.evaluation.slices import item_popularity_slices, user_activity_slices
 from serving.bundle.manifest import Verdict
@@ -141,7 +140,7 @@ def refuse_harm(config: RunConfig, domain: str, judgement: Judgement) -> None:
     if all(verdict.passed for verdict in verdicts):
         return
     path = config.workspace / "refused-adapter.json"
-    write_durably(path, to_json({"domain": domain, **judgement.as_json()}))
+    write_json(path, {"domain": domain, **judgement.as_json()})
     failed = [
         f"  {one.name}: {one.value:.4f} against a bound of {one.bound:.4f} ({one.reason})"
         for one in verdicts

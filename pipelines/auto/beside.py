@@ -20,14 +20,19 @@ from torch import Tensor
 
 from pipelines.candidates.blends import FAST, load_values
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import MANIFEST, RUN, move_into_place, read_json, to_json
+from pipelines.engine.artifacts import (
+    MANIFEST,
+    RUN,
+    move_into_place,
+    read_json,
+    write_json,
+)
 from pipelines.engine.runner import StageOutcome
 from pipelines.engine.stage import Stage
 from pipelines.engine.workspace import bundles_dir
 from pipelines.publishing.released import link_tree
 from pipelines.ranking.artefact import RANKER, served_ranker
 from pipelines.stages.list import STAGES
-from recsys.data.durable import write_durably
 from recsys.fitting.blend import paired_difference
 from recsys.fitting.queries import GIVEN
 from serving.bundle.manifest import Profile
@@ -89,7 +94,7 @@ def link_artefacts(workspace: Path, key: object) -> Path:
         for stage in STAGES:
             if (workspace / stage.name / MANIFEST).exists():
                 link_tree(workspace / stage.name, side / stage.name)
-        write_durably(path, to_json(key))
+        write_json(path, key)
     return side
 
 
@@ -111,7 +116,7 @@ def mark_won(workspace: Path) -> None:
         if of[side].exists()
         and not (of[workspace].exists() and of[workspace].read_bytes() == of[side].read_bytes())
     ]
-    write_durably(side / WON, to_json(changed))
+    write_json(side / WON, changed)
 
 
 def has_won(workspace: Path, key: object) -> bool:

@@ -38,13 +38,12 @@ from pipelines.candidates.blends import FAST
 from pipelines.config.operation import AutoConfig
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import Table, merge, set_value, without_keys
-from pipelines.engine.artifacts import digest_of_json, read_json, to_json
+from pipelines.engine.artifacts import digest_of_json, read_json, write_json
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.runner import StageOutcome
 from pipelines.engine.workspace import Workspace
 from pipelines.presets.resolve import PLAN, ConfigSources
 from pipelines.stages.list import STAGES
-from recsys.data.durable import write_durably
 
 FEATURES = "build_features"
 PLAN_VERSION = 4
@@ -99,7 +98,7 @@ class Planned:
             "machine": vars(self.machine),
             "plan": self.plan.table(),
         }
-        write_durably(config.workspace / PLAN, to_json(document))
+        write_json(config.workspace / PLAN, document)
 
 
 def planned_for(

@@ -16,8 +16,8 @@ from typing import Any
 
 from pipelines.backtest.prepare import prepare_replay
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import to_json
-from recsys.data.durable import locked, write_durably
+from pipelines.engine.artifacts import write_json
+from recsys.data.durable import locked
 from recsys.replay.fits import Replay
 from recsys.replay.measures import measure_replay, moment_text
 from recsys.replay.replay import describe_replay
@@ -66,7 +66,7 @@ def write(replay: Replay) -> Backtest:
     document = measure_replay(replay)
     page = backtest_page(document)
     document["words"] = state_results(page)
-    write_durably(folder / DOCUMENT, to_json(document))
+    write_json(folder / DOCUMENT, document)
     write_page(page, folder / PAGE)
     return Backtest(folder, document, folder / PAGE)
 

@@ -13,8 +13,7 @@ from pipelines.semantic_ids.artefact import read_item_codes
 from recsys.fitting.catalogue import catalogue_with, index_of_model
 from recsys.fitting.queries import GIVEN, ModelInputs
 from recsys.fitting.spec import Data, ModelSpec, device_named
-from recsys.models.names import MODELS
-from recsys.models.outside import spec_at
+from recsys.models.names import MODELS, spec_at
 from recsys.retrieval.sources import DeviceSource, Source
 from serving.surfaces import HOME
 

@@ -108,6 +108,11 @@ def to_json(value: Any) -> str:
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, default=str) + "\n"
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write a document so that it is whole or absent, whatever happens."""
+    write_durably(path, to_json(value))
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file of an artefact."""
     return json.loads(path.read_text(encoding="utf-8"))
@@ -139,7 +144,7 @@ def commit(partial: Path, final: Path, *, manifest: Manifest, run: Mapping[str, 
         raise ValueError(f"stage {manifest.stage} wrote {sorted(reserved)}, which are reserved")
     complete = replace(manifest, files={name: digest_of_file(one) for name, one in names.items()})
     fsync_tree(partial)
-    write_durably(partial / RUN, to_json(run))
+    write_json(partial / RUN, run)
     write_durably(partial / MANIFEST, complete.to_json())
     move_into_place(partial, final)
     return complete

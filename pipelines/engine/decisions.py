@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from features.forget_list import secret
-from pipelines.engine.artifacts import to_json
-from recsys.data.durable import append_line, write_durably
+from pipelines.engine.artifacts import write_json
+from recsys.data.durable import append_line
 
 KEY, KEY_FILE = "RECSYS_SIGNING_KEY", "RECSYS_SIGNING_KEY_FILE"
 ALGORITHM = "hmac-sha256"
@@ -190,7 +190,7 @@ def append_decision(bundles: Path, decision: Decision, key: bytes | None) -> Dec
     }
     line = json.dumps(signed(document, key), sort_keys=True)
     append_line(bundles / LOG, line)
-    write_durably(bundles / HEAD, to_json(signed({"sha256": hash_line(line)}, key)))
+    write_json(bundles / HEAD, signed({"sha256": hash_line(line)}, key))
     return Decision(**document)
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from features.forget_list import ForgetList, UserKeys
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import to_json
+from pipelines.engine.artifacts import write_json
 from pipelines.engine.workspace import DailyState
-from recsys.data.durable import locked, write_durably
+from recsys.data.durable import locked
 
 FORMAT = 2
 READ = (1, FORMAT)
@@ -65,5 +65,5 @@ def add_to_list(path: Path, found: ForgetList) -> int:
             # Keys first: without them the list cannot be read.
             found.keys.save(path.parent)
             document = {"format": FORMAT, "users": dict(sorted(joined.moments.items()))}
-            write_durably(path, to_json(document))
+            write_json(path, document)
     return len(later)

@@ -20,9 +20,9 @@ from pathlib import Path
 import polars as pl
 
 from features.forget_list import KEYS, NOBODY, ForgetList, UserKeys
-from pipelines.engine.artifacts import to_json
+from pipelines.engine.artifacts import write_json
 from pipelines.engine.errors import WorkspaceBusyError
-from recsys.data.durable import PARTIAL, digest_of_file, locked, replace_file, write_durably
+from recsys.data.durable import PARTIAL, digest_of_file, locked, replace_file
 
 EXPORTED, LOCK = "exported.json", ".lock"
 REQUESTS = "requests"
@@ -78,7 +78,7 @@ class Exported:
         self.forgotten.keys.save(out)
         document = {**vars(self), "forgotten": dict(self.forgotten.moments)}
         document["parts"] = {name: asdict(part) for name, part in self.parts.items()}
-        write_durably(out / EXPORTED, to_json({"format": FORMAT, **document}))
+        write_json(out / EXPORTED, {"format": FORMAT, **document})
 
     def add_days(self, out: Path, rows: pl.DataFrame, first: str, last: str) -> None:
         """Write rows by day of arrival, in the order in which they are; none of forgotten users."""

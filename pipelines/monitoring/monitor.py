@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pipelines.config.operation import HISTORY_DAYS
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import to_json
+from pipelines.engine.artifacts import write_json
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.workspace import DailyState
 from pipelines.monitoring.days import (
@@ -25,7 +25,7 @@ from pipelines.monitoring.days import (
 from pipelines.monitoring.document import describe_day, judge_inputs
 from pipelines.monitoring.judged import SignalRecord
 from pipelines.monitoring.signals import Measurement, measure
-from recsys.data.durable import locked, write_durably
+from recsys.data.durable import locked
 
 LOCK = ".monitoring.lock"
 MAX_MISSING_DAYS = 31
@@ -154,9 +154,9 @@ class Watcher:
         # Earlier versions kept each day's counts, with user ids.
         shutil.rmtree(self.state.monitoring / "days", ignore_errors=True)
         self.record.save(self.state.signals)
-        write_durably(self.state.watched, to_json({"days": self.watched}))
+        write_json(self.state.watched, {"days": self.watched})
         write_page(monitoring_page(document, self.record.table()), self.state.monitor_page)
-        write_durably(self.state.monitor, to_json(document))
+        write_json(self.state.monitor, document)
         return Monitored(document=document, page=self.state.monitor_page)
 
 

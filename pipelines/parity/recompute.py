@@ -17,11 +17,10 @@ from typing import Any, NamedTuple, cast
 import orjson
 import torch
 
-from pipelines.engine.artifacts import to_json
+from pipelines.engine.artifacts import write_json
 from pipelines.engine.workspace import DailyState
 from pipelines.parity.compare import NamedDifference, compare_records
 from pipelines.parity.log import Document, Log, PastStore
-from recsys.data.durable import write_durably
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import read_manifest
 from serving.configuration.file import ServingConfiguration, read_configuration
@@ -84,7 +83,7 @@ class ParityReport:
         """Write it into the workspace."""
         path = DailyState(workspace).parity
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(path, to_json(asdict(self)))
+        write_json(path, asdict(self))
         return path
 
 

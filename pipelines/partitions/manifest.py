@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from features.schema import CLEAN
-from pipelines.engine.artifacts import digest_of_json, to_json
+from pipelines.engine.artifacts import digest_of_json, write_json
 from pipelines.engine.workspace import SCHEMA, DailyState
-from recsys.data.durable import write_durably
 
 WATERMARK_DAYS = 3
 """Days after the newest partition until an earlier one counts as missing."""
@@ -116,7 +115,7 @@ class PartitionsManifest:
             "set_aside": {key: asdict(one) for key, one in sorted(self.set_aside.items())},
             "missing": self.missing,
         }
-        write_durably(DailyState(workspace).partitions_manifest, to_json(document))
+        write_json(DailyState(workspace).partitions_manifest, document)
 
     def with_partition(self, key: str, partition: Partition) -> PartitionsManifest:
         """Return a manifest with a version of a partition."""

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from features.forget_list import APPLIED
 from pipelines.config.release import ReleaseConfig
-from pipelines.engine.artifacts import MANIFEST, Manifest, to_json
+from pipelines.engine.artifacts import MANIFEST, Manifest, write_json
 from pipelines.engine.workspace import RELEASED, UPDATE, DailyState, Workspace
 from pipelines.partitions.manifest import PartitionsManifest, parse_begin
 from recsys.data.dataset import Sequences
-from recsys.data.durable import new_directory, write_durably
+from recsys.data.durable import new_directory
 from recsys.fitting.queries import GIVEN
 from serving.bundle.manifest import BundleManifest, bundle_directory, read_manifest
 
@@ -147,7 +147,7 @@ def keep_released(
             if name != APPLIED or (features / name).exists():
                 link(features / name, partial / FEATURES / name)
         np.save(partial / HELD_OUT, held_out)
-        write_durably(partial / DOCUMENT, to_json(asdict(document)))
+        write_json(partial / DOCUMENT, asdict(document))
 
 
 def champion_metrics(

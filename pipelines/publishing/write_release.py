@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipelines.config.release import TIMED
-from pipelines.engine.artifacts import to_json
+from pipelines.engine.artifacts import write_json
 from pipelines.publishing.promotion import keep_refused
-from recsys.data.durable import PARTIAL, fsync, write_durably
+from recsys.data.durable import PARTIAL, fsync
 from serving.bundle.manifest import (
     MANIFEST,
     Verdict,
@@ -114,7 +114,7 @@ def add_verdicts(directory: Path, verdicts: Sequence[Verdict]) -> None:
     """Write verdicts into the manifest of a bundle that is not published yet."""
     manifest, _ = read_manifest(directory)
     judged = manifest.model_copy(update={"verdicts": repeatable(verdicts)})
-    write_durably(directory / MANIFEST, to_json(judged.model_dump(mode="json")))
+    write_json(directory / MANIFEST, judged.model_dump(mode="json"))
     make_read_only(directory)
 
 

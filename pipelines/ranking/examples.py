@@ -20,7 +20,7 @@ from recsys.data.dataset import Rows
 from recsys.fitting.blend import SourceLists
 from recsys.fitting.queries import ModelInputs
 from recsys.models.item_weights.ease import fit_ease
-from recsys.models.ranker.batch import Candidates
+from recsys.models.ranker.network import Candidates
 from recsys.retrieval.blend.candidate_features import CandidateBuilder
 from recsys.retrieval.blend.history_features import HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend

@@ -21,8 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipelines.engine.artifacts import MANIFEST, digest_of_json, read_json, to_json
-from recsys.data.durable import write_durably
+from pipelines.engine.artifacts import MANIFEST, digest_of_json, read_json, write_json
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import Profile
 from serving.query import settle_moment
@@ -224,4 +223,4 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
 def write_manifest(out: Path, job: Job, outcome: Mapping[str, Any]) -> None:
     """Write the folder's manifest; equal jobs write equal bytes."""
     document = {"job": asdict(job), "job_digest": job.digest, **outcome}
-    write_durably(out / MANIFEST, to_json(document))
+    write_json(out / MANIFEST, document)

@@ -13,9 +13,8 @@ import numpy as np
 from recsys.content.embedding_cache import encode_cached
 from recsys.content.encoder import Encoder, HashEncoder, JoinedEncoder, Vectors
 from recsys.content.minilm import MINILM_PACKAGE, MiniLMEncoder
-from recsys.models.text_search.folding import fold
 from recsys.models.text_search.meaning import Meanings
-from recsys.models.text_search.tokens import ItemText
+from recsys.models.text_search.tokens import ItemText, fold
 
 MARKS = ("\u2581", "\u0120")
 """What begins a word in the vocabularies of SentencePiece and of byte-level BPE."""

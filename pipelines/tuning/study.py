@@ -24,7 +24,7 @@ from pipelines.backtest.prepare import build_recipe, prepare_replay
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import merge, set_value, to_toml, validate
 from pipelines.config.upgrade import refuse_old_keys
-from pipelines.engine.artifacts import plain, to_json
+from pipelines.engine.artifacts import plain, write_json
 from pipelines.tuning.measure import measure
 from pipelines.tuning.space import BLEND, Space, as_table, find_row, load_optuna, parse_space
 from recsys.data.durable import locked, write_durably
@@ -203,7 +203,7 @@ class Study:
             "difference": self._difference(best["number"]),
             "trials": outcomes,
         }
-        write_durably(self.folder / DOCUMENT, to_json(document))
+        write_json(self.folder / DOCUMENT, document)
         write_durably(self.folder / BEST, to_toml(as_table(best["values"])))
         return document
 

@@ -22,7 +22,7 @@ from recsys.fitting.queries import ModelInputs
 from recsys.fitting.sequence import ENSEMBLE, SEQUENCE
 from recsys.fitting.spec import ModelSpec, VectorModel
 from recsys.fitting.two_tower import TWO_TOWER
-from recsys.models.outside import spec_at
+from recsys.models.names import spec_at
 from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.retrieval.index import index_of
 from recsys.retrieval.index_recall import tuned_index

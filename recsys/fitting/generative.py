@@ -15,10 +15,18 @@ import recsys.models.names as names
 from recsys.data.dataset import FitSplit
 from recsys.data.windows import BatchOrder, num_windows, training_windows
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSettings
-from recsys.fitting.spec import Data, Fitted, ModelSpec, Start, StopBy, TrainingRun, fit_retriever
+from recsys.fitting.spec import (
+    Data,
+    Fitted,
+    ModelSpec,
+    Start,
+    StopBy,
+    TrainingRun,
+    fit_retriever,
+)
 from recsys.models.generative.config import GenerativeConfig, TeachingConfig
 from recsys.models.generative.model import GenerativeInputs, GenerativeModel
-from recsys.models.outside import Over
+from recsys.models.item_tower import Over
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.generated import generated_source
 from recsys.retrieval.sources import Source

@@ -20,9 +20,8 @@ from recsys.fitting.queries import (
     RetrievalSettings,
     measure,
 )
-from recsys.models.item_tower import OF_EVENTS, TYPES_TABLE
+from recsys.models.item_tower import OF_EVENTS, TYPES_TABLE, Over
 from recsys.models.names import ModelName
-from recsys.models.outside import Over
 from recsys.retrieval.sources import IndexedSource, ScoredSource, Source, VectorIndex
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.training.loop import Evaluate, TrainResult, train

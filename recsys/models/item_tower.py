@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -104,6 +104,14 @@ class ItemCatalogue:
             torch.empty(0, dtype=torch.int64), torch.zeros(num_item_rows + 1, dtype=torch.int64)
         )
         return cls(torch.empty(num_item_rows, 0), nothing)
+
+
+class Over(NamedTuple):
+    """Data that a model is loaded with."""
+
+    catalogue: ItemCatalogue
+    item_codes: Callable[[], Any] | None = None
+    """Reads the semantic IDs (`recsys.semantic_ids.codes.ItemCodes`); None without any."""
 
 
 class ItemTowerConfig(Protocol):

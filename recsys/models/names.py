@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from importlib import import_module
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,3 +192,34 @@ def check_outside(addresses: Mapping[str, str]) -> None:
                 f"models.{name}.spec is {address!r}; write the module and the name of the row in "
                 'it, as "my_package.module:SPEC"'
             )
+
+
+OUTSIDE_FIELDS = ("name", "label", "meaning", "reason", "explanation", "repeats")
+"""What a model of another package may say of its names."""
+
+
+def spec_at(name: str, address: str) -> Any:
+    """Import the row of a model of another package (`recsys.fitting.spec.ModelSpec`)."""
+    check_outside({name: address})
+    module, _, attribute = address.partition(":")
+    try:
+        spec = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"the model {name!r} is {address}, which cannot be imported ({error}); install its "
+            "package where this runs, or correct the address"
+        ) from error
+    names = getattr(spec, "names", None)
+    if not isinstance(names, ModelName):
+        raise ValueError(f"{address} is no ModelSpec but a {type(spec).__name__}; name the row")
+    if names.name != name:
+        raise ValueError(
+            f"{address} is the model {names.name!r}, not {name!r}; use one name in both places"
+        )
+    if names != ModelName(**{one: getattr(names, one) for one in OUTSIDE_FIELDS}):
+        raise ValueError(
+            f"the names of {address} may set {', '.join(OUTSIDE_FIELDS)} alone: a model of another "
+            "package has one name everywhere, is queried in each profile, and trains, if it does, "
+            "in its own fit"
+        )
+    return spec

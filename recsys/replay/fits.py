@@ -26,8 +26,8 @@ from recsys.fitting.catalogue import SPECS
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, NewEvents, measure
 from recsys.fitting.spec import ModelSpec, Refit, Start, device_named
 from recsys.models.configs import PopularityConfig
+from recsys.models.item_tower import Over
 from recsys.models.names import MODELS, POPULARITY
-from recsys.models.outside import Over
 from recsys.replay.experiment import (
     REPLAYED,
     FittedSource,

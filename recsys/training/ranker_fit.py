@@ -14,9 +14,8 @@ from torch import Tensor
 
 from recsys.data.batch import WHOLE, StepShare
 from recsys.data.windows import BatchOrder
-from recsys.models.ranker.batch import RankingBatch
 from recsys.models.ranker.model import Ranker
-from recsys.models.ranker.network import Correction, Ranked
+from recsys.models.ranker.network import Correction, Ranked, RankingBatch
 from recsys.training.captured import FixedShapeLoss
 from recsys.training.expert_balance import settling
 from recsys.training.passes import RankerFitConfig

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
-from recsys.models.ranker.batch import Candidates, RankingBatch
 from recsys.models.ranker.config import RankerInputs
+from recsys.models.ranker.network import Candidates, RankingBatch
 
 NEXT, LIKE = "next", "like"
 UNOBSERVED = float("nan")

@@ -31,9 +31,9 @@ import recsys.models.names as names
 from recsys.data.batch import all_finite
 from recsys.models.content_similarity import ContentSimilarity, Whitening
 from recsys.models.generative.model import GenerativeModel
-from recsys.models.item_tower import ItemCatalogue
+from recsys.models.item_tower import ItemCatalogue, Over
 from recsys.models.item_weights.model import ItemWeights
-from recsys.models.outside import Over, spec_at
+from recsys.models.names import spec_at
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.blend.candidate_features import OF_SOURCE
 from recsys.retrieval.blend.learned import LearnedBlend

@@ -11,7 +11,7 @@ from typing import Annotated
 import orjson
 from pydantic import Field, TypeAdapter, model_validator
 
-from recsys.models.text_search.folding import fold
+from recsys.models.text_search.tokens import fold
 from recsys.models.text_search.wishes import parse_wish
 from serving.schemas import Direction, Strict, Wish
 

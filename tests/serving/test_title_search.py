@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.models.text_search.folding import indexed_texts, words_of
+from recsys.models.text_search.tokens import indexed_texts, words_of
 from serving import items
 from serving.items import TitleIndex
 

@@ -34,10 +34,19 @@ from recsys.layers.embedding.tables import Backend
 from recsys.layers.moe.router import Routing
 from recsys.layers.wide_linear import CrossNetwork
 from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower, read_settings
-from recsys.models.ranker.batch import Candidates, RankingBatch, check_batch
 from recsys.models.ranker.config import RankerConfig, RankerInputs, num_fields, read_inputs
 from recsys.models.ranker.folded import Floats, FoldedRanker, FoldedReader, Layers, folded
-from recsys.models.ranker.network import Correction, Heads, QueryFields, QueryReader, Ranked, Trunk
+from recsys.models.ranker.network import (
+    Candidates,
+    Correction,
+    Heads,
+    QueryFields,
+    QueryReader,
+    Ranked,
+    RankingBatch,
+    Trunk,
+    check_batch,
+)
 
 Finish = Callable[[Tensor], Tensor]
 MOST_QUERY_FIELDS = 10_000

@@ -11,7 +11,7 @@ import re
 from collections.abc import Container, Iterator
 from typing import Literal, NamedTuple
 
-from recsys.models.text_search.folding import APOSTROPHES, fold, words_of
+from recsys.models.text_search.tokens import APOSTROPHES, fold, words_of
 
 Direction = Literal["more", "less", "never"]
 DAY = 86_400

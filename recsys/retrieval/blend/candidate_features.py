@@ -19,7 +19,7 @@ from torch import Tensor
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.ranker.batch import Candidates
+from recsys.models.ranker.network import Candidates
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.history_features import HISTORY_FEATURES, HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend

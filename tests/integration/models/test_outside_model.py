@@ -14,7 +14,7 @@ from click.testing import Result
 
 from pipelines.config.run import OutsideModelConfig, RunConfig
 from pipelines.stages.list import STAGES
-from recsys.models.outside import spec_at
+from recsys.models.names import spec_at
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import MANIFEST

@@ -17,7 +17,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.fitting.queries import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.ranker.batch import Candidates
+from recsys.models.ranker.network import Candidates
 from recsys.training.ranking_examples import RankingExamples
 
 NAN = float("nan")

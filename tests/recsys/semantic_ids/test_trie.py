@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import recsys.semantic_ids.trie_tables as trie_tables
+import recsys.semantic_ids.trie as trie_module
 from recsys.data.top_k import ItemMask
 from recsys.semantic_ids.trie import DEAD, Trie
 from tests.recsys.testing.refusals import assert_refused
@@ -61,7 +61,7 @@ def check_against_all_items(trie: Trie, ids: dict[int, tuple[int, ...]], random:
     assert trie.item_rows(trie.walk(every)).tolist() == list(ids)
 
 
-@pytest.mark.parametrize("mask_cells", [trie_tables.MASK_CELLS, 0])
+@pytest.mark.parametrize("mask_cells", [trie_module.MASK_CELLS, 0])
 @given(catalogue=catalogues(), random=st.integers(0, 1_000))
 @settings(max_examples=100, deadline=None)
 def test_masks_and_steps_agree_with_a_look_at_every_item(
@@ -69,7 +69,7 @@ def test_masks_and_steps_agree_with_a_look_at_every_item(
 ) -> None:
     _, ids, rows = catalogue
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(trie_tables, "MASK_CELLS", mask_cells)
+        patched.setattr(trie_module, "MASK_CELLS", mask_cells)
         trie = build(catalogue)
     check_against_all_items(trie, dict(zip(rows, ids, strict=True)), random)
 

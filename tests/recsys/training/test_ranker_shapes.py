@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch, cut_offsets
-from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
+from recsys.models.ranker.network import Candidates
 from recsys.training.expert_balance import settling
 from recsys.training.passes import RankerFitConfig
 from recsys.training.ranker_fit import StepLosses, fixed_loss, has_one_shape

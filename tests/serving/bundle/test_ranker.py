@@ -10,7 +10,7 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import ItemMask, TopK
 from recsys.models.names import RENAMED
-from recsys.models.ranker.batch import RankingBatch
+from recsys.models.ranker.network import RankingBatch
 from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
 from serving.bundle.delta import NewItem

@@ -5,9 +5,9 @@ import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
+from recsys.models.ranker.network import Candidates
 from recsys.training.optim import adamw
 from recsys.training.passes import AdamWConfig, RankerFitConfig
 from recsys.training.ranker_fit import fit_line, ranker_loss, score_candidates

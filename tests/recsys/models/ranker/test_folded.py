@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.models.ranker.batch import RankingBatch
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.folded import folded
 from recsys.models.ranker.model import Ranker
+from recsys.models.ranker.network import RankingBatch
 from tests.recsys.testing.catalogues import drawn_catalogue
 
 pytestmark = pytest.mark.numerics

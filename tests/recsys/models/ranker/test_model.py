@@ -6,9 +6,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.models.ranker.batch import RankingBatch
 from recsys.models.ranker.config import RankerConfig, RankerInputs, count_flops
 from recsys.models.ranker.model import Ranker
+from recsys.models.ranker.network import RankingBatch
 from tests.recsys.testing.catalogues import drawn_catalogue
 from tests.recsys.testing.experts import loop_over_experts
 from tests.recsys.testing.refusals import assert_refused
