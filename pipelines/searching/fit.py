@@ -19,7 +19,7 @@ from pipelines.engine.artifacts import cache_dir
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.content_models import make_encoder
 from pipelines.searching.meanings import fit_meanings
-from pipelines.searching.texts import item_texts, read_described, title_index
+from pipelines.searching.texts import MadeQuery, QueryMaker, item_texts, read_described, title_index
 from recsys.data.threads import one_thread
 from recsys.fitting.blend import ProfileBlend
 from recsys.fitting.queries import EvaluationQueries, ModelInputs
@@ -33,7 +33,7 @@ from recsys.models.text_search.search import (
     fit_weights,
     scale_counts,
 )
-from recsys.models.text_search.tokens import ItemText, MadeQuery, QueryMaker, split
+from recsys.models.text_search.tokens import ItemText, split
 from recsys.models.text_search.words import WordIndex
 from recsys.retrieval.sources import Source, lists_of, rank_by_all
 from serving.items import ItemSearch, TitleIndex

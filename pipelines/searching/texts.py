@@ -1,16 +1,17 @@
-"""Texts that a search reads of each item."""
+"""Texts that a search reads of each item, and queries made of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from pipelines.engine.artifacts import read_json
-from recsys.models.text_search.tokens import ItemText
+from recsys.models.text_search.tokens import ItemText, split
 from serving.items import TitleIndex
 
 ATTRIBUTES = ("categories", "brand")
@@ -21,6 +22,15 @@ READ = ("title", *ATTRIBUTES, "description", "release_year")
 
 SENTENCES = ("summary", "queries")
 """Attributes by a language model that are no values to compare."""
+
+
+Kind = Literal["title", "typo", "attribute", "mixed"]
+SHARES: dict[Kind, float] = {"title": 0.4, "typo": 0.25, "attribute": 0.2, "mixed": 0.15}
+"""Shares of the kinds of query that are trained on."""
+MAX_TITLE_WORDS = 4
+SHORTEST_TYPO = 4
+"""Characters of the shortest word that a typo is put into."""
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def read_described(features: Path, enriched: Path) -> tuple[pl.DataFrame, list[str]]:
@@ -82,3 +92,66 @@ def title_index(texts: Sequence[ItemText], popularity: NDArray[np.float32]) -> T
     """Index titles as a server does, the most popular first."""
     order = sorted(texts, key=lambda item: (-popularity[item.item_row], item.item_row))
     return TitleIndex((item.item_row, item.title) for item in order)
+
+
+class MadeQuery(NamedTuple):
+    """A query and what it is made of."""
+
+    text: str
+    kind: Kind
+
+
+class QueryMaker:
+    """Makes queries; equal seeds make equal ones."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng([seed, 7])
+
+    def make(self, item: ItemText, kind: Kind | None = None) -> MadeQuery:
+        """Make a query of an item; a kind that it has nothing for becomes another.
+
+        Args:
+            kind: Drawn by ``SHARES`` if None.
+        """
+        kind = kind or str(self._random.choice(list(SHARES), p=list(SHARES.values())))  # type: ignore[assignment]
+        assert kind is not None
+        words = split(item.title)
+        attributes = [one for one in item.attributes if split(one)]
+        if kind in ("attribute", "mixed") and not attributes:
+            kind = "title"
+        if not words:
+            kind = "attribute" if attributes else kind
+        if kind == "attribute":
+            chosen = str(self._random.choice(attributes))
+            return MadeQuery(chosen, kind)
+        if kind == "mixed":
+            chosen = str(self._random.choice(attributes))
+            return MadeQuery(f"{chosen} {self._random.choice(words)}", kind)
+        typed = self._some(words or split(item.text))
+        if kind == "typo":
+            typed = self._misspelt(typed)
+        return MadeQuery(" ".join(typed), kind)
+
+    def _some(self, words: list[str]) -> list[str]:
+        """Take one to four words in their order, the longer ones more often."""
+        count = int(self._random.integers(1, 1 + min(MAX_TITLE_WORDS, len(words)))) if words else 0
+        weight = np.array([len(word) for word in words], float)
+        places = self._random.choice(len(words), count, replace=False, p=weight / weight.sum())
+        return [words[place] for place in sorted(places)]
+
+    def _misspelt(self, words: list[str]) -> list[str]:
+        """Put a typo into a longer word: a swap, or a lost, doubled or wrong letter."""
+        long = [place for place, word in enumerate(words) if len(word) >= SHORTEST_TYPO]
+        if not long:
+            return words
+        place = int(self._random.choice(long))
+        word, at = words[place], int(self._random.integers(1, len(words[place]) - 1))
+        what = int(self._random.integers(4))
+        letter = LETTERS[int(self._random.integers(len(LETTERS)))]
+        changed = (
+            word[:at] + word[at + 1] + word[at] + word[at + 2 :],
+            word[:at] + word[at + 1 :],
+            word[:at] + word[at] + word[at:],
+            word[:at] + letter + word[at + 1 :],
+        )[what]
+        return [*words[:place], changed, *words[place + 1 :]]

@@ -28,7 +28,7 @@ from recsys.models.sequence.config import LAST_DAY, Block, SequenceConfig
 
 
 class HstuBlock(nn.Module):
-    """SiLU attention without softmax, gated by the event itself (Zhai et al. 2024, arXiv:2402.17152).
+    """SiLU attention without softmax, gated by the event itself (Zhai et al. 2024).
 
         U, V, Q, K = silu(linear(norm(x)))
         y = x + linear(norm(attention(Q, K, V)) * U)

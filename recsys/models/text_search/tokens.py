@@ -1,13 +1,10 @@
-"""Texts as words and parts of words, and queries that are made of the texts of items."""
+"""Texts as words and parts of words."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-import numpy as np
 
 MAX_CHARACTERS = 200
 """Characters of a text that are split into words by default."""
@@ -101,15 +98,6 @@ def split(text: str) -> list[str]:
     return words
 
 
-Kind = Literal["title", "typo", "attribute", "mixed"]
-SHARES: dict[Kind, float] = {"title": 0.4, "typo": 0.25, "attribute": 0.2, "mixed": 0.15}
-"""Shares of the kinds of query that are trained on."""
-MAX_TITLE_WORDS = 4
-SHORTEST_TYPO = 4
-"""Characters of the shortest word that a typo is put into."""
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-
 @dataclass(frozen=True, kw_only=True)
 class ItemText:
     """Texts and attributes of an item."""
@@ -120,66 +108,3 @@ class ItemText:
     """All that is searched: title, brand, categories, description."""
     attributes: tuple[str, ...] = ()
     """Categories, brand: what a query may name without meaning this item alone."""
-
-
-class MadeQuery(NamedTuple):
-    """A query and what it is made of."""
-
-    text: str
-    kind: Kind
-
-
-class QueryMaker:
-    """Makes queries; equal seeds make equal ones."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = np.random.default_rng([seed, 7])
-
-    def make(self, item: ItemText, kind: Kind | None = None) -> MadeQuery:
-        """Make a query of an item; a kind that it has nothing for becomes another.
-
-        Args:
-            kind: Drawn by ``SHARES`` if None.
-        """
-        kind = kind or str(self._random.choice(list(SHARES), p=list(SHARES.values())))  # type: ignore[assignment]
-        assert kind is not None
-        words = split(item.title)
-        attributes = [one for one in item.attributes if split(one)]
-        if kind in ("attribute", "mixed") and not attributes:
-            kind = "title"
-        if not words:
-            kind = "attribute" if attributes else kind
-        if kind == "attribute":
-            chosen = str(self._random.choice(attributes))
-            return MadeQuery(chosen, kind)
-        if kind == "mixed":
-            chosen = str(self._random.choice(attributes))
-            return MadeQuery(f"{chosen} {self._random.choice(words)}", kind)
-        typed = self._some(words or split(item.text))
-        if kind == "typo":
-            typed = self._misspelt(typed)
-        return MadeQuery(" ".join(typed), kind)
-
-    def _some(self, words: list[str]) -> list[str]:
-        """Take one to four words in their order, the longer ones more often."""
-        count = int(self._random.integers(1, 1 + min(MAX_TITLE_WORDS, len(words)))) if words else 0
-        weight = np.array([len(word) for word in words], float)
-        places = self._random.choice(len(words), count, replace=False, p=weight / weight.sum())
-        return [words[place] for place in sorted(places)]
-
-    def _misspelt(self, words: list[str]) -> list[str]:
-        """Put a typo into a longer word: a swap, or a lost, doubled or wrong letter."""
-        long = [place for place, word in enumerate(words) if len(word) >= SHORTEST_TYPO]
-        if not long:
-            return words
-        place = int(self._random.choice(long))
-        word, at = words[place], int(self._random.integers(1, len(words[place]) - 1))
-        what = int(self._random.integers(4))
-        letter = LETTERS[int(self._random.integers(len(LETTERS)))]
-        changed = (
-            word[:at] + word[at + 1] + word[at] + word[at + 2 :],
-            word[:at] + word[at + 1 :],
-            word[:at] + word[at] + word[at:],
-            word[:at] + letter + word[at + 1 :],
-        )[what]
-        return [*words[:place], changed, *words[place + 1 :]]

@@ -23,8 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
+from pipelines.searching.texts import QueryMaker
 from recsys.models.text_search.search import TextSearch
-from recsys.models.text_search.tokens import ItemText, QueryMaker
+from recsys.models.text_search.tokens import ItemText
 from serving.bundle.load import Bundle, load_bundle
 from serving.items import build_search
 from tests.benchmarks.harness import Row, command_line, write_results

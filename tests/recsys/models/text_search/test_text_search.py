@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipelines.searching.texts import QueryMaker
 from recsys.models.text_search.meaning import Meanings
 from recsys.models.text_search.search import (
     FEATURES,
@@ -16,7 +17,7 @@ from recsys.models.text_search.search import (
     TextSearch,
     fit_weights,
 )
-from recsys.models.text_search.tokens import ItemText, QueryMaker, split
+from recsys.models.text_search.tokens import ItemText, split
 from recsys.models.text_search.words import WordIndex
 from tests.recsys.testing.refusals import assert_refused
 
