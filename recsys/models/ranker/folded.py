@@ -30,8 +30,15 @@ from recsys.kernels.one_query.ranker_op import NetworkOfOne, filled_up, panels
 from recsys.layers.attention.target import TargetAttention
 from recsys.layers.moe.experts import SparseMoe
 from recsys.layers.moe.router import Routing
-from recsys.layers.wide_linear import CrossNetwork, WideLinear
-from recsys.models.ranker.network import MAX_STANDARDISED, Correction, Heads, QueryReader, Trunk
+from recsys.models.ranker.network import (
+    MAX_STANDARDISED,
+    Correction,
+    CrossNetwork,
+    Heads,
+    QueryReader,
+    Trunk,
+    WideLinear,
+)
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]

@@ -32,13 +32,13 @@ from recsys.layers.attention.target import TargetAttention
 from recsys.layers.calibrator import FURTHEST, Calibrator
 from recsys.layers.embedding.tables import Backend
 from recsys.layers.moe.router import Routing
-from recsys.layers.wide_linear import CrossNetwork
 from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower, read_settings
 from recsys.models.ranker.config import RankerConfig, RankerInputs, num_fields, read_inputs
 from recsys.models.ranker.folded import Floats, FoldedRanker, FoldedReader, Layers, folded
 from recsys.models.ranker.network import (
     Candidates,
     Correction,
+    CrossNetwork,
     Heads,
     QueryFields,
     QueryReader,

@@ -14,7 +14,7 @@ from recsys.layers.attention.softmax import by_pair
 from recsys.layers.attention.target import TargetAttention
 from recsys.layers.calibrator import Calibrator
 from recsys.layers.codes.decoder import SharedContext, joint_attention, merged_shares, side_by_side
-from recsys.layers.wide_linear import HAS_ONEDNN, CrossNetwork, WideLinear
+from recsys.models.ranker.network import HAS_ONEDNN, CrossNetwork, WideLinear
 from recsys.models.sequence.encoder import Calendar
 from tests.recsys.testing.refusals import assert_refused
 
