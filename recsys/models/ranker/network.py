@@ -5,8 +5,8 @@ by MKL, which fills half of an AMD processor's 512-bit registers: [320, 128] x [
 107 us of one Zen 5 core, oneDNN 56, with the same bits. A call of oneDNN's costs 10 us more, so
 narrow layers go without: [224, 64] x [64, 128] takes 39 us, not 50.
 
-Axes: B queries, k candidates of a list, M candidates of a batch (rows of a layer), I and O a layer's
-inputs and outputs, F features, D width of a field, W width of all fields, T tasks.
+Axes: B queries, k candidates of a list, M candidates of a batch (rows of a layer), I and O inputs
+and outputs of a layer, F features, D width of a field, W width of all fields, T tasks.
 """
 
 from __future__ import annotations
