@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from recsys.data.top_k import ItemMask, OneList
 from recsys.models.text_search.search import SearchCandidates, TextSearch, scale_counts
 from recsys.models.text_search.tokens import indexed_texts, split, words_of
-from recsys.models.text_search.words import MIN_BESIDE_OTHERS, MIN_CORRECTED, Spelling
+from recsys.models.text_search.words import MIN_CORRECTED, MIN_WITH_OTHERS, Spelling
 from serving.bundle.catalogue import MAX_TITLE
 from serving.bundle.load import Bundle
 from serving.schemas import Degraded, ItemCard, to_json
@@ -145,7 +145,7 @@ class TitleIndex:
             near.
         """
         typed, spelling, options = words_of(query), self._spelling, list[list[str]]()
-        shortest = MIN_CORRECTED if len(typed) == 1 else MIN_BESIDE_OTHERS
+        shortest = MIN_CORRECTED if len(typed) == 1 else MIN_WITH_OTHERS
         for word in typed:
             if word in known or spelling.is_known(word):
                 options.append([word])

@@ -184,7 +184,7 @@ class Recommender:
         for other in self.others.values():
             other.connect(opener, keeps_lists=keeps_lists)
 
-    def asked(self, request: Request) -> Recommender:
+    def for_arm(self, request: Request) -> Recommender:
         """Return the recommender of the bundle that the user's arm names, itself by default."""
         if not self.others:
             return self

@@ -1,6 +1,6 @@
 """What rules do to a list: their items' rows, pins to slots, moves up and down.
 
-Axes: N item rows, n rows that are asked for.
+Axes: N item rows, n requested rows.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ class Handlers:
         records: list[bytes] = []
         for request in given.requests:
             try:
-                asked = self._recommender.asked(request)
-                made = asked.make(request, names_history=head["shown"])
+                arm = self._recommender.for_arm(request)
+                made = arm.make(request, names_history=head["shown"])
                 reply, own = self._written(made)
                 replies.append(reply)
                 records += own
@@ -93,7 +93,7 @@ class Handlers:
         return HttpAnswer(200, whole, {"num_requests": len(replies)}, records=tuple(records))
 
     def recommend(self, given: Request, head: Head) -> HttpAnswer:
-        made = self._recommender.asked(given).make(given, names_history=head["shown"])
+        made = self._recommender.for_arm(given).make(given, names_history=head["shown"])
         reply = made.reply
         fields = {
             "request_id": reply.request_id,

@@ -2,7 +2,7 @@
 
 The encoder reads a list of words when a search is fitted, and a query is the sum of its words'
 vectors, so no model runs for a request. A rarer word counts more. The values that are nearest to a
-query are soft filters: "scary" is near the category Horror, so horror is asked for.
+query are soft filters: "scary" is near the category Horror, so horror is wanted.
 
     meaning.safetensors    vectors, and the items of each value
     meaning.json           words, values
@@ -112,19 +112,19 @@ class Meanings:
         """Compare a query with all items; None if no word of it is known.
 
         Returns:
-            Cosines, and the share of the values asked for that an item has, each [N].
+            Cosines, and the share of the wanted values that an item has, each [N].
         """
         query = self.encode(words)
         if not query.any():
             return None
         # Numpy, which is faster than torch at this product on one thread.
         cosines: Floats = self.item_vectors.numpy() @ query.numpy()
-        asked = np.zeros(len(cosines), np.float32)
+        wanted = np.zeros(len(cosines), np.float32)
         found = torch.topk(self.value_vectors @ query, min(NUM_VALUES, len(self.values)))
         shares = torch.softmax(SHARPNESS * found.values, 0).tolist()
         for value, share in zip(found.indices.tolist(), shares, strict=True):
-            asked[self.owners[self.offsets[value] : self.offsets[value + 1]].numpy()] += share
-        return cosines, asked
+            wanted[self.owners[self.offsets[value] : self.offsets[value + 1]].numpy()] += share
+        return cosines, wanted
 
     def grown(self, texts: Sequence[Sequence[str]]) -> Meanings:
         """Take in items that were appended, by the words of their texts."""

@@ -173,7 +173,7 @@ class WordIndex:
 
 MIN_CORRECTED = 4
 """Characters of the shortest word that is corrected alone; a shorter one could be any word."""
-MIN_BESIDE_OTHERS = 3
+MIN_WITH_OTHERS = 3
 """The same where other words of the query tell which word is meant."""
 LONG_WORD = 8
 """Length of a word from which two typos are corrected."""
