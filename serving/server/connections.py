@@ -171,6 +171,9 @@ class Connection(HttpToolsProtocol):
         def go_on(_: object = None) -> None:
             with suppress(StopIteration):
                 waits_for = running.send(None)
+                if waits_for is None:  # as of ``asyncio.sleep(0)``
+                    self.loop.call_soon(go_on)
+                    return
                 waits_for._asyncio_future_blocking = False
                 waits_for.add_done_callback(go_on)
 
