@@ -14,7 +14,8 @@ def check_bounds(section: object, prefix: str = "", **bounds: str) -> None:
 
     Args:
         prefix: What stands before the name in a message.
-        bounds: By name: ``>= 1``, ``> 0`` or an interval such as ``(0, 1]``. None is not checked.
+        bounds: By name: ``>= 1``, ``> 0``, ``> 0 or inf`` or an interval such as ``(0, 1]``. None
+            is not checked.
     """
     for name, bound in bounds.items():
         value = getattr(section, name)
@@ -25,13 +26,13 @@ def check_bounds(section: object, prefix: str = "", **bounds: str) -> None:
 
 
 def is_within(value: float, bound: str) -> bool:
-    """True if a number is finite and within a bound, written as for `check_bounds`."""
+    """Return True if a number is finite and within a bound, written as for `check_bounds`."""
     if found := INTERVAL.fullmatch(bound):
         left, low, high, right = found.groups()
         above = value >= float(low) if left == "[" else value > float(low)
         return above and (value <= float(high) if right == "]" else value < float(high))
-    sign, _, least = bound.partition(" ")
-    return math.isfinite(value) and (
+    sign, least, *or_inf = bound.split(" ")
+    return (bool(or_inf) or math.isfinite(value)) and (
         value >= float(least) if sign == ">=" else value > float(least)
     )
 

@@ -116,9 +116,9 @@ class LoopConfig:
     checkpoint_seconds: float | None = 300.0
 
     def __post_init__(self) -> None:
-        limits = ("max_grad_norm", "patience", "checkpoint_every", "max_seconds")
-        numbers = ("num_steps", "eval_every", "max_bad_steps", "log_every", *limits)
-        check_bounds(self, **dict.fromkeys(numbers, "> 0"))
+        numbers = ("num_steps", "eval_every", "max_bad_steps", "log_every", "patience")
+        check_bounds(self, **dict.fromkeys((*numbers, "checkpoint_every"), "> 0"))
+        check_bounds(self, max_grad_norm="> 0 or inf", max_seconds="> 0 or inf")
         check_choices(self, precision=("auto", "float32", "bfloat16"))
 
 
@@ -159,8 +159,9 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         sizes = ("batch_size", "max_epochs", "epochs_per_evaluation", "validation_users")
-        limits = ("max_seconds", "refit_epochs", "refit_rate")
-        check_bounds(self, **dict.fromkeys((*sizes, *limits), "> 0"), warmup_share="[0, 1)")
+        numbers = (*sizes, "refit_epochs", "refit_rate")
+        check_bounds(self, **dict.fromkeys(numbers, "> 0"), warmup_share="[0, 1)")
+        check_bounds(self, max_seconds="> 0 or inf")
 
     def for_examples(self, num_examples: int) -> LoopConfig:
         """Turn passes into steps for a number of examples."""

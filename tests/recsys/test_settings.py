@@ -13,6 +13,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.evaluation.config import PairedConfig, ReplayConfig
 from recsys.evaluation.sequential import SequentialConfig, sample_ratio
 from recsys.evaluation.significance import ComparisonConfig
+from recsys.kernels.embedding_bag.layout import OptimizerConfig
 from recsys.layers.moe.experts import Experts, SparseMoe, SparseMoeConfig
 from recsys.layers.moe.router import BiasedRouter
 from recsys.models.configs import (
@@ -138,3 +139,8 @@ def test_settings_out_of_range_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         build(**settings)
+
+
+def test_limits_that_never_apply_are_inf_in_a_file_without_null() -> None:
+    LoopConfig(num_steps=1, max_grad_norm=math.inf, max_seconds=math.inf)
+    OptimizerConfig(max_row_norm=math.inf)

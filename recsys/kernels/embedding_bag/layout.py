@@ -167,7 +167,9 @@ class OptimizerConfig:
     and a row whose gradient is not finite stays as it is. None does neither."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, max_row_norm="> 0", epsilon=">= 0", beta1="[0, 1)", beta2="[0, 1)")
+        check_bounds(
+            self, max_row_norm="> 0 or inf", epsilon=">= 0", beta1="[0, 1)", beta2="[0, 1)"
+        )
 
 
 class OptimizerState(NamedTuple):

@@ -47,7 +47,7 @@ class BlendConfig:
     def __post_init__(self) -> None:
         if list(self.item_bounds) != sorted(set(self.item_bounds)):
             raise ValueError(f"item_bounds must rise, got {self.item_bounds}")
-        check_bounds(self, shrinkage_queries=">= 0", l2="> 0", new_item_odds="> 0")
+        check_bounds(self, shrinkage_queries=">= 0 or inf", l2="> 0", new_item_odds="> 0")
         check_bounds(self, max_queries=">= 1", max_candidates=">= 2", min_found=">= 1")
 
     @property
