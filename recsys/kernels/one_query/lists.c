@@ -310,7 +310,7 @@ static void list_scores(const float *scores, i64 n, float *leads, float *z_score
  * chosen: number of each list's source among the blend's. history: 1, whether it is empty, and the
  * logarithm of its length, by which demand is weighed. */
 i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *lengths,
-          const i64 *chosen, i64 num_lists, i64 user_kind, const double *history, i64 k,
+          const i64 *chosen, i64 num_lists, const double *history, i64 k,
           const Merged *out) {
     i64 total = 0, largest = 0, count = 0;
     double every = 0, there = 0; /* weights grow if sources have no list */
@@ -360,8 +360,7 @@ i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *l
                 i64 kind = 0;
                 if (blend->item_kinds)
                     kind = row < blend->num_kinds ? blend->item_kinds[row] : blend->unknown_kind;
-                const double *own = blend->weights + 4 * (source + blend->num_sources *
-                                    (kind + blend->num_item_kinds * user_kind));
+                const double *own = blend->weights + 4 * (source + blend->num_sources * kind);
                 double value = (double)(leads[at] * blend->scales[source]) * own[0] * growth;
                 value += (double)z_scores[at] * own[1] * growth;
                 parts[cell] = value + (double)near[ranks[at] - 1] * own[2] * growth + own[3] * growth;

@@ -11,9 +11,9 @@
 #define CONSTANT 60.0
 
 typedef struct {
-    const double *weights; /* [users' kinds, items' kinds, S, 4] */
+    const double *weights; /* [items' kinds, S, 4] */
     const float *scales;   /* [S] */
-    i64 num_sources, num_item_kinds;
+    i64 num_sources;
     const i64 *item_kinds; /* of rows below num_kinds; NULL for one kind */
     i64 num_kinds, unknown_kind;
     const double *log_odds, *demand; /* [num_odds], [3, num_demand] or NULL */
@@ -24,7 +24,7 @@ typedef struct {
 typedef struct { float *scores; i64 *rows; i64 *ranks; float *contributions, *leads, *z_scores; } Merged;
 
 i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *lengths,
-          const i64 *chosen, i64 num_lists, i64 user_kind, const double *history, i64 k,
+          const i64 *chosen, i64 num_lists, const double *history, i64 k,
           const Merged *out);
 
 #endif

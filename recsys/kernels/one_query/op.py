@@ -45,7 +45,7 @@ class _Functions:
         self.nearest = _typed(library.nearest, p, n, p, p, n, n, p, p)
         self.most_similar = _typed(library.most_similar, p, n, p, p, n, p, n, d, p, n, p, p)
         self.by_weights = _typed(library.by_weights, p, p, n, p, n, n, p, p)
-        self.merge = _typed(library.merge, p, p, p, p, p, n, n, p, n, p)
+        self.merge = _typed(library.merge, p, p, p, p, p, n, p, n, p)
         self.leading = _typed(library.leading, p, p, n, n, p)
         self.encode = _typed(library.encode, p, p, n, p, p, p)
         self.keys = _typed(library.keys, p, p, n, p)
@@ -346,15 +346,14 @@ class BlendOfOne:
         log_odds: NDArray[np.float64] | None,
         demand: NDArray[np.float64] | None,
     ) -> None:
-        """Take the weights [G + 1, I + 1, S, 4] and what is known of items, as a blend has them."""
+        """Take the weights [I + 1, S, 4] and what is known of items, as a blend has them."""
         self.fields = Fields(
             weights=np.ascontiguousarray(weights),
             scales=np.ascontiguousarray(scales),
-            num_sources=weights.shape[2],
-            num_item_kinds=weights.shape[1],
+            num_sources=weights.shape[1],
             item_kinds=None if item_kinds is None else np.ascontiguousarray(item_kinds),
             num_kinds=0 if item_kinds is None else len(item_kinds),
-            unknown_kind=weights.shape[1] - 1,
+            unknown_kind=weights.shape[0] - 1,
             log_odds=log_odds,
             demand=None if demand is None else np.ascontiguousarray(demand),
             num_odds=0 if log_odds is None else len(log_odds),
@@ -366,7 +365,6 @@ class BlendOfOne:
         self,
         lists: Sequence[OneList],
         chosen: Sequence[int],
-        user_kind: int,
         history: tuple[float, float, float],
         k: int,
     ) -> tuple[NDArray[Any], ...] | None:
@@ -374,7 +372,6 @@ class BlendOfOne:
 
         Args:
             chosen: Number of each list's source.
-            user_kind: Kind of the user, from 0.
             history: 1, whether the history is empty, and the logarithm of its length.
         """
         found = functions()
@@ -394,7 +391,6 @@ class BlendOfOne:
             integers([len(one.item_rows) for one in lists]),
             integers(chosen),
             width,
-            user_kind,
             struct.pack("3d", *history),
             taken,
             integers((sums, best, best + 8 * taken, parts, parts + step, parts + 2 * step)),

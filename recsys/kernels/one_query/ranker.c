@@ -470,8 +470,7 @@ i64 rank(const Ranking *all, const i64 *given, const double *weights, float *sco
     i64 *places = merged.ranks + most * lists, *other = places + most;
     float *dense = merged.z_scores + most * lists, *predicted = dense + most * columns;
     float *own = predicted + most * tasks, *values = own + most, *keyed = values + (latest + 1) * dim;
-    i64 found = merge(all->blend, parts, whole, lengths, chosen, lists, 0, weights, most,
-                      &merged);
+    i64 found = merge(all->blend, parts, whole, lengths, chosen, lists, weights, most, &merged);
     if (found < 1) return found;
     i64 n = found < all->num_candidates ? found : all->num_candidates;
     memset(dense, 0, (size_t)(n * columns) * sizeof(float));

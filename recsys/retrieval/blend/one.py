@@ -110,7 +110,7 @@ class OneQueryBlend:
         self.compiled: BlendOfOne | None = None
         if blend.odds is None or len(blend.odds) == 3:
             self.compiled = BlendOfOne(
-                *(self._weights[None], self._sizes, self._scales),
+                *(self._weights, self._sizes, self._scales),
                 *(self._item_kinds, self._log_odds, self._demand),
             )
 
@@ -159,7 +159,7 @@ class OneQueryBlend:
         if self.compiled is None:
             return None
         events = demand_by_history(num_events)
-        found = self.compiled.merge(list(lists.values()), chosen, 0, events, k)
+        found = self.compiled.merge(list(lists.values()), chosen, events, k)
         return None if found is None else MergedOne(*found)
 
     def _look_up_weights(self, merged: _Merged, chosen: list[int]) -> Doubles:
