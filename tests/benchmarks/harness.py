@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -112,7 +113,9 @@ def versions() -> str:
 
 
 def current_commit(checkout: Path = BENCHMARKS) -> str:
-    """Short hash of the checked-out commit, with a plus where files differ from it."""
+    """Short hash of the checked-out commit, with a plus where files differ; without git unknown."""
+    if shutil.which("git") is None:
+        return "unknown"
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
         capture_output=True,

@@ -1,17 +1,18 @@
 """Requests a second and latency of /v1/recommend over loopback, in a closed and an open loop.
 
-    taskset -c 0,1 python -m tests.benchmarks.serving.benchmark_load \
-        --bundles runs/movielens-100k/bundles [--part large|soak|profile] [--implicit-python PATH]
+    python -m tests.benchmarks.serving.benchmark_load --bundles runs/movielens-100k/bundles \
+        [--server-cpus 0,1 --client-cpus 2,3] [--part large|soak|profile] [--implicit-python PATH]
 
-Server and client share the machine's cores, so the processor time that each takes for a request is
-told too. In the closed loop each connection sends its next request as soon as it has a reply; in
-the open loop requests start at random times of a fixed mean rate whether or not earlier ones have
-been replied to, and latency counts from the planned start, so waiting is part of it. Beside it, on
-the same cores: FastAPI with one eager torch model, and implicit's ALS behind FastAPI, where the
-Python of an environment that has it is named. Part ``large`` serves made-up catalogues, ``soak``
-half of what the server can for minutes; ``profile`` tells the processor time of each part of a
-request, beside the least that its memory and arithmetic take. A bundle without a ranker is served
-with the one that its workspace has trained, or ``--ranker``.
+Server and client share the machine's cores unless each has its own by ``--server-cpus`` and
+``--client-cpus``, so the processor time that each takes for a request is told too. In the closed
+loop each connection sends its next request as soon as it has a reply; in the open loop requests
+start at random times of a fixed mean rate whether or not earlier ones have been replied to, and
+latency counts from the planned start, so waiting is part of it. Beside it, on the same cores:
+FastAPI with one eager torch model, and implicit's ALS behind FastAPI, where the Python of an
+environment that has it is named. Part ``large`` serves made-up catalogues, ``soak`` half of what
+the server can for minutes; ``profile`` tells the processor time of each part of a request, beside
+the least that its memory and arithmetic take. A bundle without a ranker is served with the one that
+its workspace has trained, or ``--ranker``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -44,9 +46,10 @@ from serving.settings import ServingOptions
 from tests.benchmarks.harness import Row, command_line, timed, write_results
 from tests.benchmarks.serving.client import Outcome, closed_loop, connected, messages, open_loop
 from tests.benchmarks.serving.sampler import counts_in, processor_seconds, sampled, spent_by_part
-from tests.benchmarks.serving.server import IMPLICIT, PLAIN, Served, serving
+from tests.benchmarks.serving.server import CPUS, IMPLICIT, PLAIN, Served, serving
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
+USABLE = sorted(os.sched_getaffinity(0))
 RATE = 500.0
 RETRIEVAL_RATE = 1_500.0
 PEAK, RETRIEVAL_PEAK, FALLBACK_PEAK = 1_000.0, 2_000.0, 4_000.0
@@ -210,7 +213,8 @@ def measure_demo(options: argparse.Namespace) -> list[Row]:
         rows.append(Row(name="full, 2 workers: closed loop", value=top, unit="requests/s"))
         rows += measure_http("full", served, requests, 100.0, seconds, 100.0)
     rows += measure_retrieval(bundles, requests, seconds)
-    rows.append(measure_plain(bundles, user_ids, peak, options))
+    if find_spec("fastapi"):
+        rows.append(measure_plain(bundles, user_ids, peak, options))
     if options.implicit_python is not None:
         rows.append(measure_implicit(bundles, user_ids, peak, options))
     return rows
@@ -438,11 +442,25 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--kept", type=Path, help="folder that keeps made-up bundles")
     parser.add_argument("--implicit-python", help="Python of an environment with implicit")
     parser.add_argument("-k", type=int, default=20, help="list length")
-    return parser.parse_args()
+    parser.add_argument("--server-cpus", type=processors, help="of ours and peers: 0,1")
+    parser.add_argument("--client-cpus", type=processors, help="of this process: 2,3")
+    options = parser.parse_args()
+    missing = ((options.server_cpus or set()) | (options.client_cpus or set())) - set(USABLE)
+    if missing or (options.server_cpus is None) != (options.client_cpus is None):
+        parser.error(f"name both, of the processors {USABLE}: --server-cpus, --client-cpus")
+    return options
+
+
+def processors(text: str) -> set[int]:
+    """Read numbers of processors."""
+    return {int(number) for number in text.split(",")}
 
 
 def main() -> None:
     options = parsed_arguments()
+    if options.server_cpus:
+        CPUS.update(options.server_cpus)
+        os.sched_setaffinity(0, options.client_cpus)
     torch.set_num_threads(1)
     if options.part != "large":
         with ranked_bundles(options) as options.bundles:
@@ -462,10 +480,13 @@ def write(options: argparse.Namespace, rows: list[Row], name: str) -> None:
             f"{CLUSTER_ITEMS} around topics, as a real catalogue's do, and a user's history in "
             "three of them; k"
         )
-    load = os.getloadavg()[0]
+    load, shares = os.getloadavg()[0], "the client shares the cores"
+    if CPUS:
+        shares = f"servers run on processors {sorted(CPUS)}, the client (and lists in process) on "
+        shares += f"{sorted(options.client_cpus)} of {len(USABLE)}"
     notes = (
-        f"{what} = {options.k}, every request another one. {options.seconds:g} s a loop; the "
-        f"client shares the cores. Load average of the last minute: {load:.1f}, this run's own "
+        f"{what} = {options.k}, every request another one. {options.seconds:g} s a loop; "
+        f"{shares}. Load average of the last minute: {load:.1f}, this run's own "
         "included. Memory counts a shared page once."
     )
     if options.part == "demo" and options.implicit_python is None:

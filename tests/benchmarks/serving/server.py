@@ -24,6 +24,8 @@ SERVE = (
 PLAIN = ("-m", "tests.benchmarks.serving.plain_server")
 IMPLICIT = (str(Path(__file__).with_name("implicit_server.py")),)
 TIMEOUT_SECONDS = 120.0
+CPUS: set[int] = set()
+"""Processors of the servers that are started; those of this process if empty."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ def serving(
         stderr=subprocess.DEVNULL,
     )
     try:
+        if CPUS:
+            os.sched_setaffinity(process.pid, CPUS)
         while reply_of(port, "/readyz") is None:
             if time.monotonic() > begin + TIMEOUT_SECONDS or process.poll() is not None:
                 raise RuntimeError("the server does not reply")
