@@ -26,7 +26,12 @@ from recsys.kernels.choice import SWITCH, cache_folder, is_on
 NAME = "one_query"
 HERE = Path(__file__).parent
 COMPILERS = ("cc", "gcc", "clang")
-OPTIONS = ("-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+OPTIONS = (
+    *("-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+    *("-shared", "-fPIC"),
+)
+"""Sums of products round twice, as numpy's do, so that equal scores stay equal; `vectors.h` fuses
+those of long rows itself."""
 BY_CAPABILITY = {"AVX2": ("-mavx2", "-mfma"), "AVX512": ("-mavx2", "-mfma")}
 """Options for the instructions that torch uses here; none for other processors."""
 MAX_SECONDS = 120.0

@@ -135,8 +135,8 @@ i64 nearest(const float *vectors, i64 dim, const float *query, const u8 *allowed
     Best best;
     if (!open_best(&best, k)) return NO_MEMORY;
     for (i64 row = 1; row < n; row++) {
-        float score = dot(vectors + row * dim, query, dim);
         if (!allowed[row]) continue;
+        float score = dot(vectors + row * dim, query, dim);
         if (!isfinite(score)) return NOT_A_NUMBER;
         offer(&best, score, row);
     }
@@ -185,6 +185,16 @@ typedef struct {
     i64 max_events, distinct;
 } Weights;
 
+/* Have the first weights of an item on their way before they are read. */
+static inline void fetch(const Weights *table, i64 row) {
+    i64 begin = table->offsets[row], end = table->offsets[row + 1];
+    end = end - begin > 128 ? begin + 128 : end;
+    for (i64 at = begin; at < end; at += 16) {
+        __builtin_prefetch(table->others + at);
+        __builtin_prefetch(table->amounts + at);
+    }
+}
+
 /* Rank items by their weights from those of a history, the oldest first, [m]. */
 i64 by_weights(const Weights *table, const i64 *history, i64 m, const u8 *allowed, i64 num_allowed,
                i64 k, float *out, i64 *rows) {
@@ -218,6 +228,7 @@ i64 by_weights(const Weights *table, const i64 *history, i64 m, const u8 *allowe
     for (i64 i = count - 1; i >= 0; i--) {
         i64 row = history[event[i]], end = table->offsets[row + 1];
         float own = weight[event[i]];
+        if (i) fetch(table, history[event[i - 1]]);
         for (i64 at = table->offsets[row]; at < end && !few; at++)
             sums[table->others[at]] += own * table->amounts[at];
         for (i64 at = table->offsets[row]; at < end && few; at++) {
@@ -275,13 +286,15 @@ static void sort_places(Place *places, i64 n, i64 k) {
 /* Add parts, the smallest first, so that equal sets of parts give equal sums. */
 static double added(const double *parts, i64 n, i64 stride) {
     double sorted[64], total = 0;
+    i64 count = 0;
     for (i64 i = 0; i < n; i++) {
         double part = parts[i * stride];
-        i64 j = i;
+        if (part == 0) continue; /* most are */
+        i64 j = count++;
         for (; j > 0 && sorted[j - 1] > part; j--) sorted[j] = sorted[j - 1];
         sorted[j] = part;
     }
-    for (i64 i = 0; i < n; i++) total += sorted[i];
+    for (i64 i = 0; i < count; i++) total += sorted[i];
     return total;
 }
 

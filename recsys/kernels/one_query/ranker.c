@@ -39,8 +39,8 @@ static void product(Source from, Target to, i64 n, const float *panels, i64 in, 
             for (i64 i = 0; i < in; i++, w += PANEL) {
                 v8 left = load(w), right = load(w + 8);
                 for (int r = 0; r < TOGETHER; r++) {
-                    a[r] += x[r][i] * left;
-                    b[r] += x[r][i] * right;
+                    a[r] = fused(fill(x[r][i]), left, a[r]);
+                    b[r] = fused(fill(x[r][i]), right, b[r]);
                 }
             }
             for (i64 r = 0; r < many; r++) {
@@ -56,6 +56,17 @@ static void product(Source from, Target to, i64 n, const float *panels, i64 in, 
 }
 
 typedef int32_t i8x __attribute__((vector_size(32)));
+
+static inline v8 larger(v8 a, v8 b) {
+    i8x more = a > b;
+    return (v8)(((i8x)a & more) | ((i8x)b & ~more));
+}
+
+static inline float largest(v8 v) {
+    float most = v[0];
+    for (int i = 1; i < 8; i++) most = v[i] > most ? v[i] : most;
+    return most;
+}
 
 /* e to the power of at most 0; below -87 it is nearly 0. */
 static inline v8 exponential(v8 x) {
@@ -105,7 +116,7 @@ i64 read_events(const Network *net, const i64 *rows, i64 m, float *values, float
     for (i64 i = 0; i < m; i++) {
         i64 row = rows[i] >= 0 && rows[i] < net->num_rows ? rows[i] : 0;
         float *own = values + (i + 1) * dim;
-        memcpy(own, net->table + row * step, (size_t)dim * sizeof(float));
+        copy(own, net->table + row * step, dim);
         add_scaled(own, net->recency + (net->num_recency - m + i) * dim, 1, dim);
     }
     return keys(net, values, m + 1, out);
@@ -122,9 +133,10 @@ static void attend(const Network *net, const float *keys, i64 key_step, const fl
     for (i64 i = 0; i < wide; i++) bias[i] = i >= p ? -INFINITY : offsets ? offsets[i] : keys[i * key_step + dim];
     product((Source){x, ld, NULL}, (Target){weights, wide, NULL, 0}, n, key_panels, dim, p, bias);
     for (i64 c = 0; c < n; c++) {
-        float *own = weights + c * wide, most = -INFINITY;
-        v8 total = fill(0);
-        for (i64 i = 0; i < p; i++) most = own[i] > most ? own[i] : most;
+        float *own = weights + c * wide;
+        v8 total = fill(0), seen = load(own);
+        for (i64 i = 8; i < wide; i += 8) seen = larger(seen, load(own + i));
+        float most = largest(seen);
         for (i64 i = 0; i < wide; i += 8) {
             v8 raised = exponential(load(own + i) - most);
             store(own + i, raised);
@@ -136,7 +148,7 @@ static void attend(const Network *net, const float *keys, i64 key_step, const fl
     product((Source){weights, wide, NULL}, (Target){read, deep, NULL, 0}, n, value_panels, p, dim,
             NULL);
     for (i64 c = 0; c < n; c++)
-        memcpy(x + c * ld + dim, read + c * deep, (size_t)dim * sizeof(float));
+        copy(x + c * ld + dim, read + c * deep, dim);
 }
 
 static inline float bounded(float x, float most) { return x > most ? most : x < -most ? -most : x; }
@@ -196,23 +208,25 @@ i64 logits(const Network *net, const float *keys, i64 key_step, const float *off
     for (i64 c = 0; c < n; c++) {
         items[c] = rows[c] >= 0 && rows[c] < net->num_rows ? rows[c] : 0;
         float *own = x + c * ld;
-        memcpy(own, net->table + items[c] * step, (size_t)dim * sizeof(float));
-        memcpy(own + 2 * dim, fields, (size_t)(field - 2 * dim) * sizeof(float));
+        copy(own, net->table + items[c] * step, dim);
+        copy(own + 2 * dim, fields, field - 2 * dim);
         for (i64 i = field; i < ld; i++) own[i] = 0;
-        for (i64 i = 0; dense && net->dense && i < net->num_dense; i++) {
-            float value = dense[c * dense_step + i * dense_column];
-            if (net->means) value = bounded((value - net->means[i]) * net->scales[i], (float)net->most);
-            hidden[c * net->num_dense + i] = value;
-        }
+    }
+    int with_dense = dense && net->dense;
+    for (i64 i = 0; with_dense && i < net->num_dense; i++) {
+        float mean = net->means ? net->means[i] : 0, scale = net->means ? net->scales[i] : 1;
+        float bound = net->means ? (float)net->most : INFINITY;
+        const float *from = dense + i * dense_column;
+        for (i64 c = 0; c < n; c++)
+            hidden[c * net->num_dense + i] = bounded((from[c * dense_step] - mean) * scale, bound);
     }
     attend(net, keys, key_step, offsets, values, p, x, ld, n, space);
-    int with_dense = dense && net->dense;
     if (with_dense)
         product((Source){hidden, net->num_dense, NULL}, (Target){corrected, read, NULL, 0}, n,
                 net->dense, net->num_dense, net->dense_dim + (net->base >= 0 ? net->num_tasks : 0),
                 net->dense_bias);
     for (i64 c = 0; c < n && with_dense; c++)
-        memcpy(x + c * ld + field, corrected + c * read, (size_t)net->dense_dim * sizeof(float));
+        copy(x + c * ld + field, corrected + c * read, net->dense_dim);
     const float *crossed = x;
     for (i64 layer = 0; layer < net->num_layers; layer++) {
         float *next = layer % 2 ? second : first;
@@ -327,6 +341,11 @@ static void linear_features(const Features *all, const i64 *rows, i64 n, const i
     for (i64 c = 0; c < n; c++) above[c] /= spread > 1e-6f ? spread : 1e-6f;
 }
 
+/* to = the larger of both */
+static inline void raise(float *restrict to, const float *restrict from, i64 n) {
+    for (i64 i = 0; i < n; i++) to[i] = from[i] > to[i] ? from[i] : to[i];
+}
+
 /* Cosines with the last event, means over few and over all, and the largest: out [4, n]. */
 static void table_features(const Features *all, i64 table, const i64 *known, i64 n,
                            const i64 *event, i64 m, i64 few, i64 observed, float *out,
@@ -338,13 +357,13 @@ static void table_features(const Features *all, i64 table, const i64 *known, i64
     if (width == 0) {
         for (i64 i = 0; i < m; i++) {
             const float *own = vectors + event[i] * stride;
-            for (i64 c = 0; c < n; c++) {
-                float cosine = event[i] ? own[known[c]] : 0;
-                if (i == 0) last[c] = cosine;
-                if (i < all->recent) recent[c] += cosine;
-                if (i < near) best[c] = cosine > best[c] ? cosine : best[c];
-                every[c] += cosine;
-            }
+            float *restrict found = space;
+            if (event[i]) for (i64 c = 0; c < n; c++) found[c] = own[known[c]];
+            else memset(found, 0, (size_t)n * sizeof(float));
+            if (i == 0) copy(last, found, n);
+            if (i < all->recent) add_scaled(recent, found, 1, n);
+            if (i < near) raise(best, found, n);
+            add_scaled(every, found, 1, n);
         }
         for (i64 c = 0; c < n; c++) recent[c] /= (float)few, every[c] /= (float)observed;
         return;
@@ -355,7 +374,7 @@ static void table_features(const Features *all, i64 table, const i64 *known, i64
     for (i64 i = 0; i < m; i++) {
         if (!event[i]) continue;
         const float *own = vectors + event[i] * stride;
-        if (i < near) memcpy(met + i * width, own, (size_t)width * sizeof(float));
+        if (i < near) copy(met + i * width, own, width);
         if (i < all->recent) add_scaled(met + near * width, own, 1.0f / (float)few, width);
         add_scaled(met + (near + 1) * width, own, 1.0f / (float)observed, width);
     }
@@ -490,9 +509,8 @@ i64 rank(const Ranking *all, const i64 *given, const double *weights, float *sco
         i64 from = i < n ? places[i] : i;
         scores[i] = own[places[i < n ? i : n - 1]];
         rows[i] = merged.rows[from];
+        copy(contributions + i * lists, merged.contributions + from * lists, lists);
         memcpy(ranks + i * lists, merged.ranks + from * lists, (size_t)lists * sizeof(i64));
-        memcpy(contributions + i * lists, merged.contributions + from * lists,
-               (size_t)lists * sizeof(float));
     }
     return k;
 }

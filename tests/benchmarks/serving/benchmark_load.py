@@ -43,13 +43,13 @@ from serving.bundle.manifest import publish
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
-from tests.benchmarks.harness import Row, command_line, timed, write_results
+from tests.benchmarks.harness import Row, command_line, device_name, timed, write_results
 from tests.benchmarks.serving.client import Outcome, closed_loop, connected, messages, open_loop
 from tests.benchmarks.serving.sampler import counts_in, processor_seconds, sampled, spent_by_part
 from tests.benchmarks.serving.server import CPUS, IMPLICIT, PLAIN, Served, serving
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
-USABLE = sorted(os.sched_getaffinity(0))
+DEVICE = device_name()
 RATE = 500.0
 RETRIEVAL_RATE = 1_500.0
 PEAK, RETRIEVAL_PEAK, FALLBACK_PEAK = 1_000.0, 2_000.0, 4_000.0
@@ -105,7 +105,6 @@ def measure_in_process(bundles: Path, k: int, count: int) -> list[Row]:
 
 
 def peak_of(served: Served, requests: list[bytes], seconds: float) -> float:
-    """The best rate of a closed loop."""
     return measure_peak("", served, requests, seconds)[0].value
 
 
@@ -235,7 +234,8 @@ def measure_retrieval(bundles: Path, requests: list[bytes], seconds: float) -> l
 def with_ranker(bundles: Path, folder: Path, ranker: Path | None) -> Path:
     """Copy the bundle that is served into a folder of bundles, with another ranker or without."""
     current = (bundles / "current").resolve()
-    made = folder / current.name
+    # Not the folder's name: in a copy ``current`` may be no link.
+    made = folder / f"bundle-{json.loads((current / 'manifest.json').read_text())['version']}"
     shutil.copytree(current, made, ignore=lambda at, names: {"ranker"} & {*names})
     path = made / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -368,7 +368,6 @@ def measure_soak(options: argparse.Namespace) -> list[Row]:
         Row(name=f"{name}: p99 of the worst minute", value=worst, unit="ms"),
         Row(name=f"{name}: memory after the first minute", value=memory[0], unit="MiB"),
         Row(name=f"{name}: memory at the end", value=memory[-1], unit="MiB"),
-        Row(name=f"{name}: memory at most", value=max(memory), unit="MiB"),
     ]
 
 
@@ -442,25 +441,19 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--kept", type=Path, help="folder that keeps made-up bundles")
     parser.add_argument("--implicit-python", help="Python of an environment with implicit")
     parser.add_argument("-k", type=int, default=20, help="list length")
-    parser.add_argument("--server-cpus", type=processors, help="of ours and peers: 0,1")
-    parser.add_argument("--client-cpus", type=processors, help="of this process: 2,3")
+    parser.add_argument("--server-cpus", help="of our servers and the peers': 0,1")
+    parser.add_argument("--client-cpus", help="of this process: 2,3")
     options = parser.parse_args()
-    missing = ((options.server_cpus or set()) | (options.client_cpus or set())) - set(USABLE)
-    if missing or (options.server_cpus is None) != (options.client_cpus is None):
-        parser.error(f"name both, of the processors {USABLE}: --server-cpus, --client-cpus")
+    if (options.server_cpus is None) != (options.client_cpus is None):
+        parser.error("name the processors of both: --server-cpus and --client-cpus")
     return options
-
-
-def processors(text: str) -> set[int]:
-    """Read numbers of processors."""
-    return {int(number) for number in text.split(",")}
 
 
 def main() -> None:
     options = parsed_arguments()
     if options.server_cpus:
-        CPUS.update(options.server_cpus)
-        os.sched_setaffinity(0, options.client_cpus)
+        CPUS.update(map(int, options.server_cpus.split(",")))
+        os.sched_setaffinity(0, map(int, options.client_cpus.split(",")))
     torch.set_num_threads(1)
     if options.part != "large":
         with ranked_bundles(options) as options.bundles:
@@ -482,8 +475,8 @@ def write(options: argparse.Namespace, rows: list[Row], name: str) -> None:
         )
     load, shares = os.getloadavg()[0], "the client shares the cores"
     if CPUS:
-        shares = f"servers run on processors {sorted(CPUS)}, the client (and lists in process) on "
-        shares += f"{sorted(options.client_cpus)} of {len(USABLE)}"
+        shares = f"servers have processors {options.server_cpus} to themselves, the client (and "
+        shares += f"lists in process) {options.client_cpus}"
     notes = (
         f"{what} = {options.k}, every request another one. {options.seconds:g} s a loop; "
         f"{shares}. Load average of the last minute: {load:.1f}, this run's own "
@@ -491,7 +484,7 @@ def write(options: argparse.Namespace, rows: list[Row], name: str) -> None:
     )
     if options.part == "demo" and options.implicit_python is None:
         notes += " Implicit was not measured: no --implicit-python."
-    write_results(name, rows, notes=notes)
+    write_results(name, rows, notes=notes, device=DEVICE)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ PARTS: tuple[tuple[str, str, str], ...] = (
     ("serving/retrieval.py", "retrieve", "retrieve, the rest"),
     ("serving/bundle/ranker.py", "", "rank: ranker"),
     ("serving/retrieval.py", "", "rank: blend"),
-    ("serving/arrangement/arrange.py", "build_items", "select: items"),
     ("serving/arrangement/arrange.py", "", "select: items"),
     ("serving/arrangement/rules.py", "", "select: items"),
     ("serving/recommend.py", "", "list, the rest"),
