@@ -7,17 +7,8 @@ from pipelines.dashboard.context import PageEntry
 from pipelines.dashboard.releases import ENTRY as RELEASES
 from pipelines.dashboard.runs.run import ENTRY as RUN
 from pipelines.dashboard.runs.runs import ENTRY as RUNS
-from pipelines.dashboard.semantic_ids import ENTRY as SEMANTIC_IDS
 from pipelines.dashboard.summary import ENTRY as SUMMARY
 from pipelines.dashboard.why import ENTRY as WHY
 
-PAGES: tuple[PageEntry, ...] = (
-    # One a line, in the navigation's order.
-    SUMMARY,
-    RUNS,
-    RUN,
-    COMPARE,
-    WHY,
-    RELEASES,
-    SEMANTIC_IDS,
-)
+PAGES: tuple[PageEntry, ...] = (SUMMARY, RUNS, RUN, COMPARE, WHY, RELEASES)
+"""In the navigation's order."""

@@ -26,16 +26,17 @@ from pipelines.dashboard.data.items import (
 from pipelines.dashboard.data.pairs import Pairs, join_pairs
 from pipelines.dashboard.data.sides import (
     NO_PAIR,
+    NUM_SEARCHED,
     choose_sides,
     controls,
     k_control,
-    one_run,
     origins,
     pair_parameters,
     side_name,
     suggest_runs,
 )
 from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.dashboard.workspaces.run import Run
 from pipelines.evaluation.per_user import RANK
 from pipelines.pages.charts import counts, numbers, texts
 from pipelines.pages.document import (
@@ -89,11 +90,20 @@ class Contest:
         return {"k": str(self.k), **pair_parameters(*self.pairs.sides)}
 
 
+def newest_with_lists(context: Context) -> Run:
+    """Return the newest run with lists of two models, a complete one where there is one."""
+    newest = context.stores.runs()[:NUM_SEARCHED]
+    for run in sorted(newest, key=lambda run: (run.status != "complete", run.kind != "workspace")):
+        if has_ranks(run, 2):
+            return run
+    raise NotFoundError(NO_PAIR)
+
+
 def read_contest(context: Context, query: Query) -> Contest:
     """Read the sides and the outcome of each query."""
     if not any(query.text(name) for name in ("runs", "run")):
         # A workspace keeps every model's list, a bundle its own ranks alone.
-        newest = one_run(context, query, lambda run: has_ranks(run, 2), NO_PAIR)
+        newest = newest_with_lists(context)
         query = Query({**query.values, "run": (newest.key,)})
     sides = choose_sides(context, query, at_most=2)
     pairs = join_pairs(context, sides)

@@ -21,7 +21,6 @@ from torch import Tensor
 from pipelines.config.run import EvaluationConfig
 from pipelines.evaluation.analysis import ModelAnalysis, SplitAnalysis
 from recsys.data.batch import Jagged
-from recsys.data.top_k import ItemMask
 from recsys.evaluation.beyond_accuracy import (
     catalogue_coverage,
     gini_of_exposure,
@@ -30,7 +29,6 @@ from recsys.evaluation.beyond_accuracy import (
     novelty,
 )
 from recsys.evaluation.bootstrap import bootstrap_intervals
-from recsys.evaluation.calibration import list_miscalibration
 from recsys.evaluation.config import BootstrapConfig
 from recsys.evaluation.ranking import RankingResult, per_user_metric
 from recsys.evaluation.significance import (
@@ -143,20 +141,13 @@ def beyond_accuracy(
     k = min(MAX_LENGTH, max(config.ks))
     lists = result.top_k.item_rows
     catalogue = known.inputs.catalogue
-    histories = known.histories.take(result.user_rows)
-    everything = ItemMask.all(known.inputs.sizes.num_item_rows)
-    per_user = {
-        "novelty": novelty(lists, k, known.popularity, known.num_users),
-    }
+    num_item_rows = known.inputs.sizes.num_item_rows
+    per_user = {"novelty": novelty(lists, k, known.popularity, known.num_users)}
     if catalogue.content.shape[1]:
         per_user["intra_list_diversity"] = intra_list_diversity(lists, k, catalogue.content)
-    if len(catalogue.categories.values):
-        per_user["miscalibration"] = list_miscalibration(
-            lists, k, histories, catalogue.categories, known.inputs.sizes.num_categories
-        )
     values = {
-        "coverage": catalogue_coverage(lists, k, everything),
-        "gini": gini_of_exposure(lists, k, everything),
+        "coverage": catalogue_coverage(lists, k, num_item_rows),
+        "gini": gini_of_exposure(lists, k, num_item_rows),
         **{name: float(value.nanmean()) for name, value in per_user.items()},
     }
     return {f"{name}@{k}": value for name, value in values.items() if np.isfinite(value)}

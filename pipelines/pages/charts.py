@@ -237,7 +237,6 @@ def line_chart(
     x_title: str = "time (UTC)",
     y_title: str,
     time: bool = False,
-    x_values: Sequence[float] | None = None,
     y_format: str = "",
     from_zero: bool = False,
 ) -> Spec:
@@ -248,13 +247,12 @@ def line_chart(
 
     Args:
         time: Whether ``x`` is a moment (ISO 8601).
-        x_values: The only values of ``x``, on a logarithmic axis.
         y_format: Such as ".0%".
     """
     fields = {name for row in rows for name in row}
-    scale = {"type": "log" if x_values else "linear", "nice": False, "zero": False}
-    axis = {"grid": False, **({"values": list(x_values)} if x_values else {})}
-    x = _time("x", x_title) if time else _field("x", title=x_title, scale=scale, axis=axis)
+    scale = {"nice": False, "zero": False}
+    linear = _field("x", title=x_title, scale=scale, axis={"grid": False})
+    x = _time("x", x_title) if time else linear
     y = _amount("y", y_title, zero=from_zero, format=y_format)
     layers = []
     if "high" in fields:

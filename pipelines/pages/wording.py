@@ -46,10 +46,6 @@ BEYOND_ACCURACY = {
         "Diversity by content",
         "mean distance in content between items of a list; 0: all the same",
     ),
-    "miscalibration": (
-        "Miscalibration",
-        "distance between the category mix of a list and of the user's history; 0: the same",
-    ),
 }
 MEASURES = METRICS | BEYOND_ACCURACY
 

@@ -98,12 +98,12 @@ class Released:
 
 def shop_workspace(workspace: Path) -> Path:
     """Return the workspace that an increment's workspace belongs to, or itself."""
-    return DailyState.find(workspace).workspace
+    return DailyState(workspace).workspace
 
 
 def released_folder(workspace: Path, version: str) -> Path:
     """Return the folder of a released version, delta or not."""
-    return DailyState.find(workspace).released / version.partition("+")[0]
+    return DailyState(workspace).released / version.partition("+")[0]
 
 
 def keep_released(

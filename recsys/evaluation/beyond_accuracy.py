@@ -7,7 +7,7 @@ compared like NDCG; measures of all lists together are one number.
 Popularity is counted on training histories only: `item_popularity(histories, num_item_rows)`.
 
 Axes: U users, K length of the lists, k list length measured, N item rows (row 0 is padding),
-C category rows, D width.
+D width.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, normalize
 
-from recsys.data.batch import Jagged, cut_offsets
-from recsys.data.top_k import ItemMask
+from recsys.data.batch import Jagged
 
 MAX_CELLS = 1 << 22
 """Floats held at once while users are worked off in chunks (32 MiB)."""
@@ -36,28 +35,23 @@ def exposure(lists: Tensor, k: int, num_item_rows: int) -> Tensor:
     return torch.bincount(shown[shown > 0], minlength=num_item_rows)
 
 
-def catalogue_coverage(lists: Tensor, k: int, eligible: ItemMask) -> float:
-    """Share of the eligible items that at least one list shows (Ge et al., RecSys 2010).
+def catalogue_coverage(lists: Tensor, k: int, num_item_rows: int) -> float:
+    """Share of the catalogue that at least one list shows (Ge et al., RecSys 2010).
 
     Grows with the number of users, so it compares models for the same users only.
     """
-    allowed = eligible.as_bool()
-    if not allowed.any():
-        raise ValueError("no item is eligible, so there is no catalogue to cover; check the mask")
-    shown = exposure(lists, k, eligible.num_item_rows) > 0
-    return float((shown & allowed).sum() / allowed.sum())
+    return float((exposure(lists, k, num_item_rows)[1:] > 0).double().mean())
 
 
-def gini_of_exposure(lists: Tensor, k: int, eligible: ItemMask) -> float:
-    """Gini coefficient of how often each eligible item is shown (Fleder and Hosanagar, 2009).
+def gini_of_exposure(lists: Tensor, k: int, num_item_rows: int) -> float:
+    """Gini coefficient of how often each item is shown (Fleder and Hosanagar, 2009).
 
     0 where all items are shown equally often, 1 - 1 / (number of items) where one takes all;
-    items never shown count as 0. Lists that show no eligible item give 0: nothing is unequal.
+    items never shown count as 0. Lists that show no item give 0: nothing is unequal.
 
         G = sum over i = 1..n of (2 i - n - 1) x_i / (n sum x), x sorted ascending
     """
-    shown = exposure(lists, k, eligible.num_item_rows)
-    counts = shown[eligible.as_bool()].double().sort().values
+    counts = exposure(lists, k, num_item_rows)[1:].double().sort().values
     place = torch.arange(1, len(counts) + 1, dtype=torch.float64)
     total = float(counts.sum()) * len(counts)
     return float(((2 * place - len(counts) - 1) * counts).sum()) / total if total else 0.0
@@ -98,30 +92,6 @@ def intra_list_diversity(lists: Tensor, k: int, vectors: Tensor) -> Tensor:
         squares = (has_direction[rows.clamp_min(0)] & (rows > 0)).double().sum(1)
         parts.append(_mean_distance(total.double(), squares, (rows > 0).sum(1)))
     return torch.cat(parts)
-
-
-def listed_items(lists: Tensor, k: int) -> Jagged:
-    """First k items of each list without the padding of short ones, U ragged item rows."""
-    shown = _first(lists, k)
-    return Jagged(shown[shown > 0], cut_offsets((shown > 0).sum(1)))
-
-
-def category_totals(
-    items: Jagged, categories: Jagged, num_categories: int, weights: Tensor
-) -> Tensor:
-    """Add the weight of each of a user's items to all of the item's categories, [B, C].
-
-    Args:
-        weights: Of every item row, [N] float64.
-    """
-    lengths = categories.lengths()[items.values]  # [M], categories of each listed item
-    owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)  # [P]
-    place = torch.arange(len(owner)) - cut_offsets(lengths)[:-1][owner]
-    found = categories.values[categories.offsets[:-1][items.values[owner]] + place]  # [P]
-    totals = torch.zeros(items.batch_size * num_categories, dtype=torch.float64)
-    cells = items.segments()[owner] * num_categories + found
-    totals.index_add_(0, cells, weights[items.values[owner]])
-    return totals.view(items.batch_size, num_categories)
 
 
 def _first(lists: Tensor, k: int) -> Tensor:

@@ -1,9 +1,6 @@
-"""Calibration, in both senses: are probabilities frequencies, and do lists keep a user's mix.
+"""Calibration of probabilities: a click predicted at 20% should happen one time in five.
 
-Probabilities: a click predicted at 20% should happen one time in five. Lists: a user who watched
-70% drama and 30% comedy should not be shown drama alone (Steck, RecSys 2018).
-
-Axes: P predictions, U users, K length of the lists, N item rows, C category rows.
+Axes: P predictions.
 """
 
 from __future__ import annotations
@@ -12,12 +9,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from recsys.data.batch import Jagged
-from recsys.evaluation.beyond_accuracy import MAX_CELLS, category_totals, listed_items
-
-SMOOTHING = 0.01
-"""Share of the history's mix in a list's, so that no category makes the divergence infinite."""
 
 
 class ReliabilityCurve(NamedTuple):
@@ -64,54 +55,6 @@ def expected_calibration_error(curve: ReliabilityCurve) -> float:
     """
     gaps = (curve.predicted - curve.observed).abs()
     return float((gaps * curve.counts).sum() / curve.counts.sum())
-
-
-def category_shares(items: Jagged, categories: Jagged, num_categories: int) -> Tensor:
-    """Mix of categories among each user's items, [U, C]; rows sum to 1.
-
-    An item splits its weight evenly over its categories; repeats count again. A user whose items
-    have no category has a row of zeros.
-    """
-    weights = 1 / categories.lengths().clamp_min(1).double()  # [N]
-    totals = category_totals(items, categories, num_categories, weights)  # [U, C]
-    return totals / totals.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-
-
-def list_miscalibration(
-    lists: Tensor,
-    k: int,
-    histories: Jagged,
-    categories: Jagged,
-    num_categories: int,
-) -> Tensor:
-    """Divergence of a list's mix of categories from the history's, in nats, [U].
-
-    Steck, RecSys 2018: KL(p || q') = sum of p log(p / q') over the categories of the history,
-    with q' = (1 - SMOOTHING) q + SMOOTHING p, p of the history and q of the first k items.
-    0 is a list with the user's mix; a list without any of the user's categories has
-    -log(SMOOTHING), 4.6, and so has an empty one. NaN where the history has no
-    category, because there is nothing to be calibrated to.
-
-    Args:
-        lists: Item rows best first, [U, K], -1 where short.
-    """
-    if len(lists) != histories.batch_size:
-        raise ValueError(
-            f"{len(lists)} lists but {histories.batch_size} histories; both must cover the same "
-            "users in the same order"
-        )
-    step = max(1, MAX_CELLS // num_categories)
-    parts = []
-    for begin in range(0, len(lists), step):
-        rows = lists[begin : begin + step]
-        ends = histories.offsets[begin : begin + len(rows) + 1]
-        past = Jagged(histories.values[ends[0] : ends[-1]], ends - ends[0])
-        p = category_shares(past, categories, num_categories)  # [b, C]
-        q = category_shares(listed_items(rows, k), categories, num_categories)
-        mixed = (1 - SMOOTHING) * q + SMOOTHING * p
-        divergence = torch.where(p > 0, p * (p / mixed).log(), 0.0).sum(1)
-        parts.append(divergence.masked_fill(p.sum(1) == 0, torch.nan))
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
 
 def _checked(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from recsys.data.durable import write_durably
 from recsys.data.top_k import NO_ROW, TopK
 from recsys.replay.steps import Timeline
 
@@ -72,9 +73,7 @@ class ReplayFolder:
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write a document whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_durably(path, json.dumps(document, indent=2, sort_keys=True) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -176,45 +176,12 @@ def measure_replay(replay: Replay) -> dict[str, Any]:
         "rows": rows,
         "slices": slices,
         "summary": [summary_row(*row, found) for row in names if (found := collected[row])],
-        "leads": [compare_lead(policy, names, collected) for policy in replay.config.policies],
     }
 
 
-def compare_lead(
-    policy: str,
-    names: Iterable[tuple[str, str]],
-    collected: Mapping[tuple[str, str], list[tuple[StepMeasures, ListMeasures]]],
-) -> dict[str, Any]:
-    """Compare the served list with the best member of each step, paired by query."""
-    metric = METRICS[0]
-    of_row = {
-        row: [measured.values[metric] for _, measured in collected[policy, row]]
-        for one, row in names
-        if one == policy
-    }
-    served = of_row.pop(SERVED)
-    best = max(of_row, key=lambda row: float(np.mean([float(v.mean()) for v in of_row[row]])))
-    steps = []
-    for place, (one, _) in enumerate(collected[policy, SERVED]):
-        at_step = max(of_row, key=lambda row: float(of_row[row][place].mean()))
-        ahead = paired(served[place] - of_row[at_step][place])
-        steps.append({"step": one.step.number, "member": at_step, **ahead})
-    differences = [ours - theirs for ours, theirs in zip(served, of_row[best], strict=True)]
-    errors = [paired(one)["standard_error"] for one in differences]
-    return {
-        "policy": policy,
-        "member": best,
-        "difference": float(np.mean([float(one.mean()) for one in differences])),
-        # Of a mean of steps, each of the same weight.
-        "standard_error": float(np.sqrt(np.square(errors).sum()) / len(errors)),
-        "steps": steps,
-    }
-
-
-def paired(differences: Tensor) -> dict[str, float]:
-    """Average paired differences, [Q], with the error of their mean."""
-    error = float(differences.std() / len(differences) ** 0.5) if len(differences) > 1 else 0.0
-    return {"difference": float(differences.mean()), "standard_error": error}
+def standard_error(values: Tensor) -> float:
+    """Return the error of the mean of values, [Q]."""
+    return float(values.std() / len(values) ** 0.5) if len(values) > 1 else 0.0
 
 
 def row_of(policy: str, row: str, step: int, age: float, measured: ListMeasures) -> dict[str, Any]:
@@ -224,9 +191,7 @@ def row_of(policy: str, row: str, step: int, age: float, measured: ListMeasures)
         "row": row,
         "step": step,
         "metrics": means(measured.values),
-        "standard_errors": {
-            name: paired(value)["standard_error"] for name, value in measured.values.items()
-        },
+        "standard_errors": {name: standard_error(of) for name, of in measured.values.items()},
         "fit_seconds": measured.fit_seconds,
         "rank_seconds": measured.rank_seconds,
         "model_age_days": age if policy == "never" else 0.0,

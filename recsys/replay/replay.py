@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -34,6 +33,9 @@ from recsys.replay.folder import (
     save_lists,
     write_json,
 )
+
+DESCRIPTION = "replay.json"
+LEDGER = "ledger.jsonl"
 
 
 def answered_by(policy: str, number: int) -> str:
@@ -83,13 +85,6 @@ def summary_of(fitted: FittedBlend) -> dict[str, Any]:
     """Keep of a blend's document what a reader wants."""
     parts = ("served", "reason", "validation", "weights", "shares")
     return {name: fitted.document[name] for name in parts if name in fitted.document}
-
-
-DESCRIPTION = "replay.json"
-LEDGER = "ledger.jsonl"
-Task = tuple[Replay, Unit]
-Elsewhere = Callable[[Callable[[Task], list[str]], Iterable[Task]], Iterator[list[str]]]
-"""Applies a function to tasks on other machines and hands the results back."""
 
 
 def describe_replay(
@@ -152,7 +147,7 @@ def note_look(replay: Replay) -> None:
         file.write(json.dumps(entry) + "\n")
 
 
-def run(replay: Replay, say: Say, elsewhere: Elsewhere | None = None) -> None:
+def run(replay: Replay, say: Say) -> None:
     """Make the fits, lists and blends that are missing."""
     write_queries(replay)
     for number, policy in ((0, WARM_UP), (1, FIRST)):
@@ -161,11 +156,7 @@ def run(replay: Replay, say: Say, elsewhere: Elsewhere | None = None) -> None:
             seconds = read_json(replay.folder.done(number, policy))["seconds"]
             say(f"{policy} models: {seconds:,.1f} s")
     units = [unit for unit in list_units(replay) if not is_done(replay, unit)]
-    if elsewhere is not None:
-        for lines in elsewhere(unit_lines, [(replay, unit) for unit in units]):
-            for line in lines:
-                say(line)
-    elif replay.config.jobs > 1 and len(units) > 1:
+    if replay.config.jobs > 1 and len(units) > 1:
         in_processes(replay, units, say)
     else:
         for unit in units:
@@ -196,7 +187,7 @@ def in_processes(replay: Replay, units: list[Unit], say: Say) -> None:
     threads = max(1, (os.cpu_count() or 1) // replay.config.jobs)
     context = get_context("spawn")
     with ProcessPoolExecutor(replay.config.jobs, mp_context=context) as processes:
-        running = [processes.submit(_unit, replay, unit, threads) for unit in units]
+        running = [processes.submit(unit_lines, replay, unit, threads) for unit in units]
         try:
             for done in as_completed(running):
                 for line in done.result():
@@ -206,14 +197,9 @@ def in_processes(replay: Replay, units: list[Unit], say: Say) -> None:
             raise
 
 
-def _unit(replay: Replay, unit: Unit, threads: int) -> list[str]:
-    torch.set_num_threads(threads)
-    return unit_lines((replay, unit))
-
-
-def unit_lines(task: Task) -> list[str]:
+def unit_lines(replay: Replay, unit: Unit, threads: int) -> list[str]:
     """Run a unit and return what it has to say."""
-    replay, unit = task
+    torch.set_num_threads(threads)
     lines: list[str] = []
     run_unit(replay, unit, lines.append)
     return lines

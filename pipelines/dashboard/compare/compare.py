@@ -29,14 +29,13 @@ from pipelines.dashboard.data.sides import (
 )
 from pipelines.dashboard.data.slices import group_label
 from pipelines.dashboard.query import Query
-from pipelines.pages.charts import Row, colors_of, counts, figure, line_chart, numbers, texts
-from pipelines.pages.document import Block, Cell, Chart, Link, Page, Section, Table, Words, select
+from pipelines.pages.charts import Row, counts, numbers, texts
+from pipelines.pages.document import Block, Cell, Link, Page, Section, Table, Words, select
 from pipelines.pages.wording import METRICS, metric_label, metric_meaning
 from recsys.evaluation.config import PairedConfig
 from recsys.evaluation.paired import Paired, paired
 from recsys.evaluation.significance import holm
 
-KS = (1, 2, 3, 5, 10, 20, 50, 100)
 FAMILY = ("ndcg@10", "recall@10", "mrr@10", "ndcg@50", "recall@50")
 RULE = PairedConfig(confidence=0.95)
 LEVEL = 0.05
@@ -71,7 +70,6 @@ def build(context: Context, query: Query) -> Page:
         f"answered, split {pairs.split}. Differences are from {names[0]}.",
         blocks=[
             *_metrics_blocks(pairs, names, f"{metric}@{k}"),
-            Section(key="by-k", title="By list length", blocks=[_k_chart(pairs, names, metric)]),
             *by_slice,
             Section(key="beside", title="Beyond accuracy", blocks=[measures]),
             Words(lines=["Next:"], links=[summary, *pair_links(sides)]),
@@ -181,31 +179,6 @@ def _tests_blocks(
         origins=origins(pairs.sides),
     )
     return [chart, table] if drawn else [table]
-
-
-def _k_chart(pairs: Pairs, names: Sequence[str], metric: str) -> Chart:
-    """Draw the metric of each side by the length of the list."""
-    label = METRICS[metric][0].format(k="k")
-    rows: list[Row] = [
-        (k, name, round(float(pairs.values(place, f"{metric}@{k}").mean()), 5))
-        for k in KS
-        for place, name in enumerate(names)
-    ]
-    return figure(
-        line_chart,
-        "k",
-        f"{label} by list length",
-        "Lines that part at the left differ in the first places; lines that part only at the "
-        "right differ further down than most users look.",
-        [*counts("k"), *texts("side"), *numbers(label, format="metric")],
-        rows,
-        "x series y",
-        colors=colors_of(names),
-        x_title="k, places of the list",
-        y_title=label,
-        x_values=KS,
-        origins=origins(pairs.sides),
-    )
 
 
 ENTRY = PageEntry(

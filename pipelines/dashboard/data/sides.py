@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
-from pathlib import Path
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Side, answers, has_ranks, side
@@ -122,30 +121,6 @@ def side_name(one: Side, sides: Sequence[Side]) -> str:
     if len({other.model for other in sides}) > 1:
         return f"{run}, {label}" if len({other.run.key for other in sides}) > 1 else label
     return run
-
-
-def one_run(context: Context, query: Query, has: Callable[[Run], bool], missing: str) -> Run:
-    """Take the run that a page names, else the newest complete one that has what the page needs."""
-    if key := query.text("run"):
-        return context.stores.run(key)
-    runs = list(context.stores.runs()[:NUM_SEARCHED])
-    known = [run for run in runs if run.kind == "workspace"] + runs
-    for status in ("complete", "unfinished"):
-        for run in known:
-            if run.status == status and has(run):
-                return run
-    raise NotFoundError(missing)
-
-
-def stage_folders(context: Context, run: Run) -> list[Path]:
-    """List the folders that may hold the stages of a run; none of a bundle whose maker is gone."""
-    if run.kind == "workspace":
-        return [run.path]
-    maker, kept = context.stores.maker(run), context.stores.kept_stages(run)
-    if maker is None or kept is None:
-        return []
-    # The maker's own stages are those of its newest bundle.
-    return [kept, maker.path] if maker.bundles[:1] == (kept.name,) else [kept]
 
 
 def controls(context: Context, sides: Sequence[Side], *, at_most: int = MOST) -> list[Control]:

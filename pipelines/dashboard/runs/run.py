@@ -11,6 +11,7 @@ from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.sides import run_control, suggest_runs
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.runs import nothing_there, tags_text, time_text
+from pipelines.dashboard.runs.semantic_ids import semantic_ids_section
 from pipelines.dashboard.workspaces.files import names_in, number, read_or_empty
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.artifacts import MANIFEST, RUN
@@ -45,7 +46,6 @@ OTHER_PAGES = (
     ("summary", "Which bundle to release"),
     ("releases", "Releases"),
     ("why", "Why a model wins"),
-    ("semantic-ids", "Semantic IDs"),
 )
 SHOWN_FILES = (
     "report/report.html",
@@ -94,6 +94,12 @@ def build(context: Context, query: Query) -> Page:
     except (OSError, ValueError, LookupError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"[:200]
         notices.append(f"its analysis cannot be read ({why}); metrics are shown without intervals")
+    ids: Sequence[Section] = ()
+    try:
+        ids = semantic_ids_section(run)
+    except (ValueError, LookupError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"[:200]
+        notices.append(f"the report of its semantic IDs cannot be read ({why})")
     return Page(
         title=run.name,
         lead=found.answer,
@@ -101,6 +107,7 @@ def build(context: Context, query: Query) -> Page:
             Tiles(tiles=[*found.tiles, *_tiles(run)]),
             _words(context, run),
             *found.sections,
+            *ids,
             *_record(run),
         ],
         controls=run_control(context, run),

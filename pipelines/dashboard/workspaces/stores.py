@@ -24,8 +24,7 @@ from pipelines.dashboard.workspaces.read import (
 )
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.decisions import LOG as DECISIONS
-from pipelines.engine.workspace import RELEASED, UPDATE
-from pipelines.publishing.released import shop_workspace
+from pipelines.engine.workspace import UPDATE
 from serving.bundle.manifest import CURRENT, MANIFEST
 
 SHOWN_AFTER = 0.3
@@ -270,11 +269,6 @@ class Stores:
     def maker(self, run: Run) -> Run | None:
         """Return the workspace that released a bundle, if it is there."""
         return self.now().by_key.get(run.made_by or "")
-
-    def kept_stages(self, run: Run) -> Path | None:
-        """Return the folder of stages that a release of a bundle kept; it may be gone."""
-        maker, version = self.maker(run), run.name.partition("+")[0]
-        return None if maker is None else shop_workspace(maker.path) / RELEASED / version
 
     def bundles(self) -> Sequence[Run]:
         """Return the released bundles, the newest first."""

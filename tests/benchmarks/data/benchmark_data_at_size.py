@@ -42,9 +42,9 @@ def generate(folder: Path, events: int, crawled: int) -> dict[str, Any]:
         num_items=max(1_000, events // 1_000),
         crawler_events=crawled,
     )
-    done = generate_world(config, folder, workers=num_cores(), say=lambda _: None)
+    done = generate_world(config, folder, workers=num_cores())
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    return {"rate": done.rate, "bytes": done.bytes_made, "peak": max(children, peak())}
+    return {"rate": done.rate, "bytes": done.num_bytes, "peak": max(children, peak())}
 
 
 def peak() -> int:

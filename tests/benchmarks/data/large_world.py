@@ -1,7 +1,7 @@
 """Write a large generated world as Parquet: events by day and bucket of users, and the catalogue.
 
     OUT/
-        world.json                                        the configuration; "complete" at the end
+        world.json                                        the configuration
         world.toml                                        a run's configuration
         events/day=2024-01-01/users-0003-of-0010.parquet
         items/items-00000.parquet
@@ -17,21 +17,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import date, timedelta
-from itertools import islice
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 import polars as pl
 
 from features.parallel import num_cores
-from recsys.data.durable import PARTIAL, locked, replace_file, write_durably
+from recsys.data.durable import PARTIAL, replace_file, write_durably
 from tests.recsys.testing.large_worlds import (
     SPREAD,
     TYPES,
@@ -41,12 +40,7 @@ from tests.recsys.testing.large_worlds import (
 )
 
 FIRST_DAY = date(2024, 1, 1)
-BYTES_PER_EVENT = 16
-"""On disk, at most; 13 of a world of 100M events."""
-BYTES_PER_ITEM = 160
 ITEMS_PER_FILE = 200_000
-RESERVE_BYTES = 1_000_000_000
-"""Left free on the disk."""
 DESCRIPTION = "world.json"
 RUN = """# A generated world; make it by: python -m tests.benchmarks.data.large_world
 [data]
@@ -65,29 +59,18 @@ class WorldFile:
     bucket: int = 0
     items: tuple[int, int] | None = None
 
-    @property
-    def is_events(self) -> bool:
-        return self.items is None
 
+class Made(NamedTuple):
+    """What a call made."""
 
-@dataclass(kw_only=True)
-class Progress:
-    """How far a call is."""
-
-    files: int
-    """Of the world."""
-    files_done: int = 0
-    events_done: int = 0
-    """Those that were there before included."""
-    events_made: int = 0
-    """By this call."""
-    bytes_made: int = 0
-    seconds: float = 0.0
+    events: int
+    num_bytes: int
+    seconds: float
 
     @property
     def rate(self) -> float:
-        """Events a second of this call."""
-        return self.events_made / max(self.seconds, 1e-9)
+        """Events a second."""
+        return self.events / max(self.seconds, 1e-9)
 
 
 def files_of(config: LargeWorldConfig) -> Iterator[WorldFile]:
@@ -99,32 +82,6 @@ def files_of(config: LargeWorldConfig) -> Iterator[WorldFile]:
     for day, bucket in config.partitions:
         folder = f"events/day={FIRST_DAY + timedelta(days=day)}"
         yield WorldFile(f"{folder}/users-{bucket:04d}-of-{of:04d}.parquet", day, bucket)
-
-
-def bytes_needed(config: LargeWorldConfig) -> int:
-    """Estimate the disk that a world takes, rather too much than too little."""
-    return _total(config) * BYTES_PER_EVENT + config.num_items * BYTES_PER_ITEM
-
-
-def check_disk(config: LargeWorldConfig, out: Path, present: int = 0) -> str:
-    """Say what a world needs and what there is.
-
-    Args:
-        present: Bytes of it that are there already.
-
-    Raises:
-        OSError: The disk is too small.
-    """
-    needed = max(0, bytes_needed(config) - present)
-    free = shutil.disk_usage(out).free
-    line = f"{needed / 1e9:.1f} GB of disk needed, {free / 1e9:.1f} GB free on {out}"
-    if needed + RESERVE_BYTES > free:
-        fits = max(0, free - RESERVE_BYTES) // BYTES_PER_EVENT
-        raise OSError(
-            f"{line} (1 GB of it stays free): choose a larger disk by --out, or at most "
-            f"{fits:,} events"
-        )
-    return line
 
 
 def event_table(config: LargeWorldConfig, day: int, bucket: int) -> pl.DataFrame:
@@ -162,126 +119,41 @@ def item_table(config: LargeWorldConfig, start: int, end: int) -> pl.DataFrame:
 
 
 def write_file(config: LargeWorldConfig, out: Path, file: WorldFile) -> tuple[int, int]:
-    """Make one file; return its events and its bytes.
-
-    Raises:
-        OSError: It cannot be written, as where the disk is full.
-    """
+    """Make one file; return its events and its bytes."""
     if file.items is None:
         table = event_table(config, file.day, file.bucket)
     else:
         table = item_table(config, *file.items)
     path = out / file.path
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, lambda partial: table.write_parquet(partial, compression_level=1))
-    return (table.height if file.is_events else 0), path.stat().st_size
+    replace_file(path, lambda part: table.write_parquet(part, compression_level=1))
+    return (table.height if file.items is None else 0), path.stat().st_size
 
 
-def check_same(config: LargeWorldConfig, out: Path) -> None:
-    """Check that a folder is empty or holds this world.
-
-    Raises:
-        ValueError: It holds something else.
-    """
-    path, wanted = out / DESCRIPTION, asdict(config)
-    if not path.exists():
-        others = sorted(one.name for one in out.iterdir() if not one.name.startswith("."))
-        if others:
-            raise ValueError(f"{out} is not empty ({others[0]}); choose another folder")
-        return
-    held = json.loads(path.read_text(encoding="utf-8"))["world"]
-    if differ := [name for name in wanted if held.get(name) != wanted[name]]:
-        raise ValueError(
-            f"{out} holds a world of other {', '.join(differ)} "
-            f"({', '.join(f'{name} = {held.get(name)}' for name in differ)}); choose another "
-            "folder, or delete this one"
-        )
-
-
-def described(config: LargeWorldConfig, *, complete: bool) -> str:
-    """Lay out world.json."""
-    return json.dumps({"world": asdict(config), "complete": complete}, indent=2) + "\n"
-
-
-def generate(
-    config: LargeWorldConfig,
-    out: Path,
-    *,
-    workers: int = 1,
-    say: Callable[[str], None] = print,
-    report: Callable[[Progress], None] = lambda _: None,
-) -> Progress:
+def generate(config: LargeWorldConfig, out: Path, *, workers: int = 1) -> Made:
     """Write what is missing of a world into a folder.
 
-    Args:
-        workers: Processes; 1 works in this one.
-        say: Takes the disk needed, before anything is written.
-        report: Takes the progress after each file.
-
     Raises:
-        ValueError: The folder holds something else, or another process generates into it.
-        OSError: The disk is too small, or a file cannot be written.
+        ValueError: The folder holds something else.
+        OSError: A file cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    with locked(out / ".lock", wait=False) as held, ExitStack() as stack:
-        if not held:
-            raise ValueError(f"another process generates into {out}; wait for it")
-        check_same(config, out)
-        for leftover in out.rglob(f"{PARTIAL}*"):
-            leftover.unlink()
-        every = list(files_of(config))
-        sizes = {
-            file: (out / file.path).stat().st_size for file in every if (out / file.path).exists()
-        }
-        say(check_disk(config, out, sum(sizes.values())))
-        if len(sizes) == len(every):
-            return Progress(files=len(every), files_done=len(every), events_done=_total(config))
-        write_durably(out / DESCRIPTION, described(config, complete=False))
-        write_durably(out / "world.toml", RUN)
-        present = (config.events_of(file.day, file.bucket) for file in sizes if file.is_events)
-        progress = Progress(files=len(every), files_done=len(sizes), events_done=sum(present))
-        missing = (file for file in every if file not in sizes)
-        start = time.monotonic()
-        pool = None
-        if workers > 1:
-            pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
-            stack.callback(pool.shutdown, cancel_futures=True)
-        for events, num_bytes in _made(config, out, missing, pool, 3 * workers):
-            progress.files_done += 1
-            progress.events_done += events
-            progress.events_made += events
-            progress.bytes_made += num_bytes
-            progress.seconds = time.monotonic() - start
-            report(progress)
-        write_durably(out / DESCRIPTION, described(config, complete=True))
-    return progress
-
-
-def _total(config: LargeWorldConfig) -> int:
-    return config.num_events + config.crawler_events
-
-
-def _made(
-    config: LargeWorldConfig,
-    out: Path,
-    files: Iterator[WorldFile],
-    pool: Executor | None,
-    window: int,
-) -> Iterator[tuple[int, int]]:
-    """Make files here or in a pool; at most ``window`` wait at a time."""
-    if pool is None:
-        for file in files:
-            yield write_file(config, out, file)
-        return
-    pending: list[Future[tuple[int, int]]] = []
-    while True:
-        pending += [
-            pool.submit(write_file, config, out, one)
-            for one in islice(files, window - len(pending))
-        ]
-        if not pending:
-            return
-        yield pending.pop(0).result()
+    description, wanted = out / DESCRIPTION, json.dumps(asdict(config), indent=2) + "\n"
+    held = description.read_text(encoding="utf-8") if description.exists() else ""
+    if held != wanted and any(out.iterdir()):
+        raise ValueError(
+            f"{out} holds other files or a world of other options; choose another folder"
+        )
+    write_durably(description, wanted)
+    write_durably(out / "world.toml", RUN)
+    for leftover in out.rglob(f"{PARTIAL}*"):
+        leftover.unlink()
+    missing = [file for file in files_of(config) if not (out / file.path).exists()]
+    start = time.monotonic()
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        made = list(pool.map(partial(write_file, config, out), missing))
+    events, num_bytes = (sum(column) for column in zip((0, 0), *made, strict=True))
+    return Made(events, num_bytes, time.monotonic() - start)
 
 
 def main() -> None:
@@ -306,8 +178,8 @@ def main() -> None:
     )
     done = generate(config, options.out, workers=options.workers or num_cores())
     print(
-        f"{done.events_done:,} events in {options.out}; this call made {done.events_made:,} in "
-        f"{done.seconds:.1f} s ({done.rate / 1e6:.2f}M events/s, {done.bytes_made / 1e9:.2f} GB)"
+        f"{done.events:,} events written to {options.out} in {done.seconds:.1f} s "
+        f"({done.rate / 1e6:.2f}M events/s, {done.num_bytes / 1e9:.2f} GB)"
     )
 
 

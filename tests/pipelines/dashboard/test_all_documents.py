@@ -16,7 +16,6 @@ NEXT_STEPS = {
     "compare": "recsys run shop.toml",
     "why": "recsys run shop.toml",
     "releases": "recsys run shop.toml",
-    "semantic-ids": "recsys run --until build_semantic_ids",
 }
 
 

@@ -3,14 +3,12 @@
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.data.batch import Jagged
-from recsys.data.top_k import ItemMask
 from recsys.evaluation.beyond_accuracy import (
     catalogue_coverage,
     exposure,
@@ -22,7 +20,6 @@ from recsys.evaluation.beyond_accuracy import (
 from recsys.evaluation.calibration import (
     area_under_curve,
     expected_calibration_error,
-    list_miscalibration,
     reliability_curve,
 )
 from recsys.evaluation.slices import (
@@ -45,7 +42,7 @@ def test_gini_is_half_the_mean_absolute_difference_over_the_mean(counts: list[in
     lists = torch.tensor([[row] for row, times in enumerate(counts, 1) for _ in range(times)])
     n = len(counts)
     slow = sum(abs(a - b) for a in counts for b in counts) / (2 * n * sum(counts))
-    assert gini_of_exposure(lists, 1, ItemMask.all(n + 1)) == pytest.approx(slow)
+    assert gini_of_exposure(lists, 1, n + 1) == pytest.approx(slow)
 
 
 def test_novelty_is_the_information_in_bits():
@@ -68,10 +65,6 @@ def test_diversity_agrees_with_all_pairs():
         assert float(measured) == pytest.approx(float((1 - cosines).mean()), abs=1e-6)
 
 
-# Items 1 drama, 2 comedy, 3 both, 4 without a category.
-CATEGORIES = Jagged.from_lists([[], [1], [2], [1, 2], []])
-
-
 def test_calibration_error_of_four_predictions_by_hand():
     probabilities = torch.tensor([0.1, 0.2, 0.9, 0.8])
     labels = torch.tensor([0, 1, 1, 1])
@@ -92,7 +85,6 @@ def test_what_cannot_be_measured_is_refused():
     def curve(probabilities, labels):
         return lambda: reliability_curve(torch.tensor(probabilities), torch.tensor(labels))
 
-    nobody = ItemMask(np.zeros(7, np.bool_))
     assert_refused(
         {
             "sigmoid": curve([0.5, 1.2], [0, 1]),
@@ -102,17 +94,8 @@ def test_what_cannot_be_measured_is_refused():
             "NaN": lambda: area_under_curve(torch.tensor([torch.nan, 1]), torch.tensor([0.0, 1])),
             "rank with a longer k": lambda: exposure(SHORT, 4, 5),
             "with a longer k": lambda: exposure(SHORT, 0, 5),
-            "no item is eligible": lambda: catalogue_coverage(SHORT, 3, nobody),
         }
     )
-
-
-def test_miscalibration_follows_the_definition():
-    lists, histories = torch.tensor([[1, 1, 2]]), Jagged.from_lists([[1, 2]])
-    p, q = (0.5, 0.5), (2 / 3, 1 / 3)
-    expected = sum(a * math.log(a / (0.99 * b + 0.01 * a)) for a, b in zip(p, q, strict=True))
-    found = list_miscalibration(lists, 3, histories, CATEGORIES, 3)
-    assert found.tolist() == pytest.approx([expected])
 
 
 @pytest.mark.parametrize("distinct", [3, 1000])
@@ -186,10 +169,8 @@ def test_popularity_counts_users_not_events():
     assert item_popularity(histories, 5).tolist() == [0, 2, 1, 1, 0]
 
 
-def test_coverage_is_the_share_of_eligible_items():
-    assert catalogue_coverage(SHORT, 3, ItemMask.all(7)) == pytest.approx(3 / 6)
-    few = ItemMask(np.isin(np.arange(7), [3, 4]))
-    assert catalogue_coverage(SHORT, 3, few) == pytest.approx(1 / 2)
+def test_coverage_is_the_share_of_items():
+    assert catalogue_coverage(SHORT, 3, 7) == pytest.approx(3 / 6)
 
 
 def test_a_slice_as_json_has_intervals():
