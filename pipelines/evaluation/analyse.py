@@ -31,12 +31,7 @@ from recsys.evaluation.beyond_accuracy import (
 from recsys.evaluation.bootstrap import bootstrap_intervals
 from recsys.evaluation.config import BootstrapConfig
 from recsys.evaluation.ranking import RankingResult, per_user_metric
-from recsys.evaluation.significance import (
-    ComparisonConfig,
-    EvaluatedRun,
-    MetricComparison,
-    compare_runs,
-)
+from recsys.evaluation.significance import compare_models
 from recsys.evaluation.slices import (
     Slice,
     category_slices,
@@ -66,14 +61,13 @@ class Background:
     """Users with a training event."""
     category_names: Sequence[str]
     """Category names by row, [C]; row 0 is none."""
-    data_digest: str
     domains: Jagged | None = None
     """Domain row of each item row, [N]; None where the catalogue has no domains."""
     domain_names: Sequence[str] = ()
     """Domain names by row; row 0 is none."""
 
     @classmethod
-    def of(cls, inputs: ModelInputs, features: Path, data_digest: str) -> Background:
+    def of(cls, inputs: ModelInputs, features: Path) -> Background:
         """Collect it from the features artefact."""
         sequences = inputs.sequences
         histories = sequences.histories(sequences.train_end)
@@ -84,7 +78,6 @@ class Background:
             popularity=item_popularity(histories, inputs.sizes.num_item_rows),
             num_users=max(1, int((histories.lengths() > 0).sum())),
             category_names=category_names(features, inputs.sizes.num_categories),
-            data_digest=data_digest,
             domains=domains,
             domain_names=domain_names,
         )
@@ -175,13 +168,17 @@ def analyse_split(
     resamples = BootstrapConfig(num_resamples=config.num_resamples, seed=seed)
     first = next(iter(results.values()))
     slices = cut(first, known)
-    models = {}
+    models, tested = {}, {}
     for name, result in results.items():
         values = {
-            metric: per_user_metric(result.ranks, metric) for metric in config.interval_metrics()
+            metric: per_user_metric(result.ranks, metric)
+            for metric in (*config.interval_metrics(), *config.slice_metrics())
         }
+        tested[name] = {metric: values[metric] for metric in config.slice_metrics()}
         models[name] = ModelAnalysis(
-            intervals=bootstrap_intervals(values, resamples),
+            intervals=bootstrap_intervals(
+                {metric: values[metric] for metric in config.interval_metrics()}, resamples
+            ),
             beyond_accuracy=beyond_accuracy(result, known, config),
             slices=tuple(slice_metrics(result.ranks, slices, config.slice_metrics(), resamples)),
         )
@@ -189,29 +186,5 @@ def analyse_split(
         num_users=first.num_users,
         num_targets=len(first.targets.values),
         models=models,
-        comparisons=tuple(paired_tests(results, known, config, baseline, resamples)),
+        comparisons=tuple(compare_models(tested, baseline, resamples)),
     )
-
-
-def paired_tests(
-    results: Mapping[str, RankingResult],
-    known: Background,
-    config: EvaluationConfig,
-    baseline: str,
-    resamples: BootstrapConfig,
-) -> list[MetricComparison]:
-    """Test every other model against the baseline, all tests corrected together."""
-    runs = {
-        name: EvaluatedRun.from_ranks(
-            result.user_rows,
-            result.targets,
-            result.ranks,
-            config.slice_metrics(),
-            name=name,
-            data_digest=known.data_digest,
-        )
-        for name, result in results.items()
-    }
-    others = [run for name, run in runs.items() if name != baseline]
-    settings = ComparisonConfig(intervals=resamples, seed=resamples.seed)
-    return compare_runs(runs[baseline], others, settings) if others else []

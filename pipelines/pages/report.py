@@ -191,7 +191,7 @@ def _significance(data: ReportData) -> Table | None:
     table = Table(
         key="tests",
         title=f"{label}, test",
-        note="Paired randomization tests over users. p-values are corrected for the number of "
+        note="Paired tests over users. p-values are corrected for the number of "
         "comparisons; below 0.05 is significant. Intervals are not corrected, so one may exclude "
         "0 where p is above 0.05.",
         columns=[

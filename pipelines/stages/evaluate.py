@@ -48,7 +48,7 @@ def evaluate(context: StageContext) -> StageRows:
     sources = load_sources(context, inputs)
     profiles = load_blends(context.inputs["fit_blend"] / GIVEN)
     ranker = measured_ranker(context.inputs["train_ranker"] / GIVEN, inputs.catalogue)
-    known = Background.of(inputs, features, data_digest)
+    known = Background.of(inputs, features)
     baseline = ""
     for split in SPLITS:
         if not len(evaluation_queries(inputs, split, config)):

@@ -12,7 +12,6 @@ from recsys.content.config import AttributeConfig, EmbeddingEndpointConfig, Enri
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.evaluation.config import PairedConfig, ReplayConfig
 from recsys.evaluation.sequential import SequentialConfig, sample_ratio
-from recsys.evaluation.significance import ComparisonConfig
 from recsys.kernels.embedding_bag.layout import OptimizerConfig
 from recsys.layers.moe.experts import Experts, SparseMoe, SparseMoeConfig
 from recsys.layers.moe.router import BiasedRouter
@@ -108,7 +107,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (PairedConfig, {"confidence": 1.0}, "confidence"),
     (PairedConfig, {"margin": -0.1}, "margin"),
     (PairedConfig, {"power": 0.0}, "power"),
-    (ComparisonConfig, {"num_flips": 5}, "num_flips"),
     (SequentialConfig, {"error": 1}, "error must be in (0, 1), got 1"),
     (SequentialConfig, {"narrow_at": 0}, "narrow_at must be >= 1"),
     (sample_ratio, {"arms": np.array([0]), "shares": [1, 0]}, "above 0, got [1, 0]"),

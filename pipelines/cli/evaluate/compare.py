@@ -14,7 +14,10 @@ from pipelines.cli.output import print_json, print_table
 from pipelines.engine.errors import RefusedError
 
 if TYPE_CHECKING:
-    from recsys.evaluation.significance import EvaluatedRun
+    from collections.abc import Mapping
+
+    import polars as pl
+    from torch import Tensor
 
 METRICS = ("ndcg@10", "recall@10")
 
@@ -40,24 +43,22 @@ def compare(
 
       recsys compare runs/a --models two_tower,item_to_item
     """
-    from recsys.evaluation.significance import compare_runs
+    from recsys.evaluation.significance import compare_models
 
     names, metrics = dict.fromkeys(map(str.strip, models.split(","))), metric or list(METRICS)
     folders = [find_workspace(path) / "evaluate" for path in runs]
-    measured = [
-        read_run(folder, model, metrics, f"per_user_given_{split}.parquet", run)
-        for folder, run in zip(folders, run_names(folders), strict=True)
-        for model in names
-    ]
-    if len(measured) < 2:
+    if len(folders) * len(names) < 2:
         raise ValueError("nothing to compare: name two runs, or two models with --models a,b")
-    for one in measured[1:]:
-        check_same_data(measured[0], one)
+    measured: dict[str, Mapping[str, Tensor]] = {}
+    tables = [read_table(folder, split, list(names)) for folder in folders]
+    for folder, run, table in zip(folders, run_names(folders), tables, strict=True):
+        check_same_data(folders[0], tables[0], folder, table)
+        measured |= {f"{run}:{model}": read_values(table, model, metrics) for model in names}
     if split == "test":
         # Before the tests, so that a look is noted though the comparison is killed.
         for folder in folders:
-            note_test_look(folder, [one.name for one in measured], metrics)
-    tests = compare_runs(measured[0], measured[1:])
+            note_test_look(folder, list(measured), metrics)
+    tests = compare_models(measured, next(iter(measured)))
     if as_json:
         print_json([test._asdict() for test in tests])
         return
@@ -110,40 +111,49 @@ def note_test_look(folder: Path, compared: Sequence[str], metrics: Sequence[str]
     Workspace(folder.parent).append_to_ledger(look)
 
 
-def read_run(folder: Path, model: str, metrics: list[str], table: str, run: str) -> EvaluatedRun:
-    """Read one model's ranks from an artefact of evaluate."""
+def read_table(folder: Path, split: str, models: list[str]) -> pl.DataFrame:
+    """Read the ranks of models from an artefact of evaluate, by user and held-out item."""
     import polars as pl
-    import torch
 
-    from pipelines.evaluation.analysis import Analysis
-    from pipelines.evaluation.per_user import RANK, models_in, read_targets
-    from recsys.data.batch import Jagged
-    from recsys.evaluation.significance import EvaluatedRun
+    from pipelines.evaluation.per_user import RANK, models_in
 
-    path = folder / table
+    path = folder / f"per_user_given_{split}.parquet"
     if not path.exists():
         raise ValueError(f"{folder} has no {path.name}; run it first (recsys run --until evaluate)")
     known = models_in(list(pl.read_parquet_schema(path)))
-    if model not in known:
-        raise ValueError(f"{folder} has no model {model!r}; it has {', '.join(known)}")
-    users, targets = read_targets(path)
-    ranks = pl.read_parquet(path, columns=[f"{RANK}{model}"]).to_series().fill_null(0).to_numpy()
-    return EvaluatedRun.from_ranks(
-        torch.from_numpy(users.copy()),
-        targets,
-        Jagged(torch.from_numpy(ranks.copy()), targets.offsets),
-        metrics,
-        name=f"{run}:{model}",
-        data_digest=Analysis.load(folder).data_digest,
+    if unknown := [model for model in models if model not in known]:
+        raise ValueError(f"{folder} has no model {unknown[0]!r}; it has {', '.join(known)}")
+    return pl.read_parquet(
+        path, columns=["user_row", "item_row", *(f"{RANK}{model}" for model in models)]
     )
 
 
-def check_same_data(baseline: EvaluatedRun, other: EvaluatedRun) -> None:
-    """Refuse runs that were measured on other data, users or targets, naming both digests."""
-    for what in ("data", "users", "targets"):
-        digests = [getattr(run, f"{what}_digest") for run in (baseline, other)]
-        if digests[0] != digests[1]:
-            raise RefusedError(
-                f"{baseline.name} and {other.name} were measured on different {what}: digest "
-                f"{digests[0]} against {digests[1]}; evaluate both on the same {what}"
-            )
+def read_values(table: pl.DataFrame, model: str, metrics: list[str]) -> dict[str, Tensor]:
+    """Compute a model's metrics of each user of a table that is sorted by user."""
+    from pipelines.evaluation.per_user import RANK
+    from recsys.data.batch import Jagged, cut_offsets
+    from recsys.evaluation.ranking import per_user_metric
+
+    counts = table["user_row"].rle().struct.field("len").cast(int).to_torch()
+    ranks = Jagged(table[f"{RANK}{model}"].fill_null(0).to_torch(), cut_offsets(counts))
+    return {metric: per_user_metric(ranks, metric) for metric in metrics}
+
+
+def check_same_data(
+    first: Path, first_table: pl.DataFrame, other: Path, table: pl.DataFrame
+) -> None:
+    """Refuse runs that were measured on other data or held-out items."""
+    from pipelines.evaluation.analysis import Analysis
+
+    digests = [Analysis.load(folder).data_digest for folder in (first, other)]
+    if digests[0] != digests[1]:
+        raise RefusedError(
+            f"{first.parent} and {other.parent} were measured on different data: digest "
+            f"{digests[0]} against {digests[1]}; evaluate both on the same data"
+        )
+    asked = ["user_row", "item_row"]
+    if not first_table.select(asked).equals(table.select(asked)):
+        raise RefusedError(
+            f"{first.parent} and {other.parent} were measured on different users or held-out "
+            f"items ({len(first_table):,} and {len(table):,} rows); evaluate both on the same ones"
+        )

@@ -48,6 +48,12 @@ def test_runs_on_other_data_are_refused_with_both_digests_and_no_look(tmp_path):
     assert "digest-x" in result.output
     assert "digest-y" in result.output
     assert [Workspace(run).ledger() for run in runs] == [[], []]
+    path = runs[0] / "evaluate/per_user_given_test.parquet"
+    other = evaluated(tmp_path / "z", "digest-x") / "evaluate/per_user_given_test.parquet"
+    pl.read_parquet(path).head(39).write_parquet(other)
+    result = recsys("compare", runs[0], tmp_path / "z", "--models", "a", "--split", "test")
+    assert result.exit_code == 3
+    assert "40 and 39 rows" in " ".join(result.output.split())
 
 
 def test_runs_in_folders_of_one_name_are_told_apart_and_a_killed_comparison_is_a_look(
@@ -60,6 +66,6 @@ def test_runs_in_folders_of_one_name_are_told_apart_and_a_killed_comparison_is_a
     command = ["compare", *runs, "--models", "a", "--json"]
     test, _ = json.loads(recsys(*command).stdout)
     assert (test["baseline"], test["candidate"]) == ("may/shop:a", "june/shop:a")
-    monkeypatch.setattr(significance, "compare_runs", killed)
+    monkeypatch.setattr(significance, "compare_models", killed)
     assert recsys(*command, "--split", "test").exit_code == 130
     assert [len(Workspace(run).ledger()) for run in runs] == [1, 1]

@@ -251,7 +251,7 @@ def write_workspace(
     assert manifest is not None
     analysed = analyse_split(
         results,
-        Background.of(inputs, own, manifest.output),
+        Background.of(inputs, own),
         config,
         baseline=next(iter(models)),
         seed=0,

@@ -11,6 +11,7 @@ from recsys.data.batch import Jagged
 from recsys.evaluation import bootstrap
 from recsys.evaluation.bootstrap import bootstrap_intervals
 from recsys.evaluation.config import BootstrapConfig
+from recsys.evaluation.ranking import per_user_metric
 from recsys.evaluation.sequential import (
     OutcomeMoments,
     SequentialConfig,
@@ -18,11 +19,7 @@ from recsys.evaluation.sequential import (
     moments_at,
     sample_ratio,
 )
-from recsys.evaluation.significance import (
-    EvaluatedRun,
-    compare_runs,
-    sign_flip_p_values,
-)
+from recsys.evaluation.significance import compare_models, p_value
 from tests.recsys.testing.refusals import assert_refused
 
 pytestmark = pytest.mark.numerics
@@ -70,57 +67,29 @@ def test_what_cannot_be_resampled_is_refused():
     )
 
 
-def run(name: str, ranks: list[int], data: str = "d", targets: list[int] | None = None):
-    """Evaluate users of one target each."""
-    return EvaluatedRun.from_ranks(
-        torch.arange(1, len(ranks) + 1),
-        Jagged.one_each(torch.tensor(targets or [5] * len(ranks))),
-        Jagged.one_each(torch.tensor(ranks)),
-        ["ndcg@10", "recall@10"],
-        name=name,
-        data_digest=data * 8,
-    )
-
-
-def test_p_values_agree_with_all_sign_flips():
-    generator = np.random.default_rng(0)
-    differences = np.stack(
-        [generator.integers(-1, 2, 12), generator.normal(0.4, 1, 12), np.zeros(12)], axis=1
-    ).astype(float)
-    signs = np.array(list(product([-1, 1], repeat=12)))
-    sums, observed = np.abs(signs @ differences), np.abs(differences.sum(0))
-    equal = np.isclose(sums, observed)
-    exact = ((sums > observed) & ~equal).mean(0) + equal.mean(0) / 2
-    found = sign_flip_p_values(differences, num_flips=200_000)
-    assert found[:2] == pytest.approx(exact[:2], abs=0.005)
-    assert found[2] == 1
+@pytest.mark.parametrize(("values", "tolerance"), [((-1, 0, 1), 0.03), ((0.2, -0.5, 1.4), 0.02)])
+def test_p_values_agree_with_all_sign_flips(values, tolerance):
+    differences = np.random.default_rng(0).choice(values, 14).astype(float)
+    sums = np.abs(np.array(list(product([-1, 1], repeat=14))) @ differences)
+    equal = np.isclose(sums, observed := abs(differences.sum()))
+    exact = ((sums > observed) & ~equal).mean() + equal.mean() / 2
+    assert p_value(differences) == pytest.approx(exact, abs=tolerance)
+    assert p_value(np.zeros(12)) == 1
 
 
 def test_p_values_are_corrected_over_all_candidates_and_metrics():
-    baseline = run("old", [8] * 40)
-    candidate = run("new", [3] * 26 + [9] * 14)
-    alone = compare_runs(baseline, [candidate])
-    many = compare_runs(baseline, [candidate] + [run(f"copy{i}", [8] * 40) for i in range(9)])
+    def found(ranks):
+        queries = Jagged.one_each(torch.tensor(ranks))
+        return {metric: per_user_metric(queries, metric) for metric in ("ndcg@10", "recall@10")}
+
+    two = {"old": found([8] * 40), "new": found([3] * 26 + [9] * 14)}
+    alone = compare_models(two, "old")
+    copies = {f"copy{place}": found([8] * 40) for place in range(9)}
+    many = compare_models({**two, **copies}, "old")
     assert many[0].p_value == alone[0].p_value
     assert many[0].adjusted_p_value == pytest.approx(20 * many[0].p_value)
     assert alone[0].adjusted_p_value == pytest.approx(2 * alone[0].p_value)
-    assert compare_runs(baseline, [candidate]) == alone
-
-
-def test_runs_on_other_data_users_or_targets_are_refused_with_both_digests():
-    baseline, fewer = run("old", [1, 2, 3]), run("new", [1, 2])
-    other = run("new", [1, 2, 3], targets=[5, 5, 6])
-    users = f"{baseline.users_digest}.*{fewer.users_digest}"
-    targets = f"{baseline.targets_digest}.*{other.targets_digest}"
-    assert_refused(
-        {
-            "different data: digest d{8} against e{8}": lambda: compare_runs(
-                baseline, [run("new", [1, 2, 3], data="e")]
-            ),
-            f"(?s)different users.*{users}": lambda: compare_runs(baseline, [fewer]),
-            f"(?s)different targets.*{targets}": lambda: compare_runs(baseline, [other]),
-        }
-    )
+    assert compare_models(two, "old") == alone
 
 
 DAYS = 60
