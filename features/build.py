@@ -339,11 +339,7 @@ class _Build:
                     "this, loosen them"
                 )
         return KeptEvents(
-            ordered,
-            core,
-            DenseRows.of(users, core.users),
-            DenseRows.of(items, core.items),
-            scratch,
+            ordered, core, DenseRows.of(users, core.users), DenseRows.of(items, core.items), scratch
         )
 
     def _nothing_left(self) -> ValueError:
@@ -377,12 +373,7 @@ class _Build:
             type_rows=type_rows if reads_types and len(types) > 1 else type_rows[:0],
         )
         self.written = write_all_sequences(
-            events.ordered.ranges,
-            events.places(),
-            events.rows,
-            files,
-            self.first_day,
-            self.run,
+            events.ordered.ranges, events.places(), events.rows, files, self.first_day, self.run
         )
         codes = frozenset[int]().union(*(one.type_codes for one in self.written))
         several = previous is not None or len(codes) > 1

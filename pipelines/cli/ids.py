@@ -41,10 +41,7 @@ def find_made(workspace: Workspace, stage: str, what: str) -> Path:
 
 
 @app.command()
-def train(
-    run: Run,
-    assignments: Assignments = None,
-) -> None:
+def train(run: Run, assignments: Assignments = None) -> None:
     """Fit the quantiser on the whole catalogue again and publish the new IDs.
 
     Its codes are matched to the published ones, so that most items keep their ID. A run gives IDs

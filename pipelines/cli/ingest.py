@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.options import (
-    AsJson,
-    Assignments,
-    OptionalRun,
-    Preset,
-    Until,
-    run_config,
-)
+from pipelines.cli.options import AsJson, Assignments, OptionalRun, Preset, Until, run_config
 from pipelines.cli.output import print_json, print_lines, print_progress
 
 if TYPE_CHECKING:

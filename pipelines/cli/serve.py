@@ -186,8 +186,7 @@ def checked_request(**fields: object) -> Request:
 def mcp(
     url: Annotated[str, typer.Option(help="The server to call.")] = "http://127.0.0.1:8000",
     key: Annotated[
-        str | None,
-        typer.Option(envvar="RECSYS_API_KEY", help="Key of recsys keys add."),
+        str | None, typer.Option(envvar="RECSYS_API_KEY", help="Key of recsys keys add.")
     ] = None,
     allow_events: Annotated[
         bool, typer.Option("--allow-events", help="Offer a tool that stores events too.")

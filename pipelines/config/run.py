@@ -48,9 +48,7 @@ from pipelines.config.trainings import (
     TorchrunConfig,
     TwoTowerTrainingConfig,
 )
-from pipelines.config.trainings import (
-    OutsideModelConfig as OutsideModelConfig,
-)
+from pipelines.config.trainings import OutsideModelConfig as OutsideModelConfig
 from recsys.evaluation.config import ReplayConfig
 from recsys.evaluation.ranking import RankingConfig, check_metric_name
 from recsys.models.configs import (

@@ -174,13 +174,7 @@ def build(context: Context, query: Query) -> Page:
     blocks.append(Words(lines=[TO_CHANGE], tone="note"))
     folders = {one.key: one.name for one in known[:MAX_OPTIONS]}
     control = select("bundles", "Workspace", folder.key, folders, clears=("version", "run"))
-    return Page(
-        title=TITLE,
-        lead=log.lead,
-        blocks=blocks,
-        controls=[control],
-        notices=log.faults,
-    )
+    return Page(title=TITLE, lead=log.lead, blocks=blocks, controls=[control], notices=log.faults)
 
 
 def _link_to(folder: Folder, version: str, label: str = "") -> Link:

@@ -12,11 +12,7 @@ from pipelines.dashboard.compare.blocks import (
     measures_table,
     warnings,
 )
-from pipelines.dashboard.compare.gate import (
-    PairJudgement,
-    judge_sides,
-    recorded_answer,
-)
+from pipelines.dashboard.compare.gate import PairJudgement, judge_sides, recorded_answer
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.answers import Side
 from pipelines.dashboard.data.measures import read_measures
@@ -35,17 +31,7 @@ from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.runs.differences import about, settings_section
 from pipelines.dashboard.runs.run import build as build_run
 from pipelines.pages.charts import Row
-from pipelines.pages.document import (
-    Block,
-    Cell,
-    Link,
-    Page,
-    Section,
-    Tile,
-    Tiles,
-    Tone,
-    Words,
-)
+from pipelines.pages.document import Block, Cell, Link, Page, Section, Tile, Tiles, Tone, Words
 from pipelines.pages.wording import metric_label
 from pipelines.publishing.comparison import MIN_SLICE_USERS, format_default
 
@@ -199,9 +185,5 @@ def slices_section(judged: PairJudgement, sides: Sequence[Side]) -> Section:
 
 
 ENTRY = PageEntry(
-    name="summary",
-    title="Summary",
-    build=build,
-    suggest={"runs": suggest_runs},
-    keeps=("runs",),
+    name="summary", title="Summary", build=build, suggest={"runs": suggest_runs}, keeps=("runs",)
 )

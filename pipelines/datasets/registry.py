@@ -116,9 +116,7 @@ KNOWN = (
             *("u.data", "u.item", "u.user"),
         ),
         wheel=Archive(
-            place="recbole==1.2.1",
-            folder="recbole/dataset_example/ml-100k",
-            layout=ML_100K_RECBOLE,
+            place="recbole==1.2.1", folder="recbole/dataset_example/ml-100k", layout=ML_100K_RECBOLE
         ),
     ),
     Dataset(

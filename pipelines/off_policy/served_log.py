@@ -200,10 +200,7 @@ def _rewarded(
 
 
 def _assembled(
-    rows: pl.DataFrame,
-    events: EventHistories,
-    left_out: Mapping[str, int],
-    reward: Sequence[str],
+    rows: pl.DataFrame, events: EventHistories, left_out: Mapping[str, int], reward: Sequence[str]
 ) -> ServedLog:
     grouped = rows.group_by("request_id", maintain_order=True).agg(
         pl.col(RECEIVED_TIME).first().dt.epoch("ms").alias("time_ms"),

@@ -60,11 +60,7 @@ class ForgetReport:
 
 
 def forget_users(
-    config: RunConfig,
-    user_ids: Sequence[str],
-    now_ms: int,
-    *,
-    store: str | None = None,
+    config: RunConfig, user_ids: Sequence[str], now_ms: int, *, store: str | None = None
 ) -> ForgetReport:
     """Forget users.
 

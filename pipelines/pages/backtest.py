@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipelines.pages.charts import (
-    colors_of,
-    counts,
-    figure,
-    line_chart,
-    numbers,
-    shares,
-    texts,
-)
+from pipelines.pages.charts import colors_of, counts, figure, line_chart, numbers, shares, texts
 from pipelines.pages.document import (
     Block,
     Cell,

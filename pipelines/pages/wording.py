@@ -19,10 +19,7 @@ MODELS = {
 PRIMARY = "ndcg@10"
 """Metric that pages lead with if a run names no other."""
 METRICS = {
-    "ndcg": (
-        "NDCG@{k}",
-        "gain discounted by the log of the rank; 1 for rank 1, 0 beyond {k}",
-    ),
+    "ndcg": ("NDCG@{k}", "gain discounted by the log of the rank; 1 for rank 1, 0 beyond {k}"),
     "recall": ("Recall@{k}", "share of a user's held-out items among the first {k}"),
     "hit_rate": ("Hit rate@{k}", "share of users with a held-out item among the first {k}"),
     "mrr": ("MRR@{k}", "reciprocal rank of the first hit, 0 beyond {k}"),

@@ -143,8 +143,7 @@ class PastStore:
             for place in (exact, *range(last, first - 1, -1))
         )
         events = next(
-            (found for found in near if found == logged),
-            _latest(known, exact, limit, before_ms),
+            (found for found in near if found == logged), _latest(known, exact, limit, before_ms)
         )
         self.history = History(events, logged)
         refused = [RecentEvent(*event) for event in self._document.get("refused", ())]

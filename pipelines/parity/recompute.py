@@ -98,11 +98,7 @@ class RecommenderKey(NamedTuple):
 
 
 def check_parity(
-    log: Log,
-    bundles: Path,
-    *,
-    configurations: Sequence[Path] = (),
-    say: Say = lambda line: None,
+    log: Log, bundles: Path, *, configurations: Sequence[Path] = (), say: Say = lambda line: None
 ) -> ParityReport:
     """Compute every list of a log once more, and compare it to the last bit."""
     begin = time.perf_counter()
@@ -160,9 +156,7 @@ class _Bundles:
         if path is None:
             return None
         options = ServingOptions(
-            profile=key.profile,
-            exclude_history=key.exclude_history,
-            log_features_share=1.0,
+            profile=key.profile, exclude_history=key.exclude_history, log_features_share=1.0
         )
         loaded = Recommender.load(path, options, loaded=self._loaded)
         self._loaded = loaded.bundle

@@ -27,10 +27,7 @@ from recsys.data.durable import PARTIAL, fsync, fsync_tree, locked
 
 
 def leave_out_forgotten(
-    workspace: Path,
-    manifest: PartitionsManifest,
-    until: ForgetList,
-    columns: Mapping[str, str],
+    workspace: Path, manifest: PartitionsManifest, until: ForgetList, columns: Mapping[str, str]
 ) -> tuple[PartitionsManifest, int]:
     """Rewrite the partitions that hold rows of forgotten users, and let them count."""
     if not until:

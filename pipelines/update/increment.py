@@ -32,11 +32,7 @@ def update_config(config: RunConfig) -> RunConfig:
         workspace=DailyState(config.workspace).update,
         splits=replace(config.splits, kind="leave_one_out"),
         evaluation=replace(config.evaluation, num_resamples=0),
-        release=replace(
-            config.release,
-            bundles=bundles_dir(config),
-            max_drop_from_champion=1.0,
-        ),
+        release=replace(config.release, bundles=bundles_dir(config), max_drop_from_champion=1.0),
     )
 
 
@@ -83,9 +79,5 @@ def run_update(
     with workspace.lock():
         lay_out(workspace, base)
     return run_stages(
-        update_stages(),
-        settings,
-        show_progress=show_progress,
-        recorder=recorder,
-        finished=finished,
+        update_stages(), settings, show_progress=show_progress, recorder=recorder, finished=finished
     )

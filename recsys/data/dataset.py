@@ -188,11 +188,7 @@ class Sequences:
         return torch.from_numpy(np.asarray(self.item_rows[positions]))
 
     def queries(
-        self,
-        positions: Rows,
-        *,
-        max_history: int,
-        user_features: Mapping[str, Rows] | None = None,
+        self, positions: Rows, *, max_history: int, user_features: Mapping[str, Rows] | None = None
     ) -> JaggedBatch:
         """Build what a model may know when it predicts the events at ``positions``.
 

@@ -178,10 +178,7 @@ def every_item(num_item_rows: int, device: torch.device | str = "cpu") -> Sample
 
 
 def mixed_candidates(
-    labels: Tensor,
-    num_uniform: int,
-    item_counts: Tensor,
-    generator: torch.Generator | None = None,
+    labels: Tensor, num_uniform: int, item_counts: Tensor, generator: torch.Generator | None = None
 ) -> SampledItems:
     """Join the batch's labels and uniform draws, with replacement, from the catalogue.
 

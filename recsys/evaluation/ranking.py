@@ -211,11 +211,7 @@ def evaluate_ranking(
 
 
 def evaluate_lists(
-    lists: TopK,
-    scores: Tensor | None,
-    queries: JaggedBatch,
-    targets: Jagged,
-    config: RankingConfig,
+    lists: TopK, scores: Tensor | None, queries: JaggedBatch, targets: Jagged, config: RankingConfig
 ) -> RankingResult:
     """Compare lists that were made before with the held-out targets of their queries.
 

@@ -81,12 +81,7 @@ def item_popularity_slices(targets: Jagged, popularity: Tensor) -> list[Slice]:
     torso = (count > 0) & (count >= torso_min) & ~head
     return _slices(
         "item_popularity",
-        {
-            "head": head,
-            "torso": torso,
-            "tail": (count > 0) & ~head & ~torso,
-            "cold": count == 0,
-        },
+        {"head": head, "torso": torso, "tail": (count > 0) & ~head & ~torso, "cold": count == 0},
     )
 
 

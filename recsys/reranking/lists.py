@@ -254,11 +254,7 @@ def chances_of_list(
 
 
 def draw_slate(
-    number: int,
-    k: int,
-    chances: Policy,
-    random: np.random.Generator,
-    caps: Caps | None = None,
+    number: int, k: int, chances: Policy, random: np.random.Generator, caps: Caps | None = None
 ) -> Slate:
     """Draw slot by slot among the remaining of ``number`` candidates that break no cap."""
     left = np.arange(number)

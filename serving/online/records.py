@@ -58,10 +58,7 @@ def read_seed(request_id: str) -> int:
 
 
 def record_document(
-    request: Request,
-    reply: Reply,
-    made_of: Mapping[str, object],
-    items: object,
+    request: Request, reply: Reply, made_of: Mapping[str, object], items: object
 ) -> bytes:
     """Write a record's JSON.
 
@@ -80,10 +77,7 @@ def record_document(
         "ranker": served.ranker,
         "surface": request.surface,
         # A surface has its own k: that of the request is not a default that it may take back.
-        "request": {
-            "k": request.k,
-            **_sent(request),
-        },
+        "request": {"k": request.k, **_sent(request)},
         "items": items,
         "degraded": [what.code for what in reply.degraded],
         "fallback": reply.fallback,

@@ -42,9 +42,7 @@ class Airflow:
 
 
 @pytest.fixture
-def airflow(
-    built_once: Callable[[str, Callable[[Path], None]], Path],
-) -> Airflow:
+def airflow(built_once: Callable[[str, Callable[[Path], None]], Path]) -> Airflow:
     """Give an Airflow whose database is migrated and which has the pool for the GPU."""
     if not (AIRFLOW / "airflow").exists():
         if "RECSYS_AIRFLOW_VENV" in os.environ:

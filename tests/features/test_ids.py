@@ -72,7 +72,5 @@ def test_ids_of_any_kind_are_kept_in_every_format(tmp_path: Path, ids: list, end
 def test_what_would_lose_or_round_an_id_is_refused(tmp_path: Path) -> None:
     frame = pl.DataFrame({"user_id": [1.0, 2.0], "item_id": ["a", "b"], "event_time": [START] * 2})
     assert_refused(
-        {
-            r"column user_id is Float64.*floats lose long ids": lambda: build(tmp_path, frame),
-        }
+        {r"column user_id is Float64.*floats lose long ids": lambda: build(tmp_path, frame)}
     )

@@ -23,13 +23,7 @@ from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.generated import generated_source
-from recsys.retrieval.sources import (
-    ScoredSource,
-    Source,
-    allowed_items,
-    lists_of,
-    rank_by_all,
-)
+from recsys.retrieval.sources import ScoredSource, Source, allowed_items, lists_of, rank_by_all
 from serving.bundle.manifest import Profile
 from serving.recommend import Recommender
 from serving.settings import ServingOptions, Settings

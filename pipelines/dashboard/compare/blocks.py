@@ -64,11 +64,7 @@ def differences_chart(
         key,
         title,
         note,
-        [
-            *texts("row", "side"),
-            *numbers("difference, %", "low, %", "high, %"),
-            *texts("in words"),
-        ],
+        [*texts("row", "side"), *numbers("difference, %", "low, %", "high, %"), *texts("in words")],
         rows,
         "label series mean low high -",
         # The others are compared with the first side, so theirs are the next colours.

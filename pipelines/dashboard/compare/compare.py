@@ -131,12 +131,7 @@ def _p_value(found: Paired) -> float:
 
 
 def _tests_blocks(
-    pairs: Pairs,
-    names: Sequence[str],
-    key: str,
-    title: str,
-    note: str,
-    tests: Sequence[Difference],
+    pairs: Pairs, names: Sequence[str], key: str, title: str, note: str, tests: Sequence[Difference]
 ) -> list[Block]:
     """Draw and list tests of one kind, corrected together."""
     rows: list[list[Cell]] = []

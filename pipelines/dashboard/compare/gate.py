@@ -105,10 +105,7 @@ def judge_pair(
 
 
 def judge_sides(
-    context: Context,
-    sides: Sequence[Side],
-    pairs: Pairs,
-    measures: tuple[Measures, Measures],
+    context: Context, sides: Sequence[Side], pairs: Pairs, measures: tuple[Measures, Measures]
 ) -> PairJudgement:
     """Judge two sides by ``[release]`` of the second; kept until their files change."""
     files = [path for one in sides for path in answers(one.run).files]

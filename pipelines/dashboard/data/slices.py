@@ -45,10 +45,7 @@ CROSSED = (
     ("period", "category"),
 )
 """Pairs of groups that are searched as well."""
-LABELS = {
-    "period": "time of the query",
-    "recency": "last event before the query",
-}
+LABELS = {"period": "time of the query", "recency": "last event before the query"}
 
 
 def group_label(group: str) -> str:

@@ -245,9 +245,5 @@ def _files(run: Run) -> Words:
 
 
 ENTRY = PageEntry(
-    name="run",
-    title="Run",
-    build=build,
-    suggest={"runs": suggest_runs},
-    in_navigation=False,
+    name="run", title="Run", build=build, suggest={"runs": suggest_runs}, in_navigation=False
 )

@@ -70,11 +70,7 @@ def list_columns(runs: Sequence[Run]) -> list[RunColumn]:
     ]
     (seconds,) = numbers("Time taken", format="seconds", note="all stages together")
     return [
-        RunColumn(
-            Column(label="Run"),
-            attrgetter("name"),
-            name_link,
-        ),
+        RunColumn(Column(label="Run"), attrgetter("name"), name_link),
         RunColumn(
             Column(label="When", note="when it ended (UTC)", format="time"),
             attrgetter("time"),
@@ -84,8 +80,7 @@ def list_columns(runs: Sequence[Run]) -> list[RunColumn]:
         *metrics,
         RunColumn(seconds, attrgetter("seconds")),
         RunColumn(
-            Column(label="Kind", note="a run's workspace, or a bundle"),
-            lambda run: KINDS[run.kind],
+            Column(label="Kind", note="a run's workspace, or a bundle"), lambda run: KINDS[run.kind]
         ),
         RunColumn(Column(label="Status"), attrgetter("status")),
         RunColumn(Column(label="Tags", note="what was decided, what is served"), tags_text),

@@ -71,10 +71,7 @@ def events_of(user_id: str, items: list[str], kind: str, at_ms: int) -> list[Eve
 
 
 def test_clicks_are_in_the_histories_of_the_next_release(
-    world: World,
-    write_world: Callable[..., Path],
-    recsys: Recsys,
-    tmp_path: Path,
+    world: World, write_world: Callable[..., Path], recsys: Recsys, tmp_path: Path
 ) -> None:
     config = write_world(tmp_path, world, FAST.format(line=""))
     workspace = tmp_path / "run"

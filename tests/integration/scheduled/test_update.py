@@ -266,8 +266,7 @@ def test_weights_of_the_last_full_run_are_continued_where_that_is_set(shop: Shop
     weights = load_file(first / "sequence.safetensors")
     (first / "sequence.safetensors").unlink()
     save_file(
-        {name: value * torch.nan for name, value in weights.items()},
-        first / "sequence.safetensors",
+        {name: value * torch.nan for name, value in weights.items()}, first / "sequence.safetensors"
     )
     # A day without known users is released too; nobody was held out of it.
     path = shop.day(8)

@@ -115,9 +115,7 @@ KINDS = (
     ),
     losing("better by the head, tail lost", tail, 1.5, -0.2, "item_popularity/tail"),
     losing(
-        "a domain lost",
-        lambda known: known.target_domain("outlet"),
-        *(0.6, -0.15, "domain/outlet"),
+        "a domain lost", lambda known: known.target_domain("outlet"), *(0.6, -0.15, "domain/outlet")
     ),
     losing("the last days lost", late, 0.8, -0.15, "period/"),
     losing("returning users lost", returning, 1.0, -0.1, "recency/longer ago"),

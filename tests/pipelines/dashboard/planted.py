@@ -250,11 +250,7 @@ def write_workspace(
     manifest = Manifest.load(own)
     assert manifest is not None
     analysed = analyse_split(
-        results,
-        Background.of(inputs, own),
-        config,
-        baseline=next(iter(models)),
-        seed=0,
+        results, Background.of(inputs, own), config, baseline=next(iter(models)), seed=0
     )
     Analysis(
         orders={"given": {"test": analysed}},

@@ -158,10 +158,7 @@ def test_a_loss_in_the_first_places_refuses_though_the_whole_list_gains():
     after = np.where(before == 1, 3, 15)
     whole, first = judged(before, after, CONFIG)
     assert whole.reason.startswith("better: +")
-    assert (first.name, first.passed) == (
-        "ndcg@10 against the champion in the first places",
-        False,
-    )
+    assert (first.name, first.passed) == ("ndcg@10 against the champion in the first places", False)
 
 
 def test_domains_are_protected_and_a_catalogue_without_them_has_none():

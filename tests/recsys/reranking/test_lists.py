@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.reranking.lists import (
-    SMOOTHING,
-    Caps,
-    calibrated,
-    capped,
-    mmr,
-    scale_relevance,
-)
+from recsys.reranking.lists import SMOOTHING, Caps, calibrated, capped, mmr, scale_relevance
 
 
 def world(seed, number=8, width=4):

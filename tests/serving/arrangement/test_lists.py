@@ -150,9 +150,7 @@ def test_an_experiment_gives_each_user_one_arm_and_says_which(of):
 
 def test_a_surface_has_a_filter_a_length_and_bounds_of_its_own(of):
     table = {
-        "surfaces": {
-            "tens": {"kind": "home", "filter": "category = 'tens'", "k": 2, "max_k": 3},
-        }
+        "surfaces": {"tens": {"kind": "home", "filter": "category = 'tens'", "k": 2, "max_k": 3}}
     }
     recommender = of(table)
     reply = recommender.answer(Request(surface="tens"))

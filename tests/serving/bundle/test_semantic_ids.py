@@ -146,10 +146,7 @@ def test_item_that_comes_back_has_its_old_id(parts, tmp_path):
     replace(ids, codes=codes).save(folder)
     own = load_bundle(write_bundle(tmp_path, parts, version="v1")).semantic_ids
     back = own.extended(NewIds(codes[99:], np.array([99])))
-    assert (back.version, back.text(41)) == (
-        own.version,
-        "-".join(map(str, codes[99].tolist())),
-    )
+    assert (back.version, back.text(41)) == (own.version, "-".join(map(str, codes[99].tolist())))
     moved = codes[99:].clone()
     moved[0, 2] = (moved[0, 2] + 1) % ids.level_sizes[2]
     with pytest.raises(ValueError, match=r"id row 99 has the ID .* a published ID never moves"):

@@ -55,10 +55,7 @@ def test_an_event_is_sent_again_under_its_own_id(first):
 @pytest.mark.parametrize("reply", [FAILED, (422, {"error": {"code": "c", "message": "m"}}, {})])
 def test_what_will_not_get_better_is_not_sent_again(reply):
     transport, sent = scripted(reply)
-    with (
-        Client("http://x", transport=transport) as client,
-        pytest.raises(ServerError) as refused,
-    ):
+    with Client("http://x", transport=transport) as client, pytest.raises(ServerError) as refused:
         client.recommend("u")
     assert len(sent) == 1
     assert refused.value.status == reply[0]
@@ -81,10 +78,7 @@ def test_a_page_of_a_balancer_and_a_missing_server_are_said():
 
 def test_no_attempt_begins_that_the_time_does_not_allow():
     transport, sent = scripted((503, {}, {"retry-after": "5"}))
-    with (
-        Client("http://x", timeout=0.5, transport=transport) as client,
-        pytest.raises(ServerError),
-    ):
+    with Client("http://x", timeout=0.5, transport=transport) as client, pytest.raises(ServerError):
         client.recommend("u")
     assert len(sent) == 1
 

@@ -35,8 +35,7 @@ def chi_square(counts, expected):
 
 
 @pytest.mark.parametrize(
-    "weights",
-    [{"a": 1, "b": 1}, {"a": 1, "b": 1, "c": 1, "d": 1}, {"a": 70, "b": 20, "c": 10}],
+    "weights", [{"a": 1, "b": 1}, {"a": 1, "b": 1, "c": 1, "d": 1}, {"a": 70, "b": 20, "c": 10}]
 )
 def test_arms_get_their_shares(weights):
     counts = Counter(arms_of(weights))

@@ -10,11 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recsys.retrieval.blend.config import FILL
-from serving.configuration.file import (
-    ServingConfiguration,
-    check_configuration,
-    read_configuration,
-)
+from serving.configuration.file import ServingConfiguration, check_configuration, read_configuration
 from serving.surfaces import BUILT_IN, HOME, Diversity, Exploration, find_surfaces
 
 
@@ -107,10 +103,7 @@ HOME_FAULTS = [
     ("sources = {popularity = -1}", "sources.popularity = -1"),
     ("sources = {popularity = 0}", "needs sources with weights >= 0 and one above"),
     ("sources = {search = 1}", "no others may have it"),
-    (
-        "exploration = {method = 'epsilon', temperature = 2}",
-        "temperature is not for method",
-    ),
+    ("exploration = {method = 'epsilon', temperature = 2}", "temperature is not for method"),
 ]
 RULE_FAULTS = [
     ("kind = 'hide'", "a rule that hides needs items, where, or both"),

@@ -239,9 +239,7 @@ def test_a_forked_process_reads_and_writes_beside_its_parent(store):
 
 
 @settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.text(min_size=1, max_size=40), st.text(min_size=1, max_size=40))
 def test_any_text_is_an_id(store, user_id, item_id):
