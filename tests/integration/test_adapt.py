@@ -14,10 +14,10 @@ from recsys.layers.lora.linear import digest_of_weights
 from serving.bundle.adapters import models_of, read_registered
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import served_adapters
+from tests.integration.copies import Recsys
 from tests.recsys.testing.world_text import DOMAINS
 from tests.recsys.testing.worlds import WorldConfig, world
 
-Recsys = Callable[..., Result]
 BOOKS, TOYS = list(DOMAINS)[:2]
 SETTINGS = """
 preset = "shop"

@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from click.testing import Result
 
+from tests.integration.copies import Recsys
 from tests.recsys.testing.synthetic import World, two_tastes
 
 if importlib.util.find_spec("sentence_transformers") is None:
@@ -39,7 +39,7 @@ def config(
 
 
 @pytest.fixture(scope="module")
-def workspace(config: Path, recsys: Callable[..., Result]) -> Path:
+def workspace(config: Path, recsys: Recsys) -> Path:
     workspace = config.parent / "run"
     result = recsys("run", "-c", config, "-w", workspace, *MINILM)
     assert result.exit_code == 0, result.output
@@ -84,7 +84,7 @@ def asked(address: str, path: str, body: dict[str, Any] | None = None) -> Any:
 
 
 @pytest.fixture(scope="module")
-def appended(address: str, workspace: Path, recsys: Callable[..., Result]) -> Any:
+def appended(address: str, workspace: Path, recsys: Recsys) -> Any:
     """The first reply that knows the new item."""
     path = workspace.parent / "new.csv"
     path.write_text("item_id,title,description,categories\n" + ROW)

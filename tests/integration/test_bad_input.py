@@ -15,6 +15,7 @@ from click.testing import Result
 
 from serving.recommend import Recommender
 from serving.schemas import Request
+from tests.integration.copies import Recsys
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TINY = (
@@ -119,7 +120,7 @@ def write_log(folder: Path, rows: Sequence[Row]) -> Path:
 
 
 @pytest.fixture
-def served(recsys: Callable[..., Result], tmp_path: Path) -> Callable[..., Result]:
+def served(recsys: Recsys, tmp_path: Path) -> Callable[..., Result]:
     """Run the user's two commands on files, into the folder ``run`` beside them."""
 
     def run(*files: Path, options: Sequence[object] = ()) -> Result:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from click.testing import Result
 
 from pipelines.presets.resolve import resolve
 from pipelines.semantic_ids.append import load_bundle_quantizer
@@ -28,17 +26,9 @@ from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
 from serving.surfaces import HOME
+from tests.integration.copies import Recsys, copied, run_well, stages_before
 
-Recsys = Callable[..., Result]
 OF_BEHAVIOUR = ("--set", "semantic_ids.source=sequence")
-READ = ("build_features", "enrich_items", "embed_items", "train_sequence", "fit_baselines")
-
-
-def run(recsys: Recsys, own: Path, *more: object) -> str:
-    options = ("-c", own.parent / "shop.toml", "-w", own, "-q", *OF_BEHAVIOUR)
-    result = recsys("run", *options, *more)
-    assert result.exit_code == 0, result.output
-    return " ".join(result.output.split())
 
 
 def report_of(own: Path) -> dict[str, Any]:
@@ -50,30 +40,16 @@ def store_of(own: Path) -> SemanticIdStore:
     return SemanticIdStore(own / "bundles/semantic_ids")
 
 
-def started(shop: Path, folder: Path, names: tuple[str, ...]) -> Path:
-    """Copy some finished stages, with the raw files beside them."""
-    for path in shop.parent.iterdir():
-        if path.is_file():
-            shutil.copyfile(path, folder / path.name)
-    for name in names:
-        shutil.copytree(shop / name, folder / "run" / name)
-    return folder / "run"
-
-
 @pytest.fixture(scope="module")
 def finished(shop: Path, recsys: Recsys, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    own = started(shop, tmp_path_factory.mktemp("taken"), (*READ, "train_two_tower"))
-    run(recsys, own)
+    own = copied(shop, tmp_path_factory.mktemp("taken"), stages_before("build_semantic_ids"))
+    run_well(recsys, own, *OF_BEHAVIOUR)
     return own
 
 
 @pytest.fixture
 def own(finished: Path, tmp_path: Path) -> Path:
-    for path in finished.parent.iterdir():
-        if path.is_file():
-            shutil.copyfile(path, tmp_path / path.name)
-    shutil.copytree(finished, tmp_path / "run", symlinks=True)
-    return tmp_path / "run"
+    return copied(finished, tmp_path)
 
 
 def test_what_a_bundle_serves_is_what_behaviour_ids_gives(finished: Path) -> None:
@@ -152,7 +128,7 @@ def test_an_appended_twin_finds_its_original_by_content(own: Path, recsys: Recsy
 def test_published_ids_stay_whatever_the_sequence_model_learns(own: Path, recsys: Recsys) -> None:
     version = report_of(own)["version"]
     more = ("--set", "sequence_training.max_epochs=2", "--until", "build_semantic_ids")
-    run(recsys, own, *more)
+    run_well(recsys, own, *OF_BEHAVIOUR, *more)
     assert report_of(own)["how"] == "kept"
     assert report_of(own)["version"] == version
     told = recsys("ids", "train", "-w", own)
@@ -163,13 +139,13 @@ def test_published_ids_stay_whatever_the_sequence_model_learns(own: Path, recsys
     assert now is not None
     assert now.ids.parent == version
     assert now.origin["behaviour"] != report_of(own)["origin"]["behaviour"]
-    run(recsys, own, *more)
+    run_well(recsys, own, *OF_BEHAVIOUR, *more)
     assert report_of(own)["version"] == now.ids.version
 
 
 def test_content_takes_over_where_the_user_asks_and_is_aligned(own: Path, recsys: Recsys) -> None:
     version = report_of(own)["version"]
-    run(recsys, own, "--until", "build_semantic_ids", "--set", "semantic_ids.source=content")
+    run_well(recsys, own, "--until", "build_semantic_ids", "--set", "semantic_ids.source=content")
     assert (report_of(own)["how"], report_of(own)["parent"]) == ("aligned", version)
     manifest = json.loads((own / "build_semantic_ids/manifest.json").read_text())
     assert "train_sequence" not in manifest["inputs"]

@@ -1,7 +1,6 @@
 """What a stranger meets on the command line: faults told in a sentence, with their exit codes."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,8 @@ from click.testing import Result
 
 from pipelines.engine.workspace import Workspace
 from pipelines.stages.list import STAGES
+from tests.integration.copies import Recsys
 from tests.recsys.testing.synthetic import World
-
-Recsys = Callable[..., Result]
 
 
 def told(result: Result) -> str:

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from click.testing import Result
 
 from recsys.content.encoder import HashEncoder
 from recsys.content.language_model import model_digest
 from serving.filtering.compile import known_properties
 from serving.recommend import Recommender
 from serving.schemas import Request as ListRequest
+from tests.integration.copies import Recsys
 from tests.recsys.content.openai_server import (
     OpenAIServer,
     Reply,
@@ -23,7 +23,6 @@ from tests.recsys.content.openai_server import (
     openai_server,
 )
 
-Recsys = Callable[..., Result]
 SECRET = "sk-very-secret-0987654321"
 EVENTS = "user_id,item_id,event_time\n" + "".join(
     f"u{user},i{(user * 3 + step) % 6},{1_700_000_000 + 100 * step + user}\n"

@@ -1,15 +1,14 @@
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from pipelines.cli.results import print_results
 from pipelines.engine.console import log
 from pipelines.pages.wording import MODELS
 from pipelines.presets.resolve import resolve
+from tests.integration.copies import Recsys
 
 MIRROR = os.environ.get("RECSYS_DATA_MIRROR")
 
@@ -33,7 +32,7 @@ def test_a_run_ends_with_its_metrics_what_is_served_and_what_to_type_next(shop: 
 @pytest.mark.mirror
 @pytest.mark.slow
 def test_movielens_from_raw_files_to_a_bundle(
-    recsys: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recsys: Recsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not MIRROR:
         pytest.skip("needs real data sets: RECSYS_DATA_MIRROR=FOLDER make test")

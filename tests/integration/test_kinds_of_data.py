@@ -1,18 +1,15 @@
 """One run for each kind of data and setting that a stranger may come with."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
 import pytest
-from click.testing import Result
 
 from pipelines.config.toml import merge, read_toml, to_toml
 from serving.recommend import Recommender
+from tests.integration.copies import Recsys
 from tests.recsys.testing.synthetic import World
-
-Recsys = Callable[..., Result]
 
 
 def configured(shop: Path, folder: Path, changes: dict[str, object]) -> Path:

@@ -1,16 +1,11 @@
 """The report of a whole run: made by its stage, and again after a look at test."""
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
-from click.testing import Result
-
 from pipelines.engine.workspace import Workspace
+from tests.integration.copies import Recsys, copied, run_well
 from tests.pipelines.pages.read import blocks_in
-
-Recsys = Callable[..., Result]
 
 
 def test_run_writes_the_report_of_its_own_evaluation(shop: Path) -> None:
@@ -43,10 +38,7 @@ def test_another_look_at_the_test_split_is_counted(shop: Path, recsys: Recsys) -
 
 
 def test_without_intervals_there_is_no_report(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
-    shutil.copytree(shop, tmp_path / "run", symlinks=True)
-    options = ["--set", "evaluation.num_resamples=0", "-q"]
-    run = recsys("run", "-c", shop.parent / "shop.toml", "-w", tmp_path / "run", *options)
-    assert run.exit_code == 0, run.output
-    assert "report:" not in run.output
+    said = run_well(recsys, copied(shop, tmp_path), "--set", "evaluation.num_resamples=0")
+    assert "report:" not in said
     absent = json.loads((tmp_path / "run/report/report.json").read_text())["absent"]
     assert "evaluation.num_resamples = 0" in absent

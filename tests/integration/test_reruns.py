@@ -7,19 +7,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
 import pytest
-from click.testing import Result
 
 from pipelines.engine.decisions import read_decisions
 from pipelines.stages.list import STAGES
 from serving.recommend import Recommender
+from tests.integration.copies import Recsys, copied, options, run, run_well
 from tests.recsys.testing.synthetic import World
 
-Recsys = Callable[..., Result]
 DIFFERS_BY_NATURE = {
     "run.json",
     "released.json",
@@ -45,19 +43,10 @@ def digests(workspace: Path) -> dict[str, str]:
     }
 
 
-def copy_of(shop: Path, folder: Path) -> Path:
-    """Copy the raw files and the TOML; return the TOML's path."""
-    folder.mkdir(exist_ok=True)
-    for path in shop.parent.iterdir():
-        if path.is_file():
-            (folder / path.name).write_bytes(path.read_bytes())
-    return folder / "shop.toml"
-
-
 def test_two_runs_give_equal_bytes(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
-    result = recsys("run", "-c", copy_of(shop, tmp_path / "again"), "-w", tmp_path / "run", "-q")
-    assert result.exit_code == 0, result.output
-    first, second = digests(shop), digests(tmp_path / "run")
+    again = copied(shop, tmp_path, ())
+    run_well(recsys, again)
+    first, second = digests(shop), digests(again)
     assert [name for name in first if first[name] != second.get(name)] == []
     assert first.keys() == second.keys()
 
@@ -76,13 +65,12 @@ def spoil(path: Path) -> None:
 def test_worse_model_is_refused_and_the_champion_stays(
     shop: Path, world: World, recsys: Recsys, tmp_path: Path
 ) -> None:
-    config, workspace = copy_of(shop, tmp_path / "files"), tmp_path / "run"
-    shutil.copytree(shop, workspace, symlinks=True)
+    workspace = copied(shop, tmp_path)
     champion = (workspace / "bundles/current").readlink()
     before = Recommender.load(workspace / "bundles/current").recommend(world.users[:3], k=5)
 
-    spoil(config.parent / "events.csv")
-    result = recsys("run", "-c", config, "-w", workspace, "-q", *QUICK)
+    spoil(tmp_path / "events.csv")
+    result = run(recsys, workspace, *QUICK)
     assert result.exit_code == 3, result.output
     told = " ".join(result.output.split())
     assert "refused and was not published" in told
@@ -98,21 +86,17 @@ def test_worse_model_is_refused_and_the_champion_stays(
 
     lenient = ["--set", "release.max_drop_from_champion=1", "--set"]
     lenient += ["release.min_gain_over_popularity=-1", "--set", "release.gate.enabled=false"]
-    result = recsys("run", "-c", config, "-w", workspace, "-q", *QUICK, *lenient)
-    assert result.exit_code == 0, result.output
+    run_well(recsys, workspace, *QUICK, *lenient)
     assert (workspace / "bundles/current").readlink() != champion
     released = read_decisions(workspace / "bundles", None)[0][-1].decision
     assert released.outcome == "released"
 
 
 def test_deleted_bundle_is_released_again(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
-    workspace = tmp_path / "run"
-    shutil.copytree(shop, workspace, symlinks=True)
+    workspace = copied(shop, tmp_path)
     before = digests(workspace)
     shutil.rmtree((workspace / "bundles/current").resolve())
-    result = recsys("run", "-c", shop.parent / "shop.toml", "-w", workspace, "-q")
-    assert result.exit_code == 0, result.output
-    assert f"1 stages run, {len(STAGES) - 1} skipped" in " ".join(result.output.split())
+    assert f"1 stages run, {len(STAGES) - 1} skipped" in run_well(recsys, workspace)
     assert digests(workspace) == before
 
 
@@ -123,8 +107,7 @@ class KilledError(BaseException):
 @pytest.fixture
 def appended(shop: Path, recsys: Recsys, tmp_path: Path) -> Path:
     """A workspace whose bundle has an item appended to it."""
-    workspace = tmp_path / "run"
-    shutil.copytree(shop, workspace, symlinks=True)
+    workspace = copied(shop, tmp_path)
     (tmp_path / "new.csv").write_text("item_id,title\nnew-1,A new one\n")
     result = recsys("release", "append", tmp_path / "new.csv", "-b", workspace)
     assert result.exit_code == 0, result.output
@@ -132,11 +115,11 @@ def appended(shop: Path, recsys: Recsys, tmp_path: Path) -> Path:
 
 
 def test_released_again_by_force_nothing_that_is_served_is_removed_or_rewritten(
-    appended: Path, shop: Path, recsys: Recsys, monkeypatch: pytest.MonkeyPatch
+    appended: Path, recsys: Recsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundles = appended / "bundles"
     before, served = digests(bundles), (bundles / "current").readlink()
-    again = ("run", "-c", shop.parent / "shop.toml", "-w", appended, "-q", "--force", "release")
+    again = (recsys, appended, "--force", "release")
 
     def kill(*_: object, **__: object) -> None:
         raise KilledError
@@ -144,12 +127,11 @@ def test_released_again_by_force_nothing_that_is_served_is_removed_or_rewritten(
     with monkeypatch.context() as patched:
         patched.setattr("pipelines.publishing.write_release.write_bundle", kill)
         with pytest.raises(KilledError):
-            recsys(*again)
+            run(*again)
     assert (bundles / "current").readlink() == served
     assert Recommender.load(bundles / "current").bundle.version.endswith("+1")
 
-    result = recsys(*again)
-    assert result.exit_code == 0, result.output
+    run_well(*again)
     assert digests(bundles).items() >= before.items()
     assert Recommender.load(bundles / served).bundle.catalogue.row_of("new-1")
     Recommender.load(bundles / "current")
@@ -158,7 +140,8 @@ def test_released_again_by_force_nothing_that_is_served_is_removed_or_rewritten(
 def test_disk_full_ends_with_74_and_the_next_run_goes_on(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:
-    config, workspace = copy_of(shop, tmp_path / "files"), tmp_path / "run"
+    workspace = copied(shop, tmp_path, ())
+    config = tmp_path / "shop.toml"
 
     def small_files_only() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -174,16 +157,16 @@ def test_disk_full_ends_with_74_and_the_next_run_goes_on(
     assert "Traceback" not in result.stderr
     assert not (workspace / "bundles").exists()
     more = ("--until", "train_two_tower", *QUICK)
-    assert recsys("run", "-c", config, "-w", workspace, "-q", *more).exit_code == 0
+    run_well(recsys, workspace, *more)
 
 
 def test_corrupt_parquet_is_told_in_a_sentence(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
-    config = copy_of(shop, tmp_path / "files")
-    pl.read_csv(config.parent / "events.csv").write_parquet(config.parent / "events.parquet")
-    whole = (config.parent / "events.parquet").read_bytes()
-    (config.parent / "events.parquet").write_bytes(whole[: len(whole) // 2])
+    workspace, events = copied(shop, tmp_path, ()), tmp_path / "events.parquet"
+    pl.read_csv(tmp_path / "events.csv").write_parquet(events)
+    events.write_bytes(events.read_bytes()[: events.stat().st_size // 2])
+    config = tmp_path / "shop.toml"
     config.write_text(config.read_text().replace("events.csv", "events.parquet"))
-    result = recsys("run", "-c", config, "-w", tmp_path / "run", "-q")
+    result = run(recsys, workspace)
     assert result.exit_code == 2, result.output
     assert "events.parquet" in " ".join(result.output.split())
 
@@ -191,10 +174,9 @@ def test_corrupt_parquet_is_told_in_a_sentence(shop: Path, recsys: Recsys, tmp_p
 def test_training_that_does_not_stay_finite_ends_with_70(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:
-    config = copy_of(shop, tmp_path / "files")
-    settings = ["--set", "two_tower_training.schedule.learning_rate=1e38", "--set"]
-    settings.append("two_tower_training.max_grad_norm=1e30")
-    result = recsys("run", "-c", config, "-w", tmp_path / "run", "-q", *settings)
+    settings = ("schedule.learning_rate=1e38", "max_grad_norm=1e30")
+    more = options("--set", (f"two_tower_training.{one}" for one in settings))
+    result = run(recsys, copied(shop, tmp_path, ()), *more)
     assert result.exit_code == 70, result.output
     assert "not finite" in " ".join(result.output.split())
     assert not (tmp_path / "run/bundles").exists()

@@ -1,14 +1,12 @@
 """From CSV files to the same answer in Python, over HTTP and by the offline evaluation."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
-from click.testing import Result
 from starlette.testclient import TestClient
 
 from pipelines.candidates.blends import load_blends
@@ -28,6 +26,7 @@ from serving.bundle.manifest import Profile
 from serving.recommend import Recommender
 from serving.settings import ServingOptions, Settings
 from serving.sources import BEAM_WIDTH
+from tests.integration.copies import Recsys
 from tests.recsys.testing.synthetic import World
 from tests.serving.application import create_app
 
@@ -161,7 +160,7 @@ def test_every_look_at_the_test_split_is_in_the_ledger(shop: Path) -> None:
 
 
 def test_recommend_prints_titles(
-    shop: Path, world: World, recsys: Callable[..., Result], recommender: Recommender
+    shop: Path, world: World, recsys: Recsys, recommender: Recommender
 ) -> None:
     result = recsys("recommend", "-b", shop / "bundles/current", "--user", world.users[0])
     assert result.exit_code == 0, result.output
@@ -173,7 +172,7 @@ def test_recommend_prints_titles(
 
 
 def test_a_column_of_the_catalogue_can_be_filtered_by(
-    shop: Path, world: World, recsys: Callable[..., Result]
+    shop: Path, world: World, recsys: Recsys
 ) -> None:
     prices = dict(zip(world.catalogue.item_ids, world.catalogue.prices.tolist(), strict=True))
     middle = sorted(prices.values())[len(prices) // 2]
@@ -190,7 +189,7 @@ def test_a_column_of_the_catalogue_can_be_filtered_by(
     )
 
 
-def test_unknown_user_gets_a_list_and_a_note(shop: Path, recsys: Callable[..., Result]) -> None:
+def test_unknown_user_gets_a_list_and_a_note(shop: Path, recsys: Recsys) -> None:
     result = recsys("recommend", "-b", shop, "--user", "nobody", "--k", 3)
     assert result.exit_code == 0
     assert "unknown_user" in result.output

@@ -2,35 +2,22 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from click.testing import Result
 
 from pipelines.semantic_ids.store import SemanticIdStore
 from pipelines.stages.list import STAGES
 from serving.bundle.load import load_bundle
-
-Recsys = Callable[..., Result]
+from tests.integration.copies import Recsys, copied, run, run_well
 
 
 @pytest.fixture
 def own(shop: Path, tmp_path: Path) -> Path:
     """A copy of the finished workspace, with its raw files beside it."""
-    for path in shop.parent.iterdir():
-        if path.is_file():
-            shutil.copyfile(path, tmp_path / path.name)
-    shutil.copytree(shop, tmp_path / "run", symlinks=True)
-    return tmp_path / "run"
-
-
-def run(recsys: Recsys, own: Path, *more: object) -> str:
-    result = recsys("run", "-c", own.parent / "shop.toml", "-w", own, "-q", *more)
-    assert result.exit_code == 0, result.output
-    return " ".join(result.output.split())
+    return copied(shop, tmp_path)
 
 
 def ids(recsys: Recsys, own: Path, *arguments: object, code: int = 0) -> str:
@@ -69,7 +56,7 @@ def test_new_items_in_the_raw_files_leave_every_published_id_alone(
         more += ["--set", f"{name}_training.max_epochs=1"]
     lenient = ("--set", "release.max_drop_from_champion=1")
     lenient += ("--set", "release.min_gain_over_popularity=-1")
-    run(recsys, own, *more, *lenient)
+    run_well(recsys, own, *more, *lenient)
     report, after = report_of(own), served(own)
     assert (report["how"], report["num_new"], report["parent"]) == ("appended", 1, version)
     assert {item: after[item] for item in before} == before
@@ -85,19 +72,19 @@ def test_run_after_append_items_leaves_the_appended_item_in_place(
     assert result.exit_code == 0, result.output
     version, found = store_of(own).current(), served(own)
     assert version != report_of(own)["version"]
-    assert f"0 stages run, {len(STAGES)} skipped" in run(recsys, own)
+    assert f"0 stages run, {len(STAGES)} skipped" in run_well(recsys, own)
     assert served(own) == found
     assert found["a-new-one"]
 
 
 def test_without_method_or_content_everything_works_without_ids(own: Path, recsys: Recsys) -> None:
-    run(recsys, own, "--set", "semantic_ids.method=none")
+    run_well(recsys, own, "--set", "semantic_ids.method=none")
     assert report_of(own)["method"] == "none"
     assert load_bundle(own / "bundles/current").semantic_ids is None
     told = ids(recsys, own, "train", "--set", "semantic_ids.method=none", code=2)
     assert "this run has no semantic IDs" in told
 
-    run(recsys, own, "--until", "build_semantic_ids", "--set", "content.encoder=none")
+    run_well(recsys, own, "--until", "build_semantic_ids", "--set", "content.encoder=none")
     assert report_of(own) == {"method": "none", "reason": "no item has content"}
     told = ids(recsys, own, "train", "--set", "content.encoder=none", code=2)
     assert "no item has content" in told
@@ -106,7 +93,7 @@ def test_without_method_or_content_everything_works_without_ids(own: Path, recsy
 def test_release_that_was_killed_after_it_published_ids_goes_on(own: Path, recsys: Recsys) -> None:
     version, found = store_of(own).current(), served(own)
     shutil.rmtree(own / "release")
-    assert "1 stages run" in run(recsys, own)
+    assert "1 stages run" in run_well(recsys, own)
     assert store_of(own).current() == version
     assert served(own) == found
 
@@ -121,7 +108,7 @@ def test_artefact_of_another_version_is_refused_with_both_named(own: Path, recsy
         shutil.copyfile(place, own / "build_semantic_ids" / name)
     current.write_text(before)
     shutil.rmtree(own / "release")
-    result = recsys("run", "-c", own.parent / "shop.toml", "-w", own, "-q")
+    result = run(recsys, own)
     assert result.exit_code == 2, result.output
     assert right in result.output
     assert other in result.output
@@ -133,14 +120,14 @@ def test_next_run_uses_what_ids_train_published(own: Path, recsys: Recsys) -> No
     assert "same prefix" in told
     version = store_of(own).current()
     assert str(version)[:12] in told
-    assert "3 stages run" not in run(recsys, own)
+    assert "3 stages run" not in run_well(recsys, own)
     assert report_of(own)["version"] == version
     assert report_of(own)["how"] == "kept"
     bundle = load_bundle(own / "bundles/current")
     assert bundle.semantic_ids is not None
     assert bundle.semantic_ids.version == version
     assert bundle.semantic_ids.ids.parent == first
-    assert f"0 stages run, {len(STAGES)} skipped" in run(recsys, own)
+    assert f"0 stages run, {len(STAGES)} skipped" in run_well(recsys, own)
 
 
 def test_commands_say_what_is_missing(recsys: Recsys, own: Path, tmp_path: Path) -> None:

@@ -1,14 +1,13 @@
 """A stranger's files, with names of their own: init, run, recommend."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
-from click.testing import Result
 from starlette.testclient import TestClient
 
 from serving.recommend import Recommender
 from serving.settings import Settings
+from tests.integration.copies import Recsys
 from tests.recsys.testing.synthetic import World, write_csv
 from tests.serving.application import create_app
 
@@ -17,7 +16,7 @@ TINY = ("content.encoder=hash", "two_tower_training.max_epochs=1.0", "device=cpu
 
 
 def test_strangers_files_become_recommendations(
-    world: World, recsys: Callable[..., Result], tmp_path: Path
+    world: World, recsys: Recsys, tmp_path: Path
 ) -> None:
     write_csv(world, tmp_path)
     events = pl.read_csv(tmp_path / "events.csv").select(

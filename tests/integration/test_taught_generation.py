@@ -1,14 +1,11 @@
 """The sequence model teaches the generative one: trained, fitted again, and loaded as served."""
 
 import json
-import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import Result
 
 from pipelines.config.trainings import GenerativeTrainingConfig, SequenceTrainingConfig
 from pipelines.inputs.tensors import load_catalogue
@@ -17,17 +14,8 @@ from pipelines.semantic_ids.artefact import read_item_codes
 from recsys.models.generative.config import GenerativeConfig, TeachingConfig
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.sequence.model import SequenceModel
+from tests.integration.copies import Recsys, copied, options, run_well, stages_before
 
-Recsys = Callable[..., Result]
-READ = (
-    "build_features",
-    "enrich_items",
-    "embed_items",
-    "build_semantic_ids",
-    "fit_baselines",
-    "train_two_tower",
-    "train_sequence",
-)
 TAUGHT = (
     "generative_training.teaching.share=0.8",
     "generative_training.teaching.dropped_events=0.2",
@@ -43,15 +31,10 @@ TAUGHT = (
 
 @pytest.fixture(scope="module")
 def taught(shop: Path, recsys: Recsys, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    workspace = tmp_path_factory.mktemp("taught") / "run"
-    for name in READ:
-        shutil.copytree(shop / name, workspace / name)
-    options = [text for setting in TAUGHT for text in ("--set", setting)]
-    stages = ["--stage", "train_generative", "--stage", "refit"]
-    result = recsys(
-        "run", "-c", shop.parent / "shop.toml", "-w", workspace, "-q", *options, *stages
-    )
-    assert result.exit_code == 0, result.output
+    stages = stages_before("train_generative")
+    workspace = copied(shop, tmp_path_factory.mktemp("taught"), stages)
+    made = options("--stage", ("train_generative", "refit"))
+    run_well(recsys, workspace, *options("--set", TAUGHT), *made)
     return workspace
 
 

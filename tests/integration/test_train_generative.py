@@ -1,41 +1,26 @@
 """The generative model as a stage: its beam measured, its IDs held to those of the run."""
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
 import pytest
-from click.testing import Result
 
 from pipelines.candidates.blends import FILE
 from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.stages.report import report_path
-
-Recsys = Callable[..., Result]
-READ = (
-    "build_features",
-    "enrich_items",
-    "embed_items",
-    "build_semantic_ids",
-    "fit_baselines",
-    "train_two_tower",
-    "train_sequence",
-    "train_generative",
-)
+from tests.integration.copies import Recsys, copied, options, run, run_well, stages_before
 
 
 def test_the_beam_finds_the_successor_and_no_id_is_invalid(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:
-    workspace = tmp_path / "run"
-    for name in READ[:-1]:
-        shutil.copytree(shop / name, workspace / name)
-    longer = ("--set", "generative_training.max_epochs=12.0")
-    longer += ("--set", "generative_training.epochs_per_evaluation=4.0")
-    result = rerun(shop, recsys, workspace, *longer, "--until", "evaluate")
-    assert result.exit_code == 0, result.output
+    workspace = copied(shop, tmp_path, stages_before("train_generative"))
+    longer = (
+        "generative_training.max_epochs=12.0",
+        "generative_training.epochs_per_evaluation=4.0",
+    )
+    run_well(recsys, workspace, *options("--set", longer), "--until", "evaluate")
     metrics = json.loads((workspace / "evaluate/metrics.json").read_text())["given"]
     for split in ("validation", "test"):
         assert metrics[split]["generative"]["recall@5"] >= 0.8
@@ -67,22 +52,16 @@ def test_the_bundle_carries_what_was_fitted_again_and_both_profiles(shop: Path) 
     assert "generative" in told["full"]["sources"]
 
 
-def rerun(shop: Path, recsys: Recsys, workspace: Path, *options: str) -> Result:
-    return recsys("run", "-c", shop.parent / "shop.toml", "-w", workspace, "-q", *options)
-
-
 def test_other_ids_than_the_models_are_refused_with_both_named(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:
-    workspace = tmp_path / "run"
-    for name in READ:
-        shutil.copytree(shop / name, workspace / name)
+    workspace = copied(shop, tmp_path, stages_before("fit_blend"))
     path = workspace / "train_generative/given/generative/config.json"
     document = json.loads(path.read_text())
     version, other = document["inputs"]["semantic_ids"], "f" * 64
     document["inputs"]["semantic_ids"] = other
     path.write_text(json.dumps(document))
-    result = rerun(shop, recsys, workspace, "--stage", "fit_blend")
+    result = run(recsys, workspace, "--stage", "fit_blend")
     assert result.exit_code != 0
     told = "".join(result.output.split())
     assert version in told
@@ -93,11 +72,8 @@ def test_other_ids_than_the_models_are_refused_with_both_named(
 def test_without_semantic_ids_it_switches_off_and_says_so(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:
-    workspace = tmp_path / "run"
-    for name in READ[:3]:
-        shutil.copytree(shop / name, workspace / name)
-    stages = ["--stage", "build_semantic_ids", "--stage", "train_generative"]
-    result = rerun(shop, recsys, workspace, "--set", "semantic_ids.method=none", *stages)
-    assert result.exit_code == 0, result.output
-    assert "off, because no item has a semantic ID" in " ".join(result.output.split())
+    workspace = copied(shop, tmp_path, stages_before("fit_baselines"))
+    made = options("--stage", ("build_semantic_ids", "train_generative"))
+    said = run_well(recsys, workspace, "--set", "semantic_ids.method=none", *made)
+    assert "off, because no item has a semantic ID" in said
     assert not (workspace / "train_generative/given").exists()

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,19 +16,8 @@ from pipelines.stages.report import report_path
 from recsys.training.checkpoint import save_checkpoint
 from serving.recommend import Recommender
 from serving.schemas import Request
+from tests.integration.copies import Recsys, copied, options, run, stages_before
 
-Recsys = Callable[..., Result]
-BEFORE = (
-    "build_features",
-    "enrich_items",
-    "embed_items",
-    "build_semantic_ids",
-    "fit_baselines",
-    "train_two_tower",
-    "train_sequence",
-    "train_generative",
-    "fit_blend",
-)
 SETTINGS = (
     "ranker_training.enabled=true",
     "ranker_training.min_found=10",
@@ -47,31 +36,25 @@ SETTINGS = (
 )
 
 
-def until_blend(shop: Path, folder: Path) -> Path:
-    """Copy what the stage reads; return the workspace."""
-    workspace = folder / "run"
-    for name in BEFORE:
-        shutil.copytree(shop / name, workspace / name)
-    return workspace
-
-
-def run(
-    recsys: Recsys,
-    shop: Path,
-    workspace: Path,
-    stages: Sequence[str],
-    settings: Sequence[str] = SETTINGS,
+def made(
+    recsys: Recsys, workspace: Path, *stages: str, settings: Sequence[str] = SETTINGS
 ) -> Result:
-    options = [part for one in settings for part in ("--set", one)]
-    options += [part for name in stages for part in ("--stage", name)]
-    return recsys("run", "-c", shop.parent / "shop.toml", "-w", workspace, "-q", *options)
+    """Run some stages."""
+    return run(recsys, workspace, *options("--set", settings), *options("--stage", stages))
+
+
+@pytest.fixture
+def blended(shop: Path, tmp_path: Path) -> Path:
+    """A workspace with what the stage reads."""
+    return copied(shop, tmp_path, stages_before("train_ranker"))
 
 
 @pytest.fixture(scope="module")
 def ranked(shop: Path, recsys: Recsys, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with a ranker, measured."""
-    workspace = until_blend(shop, tmp_path_factory.mktemp("ranked"))
-    result = run(recsys, shop, workspace, ("train_ranker", "evaluate", "report"))
+    folder = tmp_path_factory.mktemp("ranked")
+    workspace = copied(shop, folder, stages_before("train_ranker"))
+    result = made(recsys, workspace, "train_ranker", "evaluate", "report")
     assert result.exit_code == 0, result.output
     return workspace
 
@@ -103,13 +86,12 @@ def test_events_without_values_have_no_likes_and_say_so(ranked: Path) -> None:
 def test_what_is_released_is_served_and_named(
     ranked: Path, shop: Path, recsys: Recsys, tmp_path: Path, served: bool
 ) -> None:
-    workspace = tmp_path / "run"
-    shutil.copytree(ranked, workspace)
+    workspace = copied(ranked, tmp_path)
     for name in ("refit", "build_index"):
         shutil.copytree(shop / name, workspace / name)
     decision = workspace / "train_ranker/given" / FILE
     decision.write_text(json.dumps({**json.loads(decision.read_text()), "served": served}))
-    result = run(recsys, shop, workspace, ("release",))
+    result = made(recsys, workspace, "release")
     assert result.exit_code == 0, result.output
     recommender = Recommender.load(workspace / "bundles/current")
     part = recommender.bundle.ranker
@@ -125,13 +107,12 @@ class Killed(BaseException):
 
 
 def test_done_it_is_skipped_and_killed_it_resumes_to_the_same_bits(
-    ranked: Path, shop: Path, recsys: Recsys, tmp_path: Path
+    ranked: Path, blended: Path, recsys: Recsys
 ) -> None:
     weights = Path("train_ranker/given/ranker/ranker.safetensors")
     written = (ranked / weights).stat().st_mtime_ns
-    assert run(recsys, shop, ranked, ("train_ranker",)).exit_code == 0
+    assert made(recsys, ranked, "train_ranker").exit_code == 0
     assert (ranked / weights).stat().st_mtime_ns == written
-    workspace = until_blend(shop, tmp_path)
     settings = (*SETTINGS, "ranker_training.checkpoint_seconds=0")
     steps: list[int] = []
 
@@ -144,28 +125,27 @@ def test_done_it_is_skipped_and_killed_it_resumes_to_the_same_bits(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("recsys.training.loop.save_checkpoint", dying)
         with pytest.raises(Killed):
-            run(recsys, shop, workspace, ("train_ranker",), settings)
-        assert not (workspace / "train_ranker/manifest.json").exists()
-        assert run(recsys, shop, workspace, ("train_ranker",), settings).exit_code == 0
+            made(recsys, blended, "train_ranker", settings=settings)
+        assert not (blended / "train_ranker/manifest.json").exists()
+        assert made(recsys, blended, "train_ranker", settings=settings).exit_code == 0
     # The second ranker went on where it was.
     assert steps[8] == steps[7] + 1 > 1
-    assert (workspace / weights).read_bytes() == (ranked / weights).read_bytes()
+    assert (blended / weights).read_bytes() == (ranked / weights).read_bytes()
 
 
 def test_a_ranker_that_loses_is_measured_and_not_served(
-    shop: Path, recsys: Recsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    blended: Path, recsys: Recsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace = until_blend(shop, tmp_path)
     # Far worse.
     monkeypatch.setattr(
         "pipelines.stages.train_ranker.metric_by_query",
         lambda *arguments: metric_by_query(*arguments) - 1.0,
     )
-    assert run(recsys, shop, workspace, ("train_ranker",)).exit_code == 0
-    told = json.loads((workspace / "train_ranker/given" / FILE).read_text())
+    assert made(recsys, blended, "train_ranker").exit_code == 0
+    told = json.loads((blended / "train_ranker/given" / FILE).read_text())
     assert told["served"] is False
     assert told["ahead"] < -2 * told["standard_error"]
-    assert served_ranker(workspace / "train_ranker/given") is None
+    assert served_ranker(blended / "train_ranker/given") is None
 
 
 @pytest.mark.parametrize(
@@ -184,13 +164,12 @@ def test_only_a_gain_beyond_its_interval_is_served(gain: float, served: bool) ->
     assert f"{low} to {high}, 400 users" in told["reason"]
 
 
-def test_too_few_users_train_none_and_say_so(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
-    workspace = until_blend(shop, tmp_path)
+def test_too_few_users_train_none_and_say_so(blended: Path, recsys: Recsys) -> None:
     settings = (*SETTINGS, "ranker_training.min_found=1000")
-    result = run(recsys, shop, workspace, ("train_ranker", "evaluate"), settings)
+    result = made(recsys, blended, "train_ranker", "evaluate", settings=settings)
     assert result.exit_code == 0, result.output
-    told = json.loads((workspace / "train_ranker/given" / FILE).read_text())
+    told = json.loads((blended / "train_ranker/given" / FILE).read_text())
     assert not told["served"]
     assert "min_found = 1000" in told["reason"]
-    metrics = json.loads((workspace / "evaluate/metrics.json").read_text())["given"]
+    metrics = json.loads((blended / "evaluate/metrics.json").read_text())["given"]
     assert "ranked" not in metrics["test"]

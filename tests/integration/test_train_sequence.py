@@ -1,35 +1,18 @@
 """The sequence model as a stage of a run: measured, resumable, and absent where it is off."""
 
 import json
-import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from pipelines.stages.report import report_path
 from recsys.training.checkpoint import save_checkpoint
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
+from tests.integration.copies import Recsys, copied, options, run, run_well, stages_before
 
-Recsys = Callable[..., Result]
-BEFORE = ("build_features", "enrich_items", "embed_items")
-
-
-def until_features(shop: Path, folder: Path) -> Path:
-    """Copy what the stage reads, so that a test trains and nothing else; return the workspace."""
-    workspace = folder / "run"
-    for name in BEFORE:
-        shutil.copytree(shop / name, workspace / name)
-    return workspace
-
-
-def trained(recsys: Recsys, shop: Path, workspace: Path, *, settings: Sequence[str] = ()) -> Result:
-    options = [part for one in settings for part in ("--set", one)]
-    config = shop.parent / "shop.toml"
-    return recsys("run", "-c", config, "-w", workspace, "-q", "--stage", "train_sequence", *options)
+WITHOUT_SEQUENCE = [*stages_before("train_sequence"), "build_semantic_ids"]
 
 
 def test_the_successor_is_found_on_both_splits_and_shown(shop: Path, recsys: Recsys) -> None:
@@ -63,17 +46,11 @@ def test_what_is_served_holds_it_fitted_on_everything(shop: Path) -> None:
 def test_where_it_is_off_nothing_is_trained_or_measured(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:
-    workspace = tmp_path / "run"
-    for name in (*BEFORE, "build_semantic_ids", "fit_baselines", "train_two_tower"):
-        shutil.copytree(shop / name, workspace / name)
-    off = ["--set", "sequence_training.enabled=false"]
-    off += ["--set", "generative_training.enabled=false"]
-    config = shop.parent / "shop.toml"
+    workspace = copied(shop, tmp_path, WITHOUT_SEQUENCE)
+    off = ("sequence_training.enabled=false", "generative_training.enabled=false")
     trained_here = ("train_sequence", "train_generative", "fit_blend", "train_ranker")
     names = (*trained_here, "evaluate", "report", "refit")
-    stages = [part for name in names for part in ("--stage", name)]
-    result = recsys("run", "-c", config, "-w", workspace, "-q", *off, *stages)
-    assert result.exit_code == 0, result.output
+    run_well(recsys, workspace, *options("--set", off), *options("--stage", names))
     assert not (workspace / "train_sequence/given").exists()
     metrics = json.loads((workspace / "evaluate/metrics.json").read_text())["given"]["test"]
     models = {"popularity", "item_to_item", "ease", "content_similarity", "two_tower", "blend"}
@@ -88,8 +65,9 @@ class Killed(BaseException):
 def test_killed_training_resumes_to_the_same_bits(
     shop: Path, recsys: Recsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace = until_features(shop, tmp_path)
-    settings = ["sequence_training.checkpoint_seconds=0"]
+    workspace = copied(shop, tmp_path, stages_before("fit_baselines"))
+    settings = ("--set", "sequence_training.checkpoint_seconds=0")
+    command = (recsys, workspace, "--stage", "train_sequence", *settings)
     seen: list[int] = []
 
     def dying(*arguments: object, **named: object) -> None:
@@ -101,9 +79,9 @@ def test_killed_training_resumes_to_the_same_bits(
     with monkeypatch.context() as patched:
         patched.setattr("recsys.training.loop.save_checkpoint", dying)
         with pytest.raises(Killed):
-            trained(recsys, shop, workspace, settings=settings)
+            run(*command)
         assert not (workspace / "train_sequence/manifest.json").exists()
-        assert trained(recsys, shop, workspace, settings=settings).exit_code == 0
+        assert run(*command).exit_code == 0
     assert seen[6:8] == [7, 8]  # went on where it was
     for name in ("sequence/sequence.safetensors", "curve.jsonl", "training.json"):
         place = Path("train_sequence/given") / name
@@ -113,15 +91,11 @@ def test_killed_training_resumes_to_the_same_bits(
 def test_further_members_are_trained_apart_and_serve_profile_full(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:
-    workspace = until_features(shop, tmp_path)
+    workspace = copied(shop, tmp_path, WITHOUT_SEQUENCE)
     settings = ["sequence.num_members=2", "sequence.trained_apart=true", "sequence.fast_members=1"]
     settings += ['sequence.member_blocks=["attention", "hstu"]', "sequence_training.max_epochs=4"]
     settings += ["generative_training.enabled=false"]
-    for name in ("build_semantic_ids", "fit_baselines", "train_two_tower"):
-        shutil.copytree(shop / name, workspace / name)
-    options = [part for one in settings for part in ("--set", one)]
-    result = recsys("run", "-c", shop.parent / "shop.toml", "-w", workspace, "-q", *options)
-    assert result.exit_code == 0, result.output
+    run_well(recsys, workspace, *options("--set", settings))
     made = workspace / "train_sequence/given"
     saved = {
         name: json.loads((made / name / "config.json").read_text())["config"]

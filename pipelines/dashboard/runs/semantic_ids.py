@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 from pipelines.dashboard.workspaces.files import read_table
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.charts import counts, numbers, percent, shares, texts
-from pipelines.pages.document import Section, Table, Words
+from pipelines.pages.document import Block, Section, Table, Words
 from pipelines.semantic_ids.artefact import REPORT
 from pipelines.semantic_ids.store import SHORT
 from recsys.semantic_ids.lifecycle import KeptShares
@@ -36,7 +36,7 @@ def semantic_ids_section(run: Run) -> list[Section]:
             f"Of {drift.num_items:,} items that version {report['parent'][:SHORT]} has too, "
             f"{percent(drift.full)} kept their ID."
         )
-    blocks = [Words(lines=lines), _levels(run, quality, drift)]
+    blocks: list[Block] = [Words(lines=lines), _levels(run, quality, drift)]
     return [Section(key="semantic-ids", title="Semantic IDs", blocks=blocks)]
 
 

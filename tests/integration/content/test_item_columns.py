@@ -1,17 +1,15 @@
 """Columns of the items from a CSV to vectors, models, a bundle, and items that come later."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import Result
 
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import read_manifest
+from tests.integration.copies import Recsys
 
-Recsys = Callable[..., Result]
 COLUMNS = '["price", "since", "brand", "tags", "photo"]'
 EVENTS = "user_id,item_id,event_time\n" + "".join(
     f"u{user},i{(user * 3 + step) % 12},{1_700_000_000 + 100 * step + user}\n"

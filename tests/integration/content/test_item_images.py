@@ -1,21 +1,19 @@
 """Images of the items from a folder to vectors, a bundle, and items that come later."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
-from click.testing import Result
 
 from pipelines.config.content import ContentConfig, ImagesConfig
 from pipelines.inputs.item_columns import check_images, images_name
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import read_manifest
+from tests.integration.copies import Recsys
 from tests.recsys.content.vision_models import write_image, write_vision_model
 
-Recsys = Callable[..., Result]
 NUM_ITEMS = 12
 COLOURS = ((220, 30, 30), (30, 30, 220), (30, 200, 30))
 """Item i has colour i modulo 3, which no text names."""

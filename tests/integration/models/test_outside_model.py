@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import Result
 
 from pipelines.config.run import OutsideModelConfig, RunConfig
 from pipelines.stages.list import STAGES
@@ -23,6 +22,7 @@ from serving.list_record import write_record
 from serving.online.store import RequestRecord
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
+from tests.integration.copies import Recsys
 from tests.recsys.testing.synthetic import World, markov_world
 
 ADDRESS = "my_package.successors:SPEC"
@@ -76,7 +76,7 @@ def cycle() -> World:
 @pytest.fixture(scope="module")
 def shop(
     cycle: World,
-    recsys: Callable[..., Result],
+    recsys: Recsys,
     write_world: Callable[..., Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:

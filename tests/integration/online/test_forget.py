@@ -8,7 +8,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from click.testing import Result
 
 from pipelines.engine.forgotten import read_list
 from serving.online.events import Event
@@ -16,10 +15,10 @@ from serving.online.sqlite_store import SqliteStore
 from serving.recommend import Recommender
 from serving.schemas import Request
 from tests.features.test_forget_list import holds
+from tests.integration.copies import Recsys
 from tests.integration.online.test_online_events import FAST
 from tests.recsys.testing.synthetic import World
 
-Recsys = Callable[..., Result]
 PERSON = "ann.of.somewhere"
 LINES = (
     'users = "users.csv"\nonline_events = "sqlite:run/online"\n[features]\ncontext_features = []'

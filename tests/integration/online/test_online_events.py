@@ -5,14 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
-from click.testing import Result
 
 from serving.online.events import Event
 from serving.online.sqlite_store import SqliteStore
 from serving.recommend import Recommender
+from tests.integration.copies import Recsys
 from tests.recsys.testing.synthetic import World
 
-Recsys = Callable[..., Result]
 FAST = """
 preset = "shop"
 auto.enabled = false

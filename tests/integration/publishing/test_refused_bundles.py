@@ -1,17 +1,15 @@
 """A defective challenger is refused by `recsys run`; nothing is published, the reason is kept."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
 import pytest
-from click.testing import Result
 
 from pipelines.stages import release as stage
+from tests.integration.copies import Recsys
 from tests.pipelines.publishing.gate.planted import exploding_rows
 
-Recsys = Callable[..., Result]
 QUICK = ("-q", "--set", "generative_training.enabled=false")
 
 

@@ -1,21 +1,19 @@
 """Champion and challenger answer the same queries before one is published."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
 import pytest
-from click.testing import Result
 
 from pipelines.config.release import ReleaseConfig
 from pipelines.inputs.tensors import read_inputs
 from pipelines.publishing.same_queries import RunEvents, build_answers, same_queries
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
+from tests.integration.copies import Recsys
 from tests.recsys.testing.synthetic import World
 
-Recsys = Callable[..., Result]
 FEW = ("--set", "release.min_compared=20")
 QUICK = ("--set", "generative_training.enabled=false")
 

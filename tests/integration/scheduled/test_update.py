@@ -11,7 +11,6 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from click.testing import Result
 from safetensors.torch import load_file, save_file
 
 from features.forget_list import ForgetList, UserKeys
@@ -26,9 +25,9 @@ from recsys.data.dataset import Sequences
 from serving.bundle.manifest import read_manifest
 from serving.recommend import Recommender
 from serving.schemas import Request
+from tests.integration.copies import Recsys
 from tests.recsys.testing.synthetic import World, markov_world
 
-Recsys = Callable[..., Result]
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 NEW_ITEMS = 4
 """Items that nobody meets before the seventh day."""
