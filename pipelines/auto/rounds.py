@@ -30,6 +30,7 @@ from pipelines.auto.beside import (
     stages_between,
     time_limit,
 )
+from pipelines.auto.deadline import HASTY, first_limit, hasty_round, run_in_time
 from pipelines.auto.machine import Machine, TimedEncoder, this_machine, time_encoder
 from pipelines.auto.make_plan import FULLER, LIMIT, make_plan
 from pipelines.auto.plan import LAST, PLANNED_ENCODER, SEARCH, SEQUENCE, Plan, Round
@@ -57,8 +58,9 @@ REPLANNED_FROM, REPLANNED_BELOW = 20.0, 0.5
 machine was busy when it was measured."""
 CAUTION, LEAST_PACE = 1.5, 0.1
 """Times that share which the next plan believes, and the least one."""
-CLOSING = 10.0
-"""Seconds that the command needs after its last round: tracking, results."""
+CLOSING, CLOSING_SHARE = 10.0, 0.1
+"""Seconds that the command needs after its last round: tracking, results; of a short budget, the
+share of it that they may take."""
 ENDS_GROWTH = 2.0
 """Times the seconds that evaluation and release of the first round took, which later ones take."""
 REFIT_GROWTH = 1.25
@@ -141,9 +143,9 @@ def replanned(planned: Planned, user: Table, left: float, pace: float) -> Plan:
     more = tuple(one for one in first.parts if one.name not in {part.name for part in done.parts})
     if rest:
         rest[0] = replace(rest[0], parts=(*more, *rest[0].parts))
-    elif more:
+    elif more or (done.name == HASTY and len(first.parts) > 1):
         rest = [replace(first, name=FULLER)]
-    return replace(plan, rounds=(done, *rest))
+    return replace(plan, rounds=(done, *rest), notes=planned.plan.notes)
 
 
 class Automatic:
@@ -187,12 +189,17 @@ class Automatic:
                 else:
                     self._begin(planned, number)
                     planned.save(self.base, number)
-                    outcomes += run_stages(STAGES[1:], self.round_config(one))
+                    try:
+                        outcomes += self._run_whole(planned, number, run_stages)
+                    except OutOfTimeError:
+                        one, begin = self._in_haste(planned), time.perf_counter()
+                        outcomes += run_stages(STAGES[1:], self.round_config(one))
             except RefusedError as error:
                 refused = error
                 self.say(f"{one.name}: {error}")
                 planned.save(self.base, max(0, number - 1))
                 continue
+            is_new = number >= planned.finished
             planned.finished = max(planned.finished, number + 1)
             planned.save(self.base, number)
             pace = (time.perf_counter() - begin) / max(one.seconds, 1.0)
@@ -200,13 +207,49 @@ class Automatic:
             self.say(f"{one.name}: served after {time.perf_counter() - self.begin:,.0f} s")
             if number == 0 and one.seconds > REPLANNED_FROM and pace < REPLANNED_BELOW:
                 self.say(f"it took {pace:.0%} of its estimate, so the rest is planned again")
-                left = self.seconds_left()
-                planned.plan = replanned(
-                    planned, self.sources.own, left, max(CAUTION * pace, LEAST_PACE)
-                )
+                self._plan_rest(planned, max(CAUTION * pace, LEAST_PACE))
+            elif one.name == HASTY and is_new:
+                self._plan_rest(planned, self.pace)
         if refused is not None and planned.finished == 0:
             raise refused
         return outcomes
+
+    def _plan_rest(self, planned: Planned, pace: float) -> None:
+        planned.plan = replanned(planned, self.sources.own, self.seconds_left(), pace)
+
+    def _run_whole(
+        self, planned: Planned, number: int, run_stages: RunStages
+    ) -> list[StageOutcome]:
+        """Run the first round, or the last one of a finished run, to its bundle.
+
+        Raises:
+            OutOfTimeError: It would be late, and a round in haste is not.
+        """
+        one, begin = planned.plan.rounds[number], time.perf_counter()
+        hasty = hasty_round(one) if planned.finished == 0 else None
+        if hasty is None:
+            return run_stages(STAGES[1:], self.round_config(one))
+        closing = min(CLOSING, CLOSING_SHARE * self.base.auto.seconds)
+        limit = first_limit(one, begin - self.begin, self.seconds_left() - closing)
+        return run_in_time(
+            one,
+            self.round_config(one),
+            run_stages,
+            lambda: limit - (time.perf_counter() - begin),
+            hasty.seconds,
+        )
+
+    def _in_haste(self, planned: Planned) -> Round:
+        """Take a smaller first round, since the planned one would be late."""
+        hasty = hasty_round(planned.plan.rounds[0])
+        assert hasty is not None
+        after = f"would be late after {time.perf_counter() - self.begin:,.0f} s"
+        note = f"{planned.plan.rounds[0].name}: {after}; what is popular is served until the next"
+        self.say(note)
+        notes = (*planned.plan.notes, note)
+        planned.plan = replace(planned.plan, rounds=(hasty,), notes=notes)
+        planned.save(self.base, 0)
+        return hasty
 
     def _begin(self, planned: Planned, number: int) -> None:
         rounds = planned.plan.rounds
