@@ -22,10 +22,13 @@ from pipelines.config.toml import merge
 from pipelines.engine.runner import StageOutcome
 from pipelines.stages.list import STAGES
 
-FIRST_BUNDLE = 60.0
-"""Seconds from the begin of the command within which the first bundle is to be served."""
+FIRST_BUNDLE, FIRST_EVENTS = 60.0, 500_000
+"""Seconds from the begin of the command within which the first bundle is to be served, for logs of
+up to that many events."""
 PATIENCE = 1.5
-"""Times its estimate that a round may take which is planned for longer."""
+"""Times its estimate that the first round of a larger log may take."""
+RESERVED_SHARE = 3
+"""Part of the limit that the round in haste keeps at most: a busy machine's estimates are high."""
 HASTY = "bundle in haste"
 HASTY_ENDS = 4.0
 """Estimated seconds to evaluate and release it."""
@@ -33,9 +36,12 @@ MODELS = "fit_baselines"
 """Stage that takes nearly as long again when the models are fitted to all events."""
 
 
-def first_limit(one: Round, elapsed: float, left: float) -> float:
+def first_limit(one: Round, num_events: int, elapsed: float, left: float) -> float:
     """Return the seconds that the first round has, of those that are left of the budget."""
-    return min(left, max(FIRST_BUNDLE - elapsed, PATIENCE * one.seconds))
+    limit = FIRST_BUNDLE - elapsed
+    if num_events > FIRST_EVENTS:
+        limit = max(limit, PATIENCE * one.seconds)
+    return min(left, limit)
 
 
 def hasty_round(first: Round) -> Round | None:
@@ -72,7 +78,8 @@ def run_in_time(
     measuring = sum(part.seconds for part in one.parts if part.name == LAST)
     counted = max(1.0, (one.seconds - measuring) / 2)
     outcomes: list[StageOutcome] = []
-    with time_limit(seconds_left() - reserve):
+    left = seconds_left()
+    with time_limit(left - min(reserve, left / RESERVED_SHARE)):
         outcomes += run_stages(stages_between(STAGES[1].name, MODELS), config)
         took = sum(outcome.seconds for outcome in outcomes)
         if took + max(1.0, took / counted) * measuring > seconds_left():

@@ -205,17 +205,15 @@ class Automatic:
             pace = (time.perf_counter() - begin) / max(one.seconds, 1.0)
             self.pace = max(1.0, pace)
             self.say(f"{one.name}: served after {time.perf_counter() - self.begin:,.0f} s")
-            if number == 0 and one.seconds > REPLANNED_FROM and pace < REPLANNED_BELOW:
+            was_quick = one.seconds > REPLANNED_FROM and pace < REPLANNED_BELOW
+            if number == 0 and (was_quick or (one.name == HASTY and is_new)):
                 self.say(f"it took {pace:.0%} of its estimate, so the rest is planned again")
-                self._plan_rest(planned, max(CAUTION * pace, LEAST_PACE))
-            elif one.name == HASTY and is_new:
-                self._plan_rest(planned, self.pace)
+                pace = max(CAUTION * pace if pace < REPLANNED_BELOW else pace, LEAST_PACE)
+                left = self.seconds_left()
+                planned.plan = replanned(planned, self.sources.own, left, pace)
         if refused is not None and planned.finished == 0:
             raise refused
         return outcomes
-
-    def _plan_rest(self, planned: Planned, pace: float) -> None:
-        planned.plan = replanned(planned, self.sources.own, self.seconds_left(), pace)
 
     def _run_whole(
         self, planned: Planned, number: int, run_stages: RunStages
@@ -230,7 +228,8 @@ class Automatic:
         if hasty is None:
             return run_stages(STAGES[1:], self.round_config(one))
         closing = min(CLOSING, CLOSING_SHARE * self.base.auto.seconds)
-        limit = first_limit(one, begin - self.begin, self.seconds_left() - closing)
+        left, elapsed = self.seconds_left() - closing, begin - self.begin
+        limit = first_limit(one, planned.shape.num_events, elapsed, left)
         return run_in_time(
             one,
             self.round_config(one),
