@@ -1,20 +1,14 @@
 """The deadline of the first round: what is served in haste if its models would be late.
 
-Fitting, blending and evaluation may be cut; the release never is. What is popular, and what occurs
-together, is then served first, and the other models wait for the next round.
+All up to the release may be cut. What is popular, and what occurs together, is then served first,
+and the other models wait for the next round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from pipelines.auto.beside import (
-    ENDS,
-    OutOfTimeError,
-    RunStages,
-    stages_between,
-    time_limit,
-)
+from pipelines.auto.beside import ENDS, OutOfTimeError, RunStages, stages_between, time_limit
 from pipelines.auto.first_round import COUNTED, HASTY_USERS
 from pipelines.auto.plan import LAST, SEARCH, PlanPart, Round
 from pipelines.config.run import RunConfig
@@ -25,23 +19,15 @@ from pipelines.stages.list import STAGES
 FIRST_BUNDLE, FIRST_EVENTS = 60.0, 500_000
 """Seconds from the begin of the command within which the first bundle is to be served, for logs of
 up to that many events."""
-PATIENCE = 1.5
-"""Times its estimate that the first round of a larger log may take."""
 RESERVED_SHARE = 3
 """Part of the limit that the round in haste keeps at most: a busy machine's estimates are high."""
-HASTY = "bundle in haste"
-HASTY_ENDS = 4.0
-"""Estimated seconds to evaluate and release it."""
-MODELS = "fit_baselines"
-"""Stage that takes nearly as long again when the models are fitted to all events."""
+HASTY, HASTY_ENDS = "bundle in haste", 4.0
+"""Name of that round, and its estimated seconds to evaluate and release."""
 
 
-def first_limit(one: Round, num_events: int, elapsed: float, left: float) -> float:
+def first_limit(num_events: int, elapsed: float, left: float) -> float:
     """Return the seconds that the first round has, of those that are left of the budget."""
-    limit = FIRST_BUNDLE - elapsed
-    if num_events > FIRST_EVENTS:
-        limit = max(limit, PATIENCE * one.seconds)
-    return min(left, limit)
+    return left if num_events > FIRST_EVENTS else min(left, FIRST_BUNDLE - elapsed)
 
 
 def hasty_round(first: Round) -> Round | None:
@@ -58,31 +44,21 @@ def hasty_round(first: Round) -> Round | None:
 
 
 def run_in_time(
-    one: Round,
-    config: RunConfig,
-    run_stages: RunStages,
-    seconds_left: Callable[[], float],
-    reserve: float,
+    one: Round, config: RunConfig, run_stages: RunStages, left: Callable[[], float], reserve: float
 ) -> list[StageOutcome]:
-    """Run a first round to its bundle.
-
-    Args:
-        seconds_left: To the moment at which it is to be served.
-        reserve: Seconds that the round in haste needs.
+    """Run a first round to its bundle; ``reserve`` of the seconds left are for the one in haste.
 
     Raises:
         OutOfTimeError: It would be late; its release has not begun.
     """
-    release = ENDS[-1]
-    *middle, last = stages_between("train_two_tower", release)
+    names, limit = [stage.name for stage in STAGES], left()
     measuring = sum(part.seconds for part in one.parts if part.name == LAST)
-    counted = max(1.0, (one.seconds - measuring) / 2)
-    outcomes: list[StageOutcome] = []
-    left = seconds_left()
-    with time_limit(left - min(reserve, left / RESERVED_SHARE)):
-        outcomes += run_stages(stages_between(STAGES[1].name, MODELS), config)
+    counted, last = max(1.0, (one.seconds - measuring) / 2), names.index(ENDS[-1])
+    with time_limit(limit - min(reserve, limit / RESERVED_SHARE)):
+        outcomes = run_stages(stages_between(names[1], "fit_baselines"), config)
+        # To fit to all events takes as long again.
         took = sum(outcome.seconds for outcome in outcomes)
-        if took + max(1.0, took / counted) * measuring > seconds_left():
+        if took + max(1.0, took / counted) * measuring > left():
             raise OutOfTimeError
-        outcomes += run_stages(middle, config)
-    return outcomes + run_stages([last, *STAGES[STAGES.index(last) + 1 :]], config)
+        outcomes += run_stages(stages_between("train_two_tower", names[last - 1]), config)
+    return outcomes + run_stages(STAGES[last:], config)

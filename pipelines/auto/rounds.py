@@ -229,21 +229,16 @@ class Automatic:
             return run_stages(STAGES[1:], self.round_config(one))
         closing = min(CLOSING, CLOSING_SHARE * self.base.auto.seconds)
         left, elapsed = self.seconds_left() - closing, begin - self.begin
-        limit = first_limit(one, planned.shape.num_events, elapsed, left)
-        return run_in_time(
-            one,
-            self.round_config(one),
-            run_stages,
-            lambda: limit - (time.perf_counter() - begin),
-            hasty.seconds,
-        )
+        until = begin + first_limit(planned.shape.num_events, elapsed, left)
+        config, reserve = self.round_config(one), hasty.seconds
+        return run_in_time(one, config, run_stages, lambda: until - time.perf_counter(), reserve)
 
     def _in_haste(self, planned: Planned) -> Round:
         """Take a smaller first round, since the planned one would be late."""
-        hasty = hasty_round(planned.plan.rounds[0])
+        first, took = planned.plan.rounds[0], time.perf_counter() - self.begin
+        hasty = hasty_round(first)
         assert hasty is not None
-        after = f"would be late after {time.perf_counter() - self.begin:,.0f} s"
-        note = f"{planned.plan.rounds[0].name}: {after}; what is popular is served until the next"
+        note = f"{first.name}: late after {took:,.0f} s; what is popular is served until the next"
         self.say(note)
         notes = (*planned.plan.notes, note)
         planned.plan = replace(planned.plan, rounds=(hasty,), notes=notes)

@@ -140,7 +140,7 @@ def within_budget(config: RunConfig) -> RunConfig:
     """Bound the sending of an automatic run's records by 4% of its budget; what is late waits."""
     if not config.auto.enabled:
         return config
-    share = max(10.0, 0.04 * config.auto.seconds)
+    share = max(1.0, 0.04 * config.auto.seconds)
     sync_seconds = min(share, config.tracking.sync_seconds)
     return replace(config, tracking=replace(config.tracking, sync_seconds=sync_seconds))
 

@@ -172,12 +172,6 @@ SETS: dict[str, StrangersSet] = {
         names=FRENCH,
         source="amazon-sports",
     ),
-    "instruments-180k": StrangersSet(
-        has="short histories in order, ids alone, many users",
-        make=partial(cut, "amazon-sports", part=(0, 600), keep=("order",)),
-        names={"user": "reviewer", "item": "asin", "order": "position"},
-        source="amazon-sports",
-    ),
     "music": StrangersSet(
         has="drawn: long histories with times, six plays of ten are repeats",
         make=partial(drawn, MUSIC),

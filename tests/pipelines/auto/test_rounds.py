@@ -52,7 +52,7 @@ class Runs:
     def __call__(self, stages: Sequence[Stage], config: RunConfig) -> list[StageOutcome]:
         if all(stage.name != "release" for stage in stages):
             # A round is prepared beside the workspace.
-            return [two_tower_in(8.0)]
+            return [outcome_of("train_two_tower", 8.0)]
         self.epochs.append(config.two_tower_training.max_epochs)
         if config.two_tower_training.max_epochs == self._refused:
             raise RefusedError("worse than what is served")
@@ -134,11 +134,9 @@ def trained_round(limit: float, seconds: float, ends: float) -> Round:
     return Round(name="best", choices={"sequence_training": {"max_seconds": limit}}, parts=parts)
 
 
-def two_tower_in(seconds: float) -> StageOutcome:
-    manifest = Manifest(
-        stage="train_two_tower", inputs={}, config={}, versions={}, rows={}, files={}
-    )
-    return StageOutcome(stage="train_two_tower", skipped=False, seconds=seconds, manifest=manifest)
+def outcome_of(stage: str, seconds: float) -> StageOutcome:
+    manifest = Manifest(stage=stage, inputs={}, config={}, versions={}, rows={}, files={})
+    return StageOutcome(stage=stage, skipped=False, seconds=seconds, manifest=manifest)
 
 
 @pytest.mark.parametrize(("left", "limit"), [(60.0, 21.0), (600.0, 84.0), (40.0, None)])
@@ -149,7 +147,7 @@ def test_a_training_is_shortened_to_what_is_left_before_the_end(sources, left, l
 
     def run_stages(stages: Sequence[Stage], config: RunConfig) -> list[StageOutcome]:
         trained.extend([config] if stages[-1].name == "adapt_domains" else [])
-        return [two_tower_in(8.0)]
+        return [outcome_of("train_two_tower", 8.0)]
 
     rounds = (round_of("a", 1.0), trained_round(84.0, 100.0, 20.0))
     monkeypatch.setattr(
