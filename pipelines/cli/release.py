@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 items_app = typer.Typer(no_args_is_help=True)
-STATES = {"signed": "signed", "unsigned": "unsigned", "not verified": "signed, no key to verify"}
 Version = Annotated[str | None, typer.Argument(help="Version of a bundle; by default the latest.")]
 
 
@@ -107,10 +106,8 @@ def history(run: Run) -> None:
     rows = []
     # The fault of an altered line is printed below the table.
     for decision in (one.decision for one in found if not one.fault):
-        failed = ", ".join(one["name"] for one in decision.failed)
-        why = failed or (decision.words[-1] if decision.words else "")
         forced = " (forced)" if decision.forced else ""
-        rows.append((decision.time, decision.challenger, decision.outcome + forced, why))
+        rows.append((decision.time, decision.challenger, decision.outcome + forced, decision.why))
     print_table(("time", "version", "outcome", "why"), rows, fixed=("time", "version"))
     report_faults(faults)
 
@@ -121,6 +118,8 @@ def explain(run: Run, version: Version = None) -> None:
 
     [bold]Example[/] recsys release explain runs/shop 3f2a9c01b7de
     """
+    from pipelines.engine.decisions import describe_decision
+
     bundles, found, faults = read_verified(run)
     whole = [one for one in found if not one.fault]
     chosen = [one for one in whole if version in (None, one.decision.challenger)]
@@ -130,30 +129,8 @@ def explain(run: Run, version: Version = None) -> None:
         raise ValueError(
             f"there is no decision on {version!r} in {bundles}; there are decisions on: {known}"
         )
-    print_lines(*explain_decision(chosen[-1], bundles))
+    print_lines(*describe_decision(chosen[-1], bundles))
     report_faults(faults)
-
-
-def explain_decision(written: Written, bundles: Path) -> list[str]:
-    """Explain a decision for an operator."""
-    decision = written.decision
-    forced = ", by force" if decision.forced else ""
-    lines = [
-        f"{decision.challenger}: {decision.outcome}{forced} at {decision.time}",
-        f"champion before it: {decision.champion or 'none'}; "
-        f"decision {written.name} ({STATES[written.state]})",
-        "",
-        *decision.words,
-    ]
-    if decision.outcome == "refused":
-        lines += [
-            "",
-            f"The bundle is kept in {bundles / 'refused'} until the next "
-            "refusal. After the cause is repaired, run recsys run. To serve it all the same: "
-            f"recsys release promote {bundles} {decision.challenger} --force",
-        ]
-    passed = [one["name"] for one in decision.verdicts if one["passed"]]
-    return [*lines, "", f"Passed ({len(passed)}): {', '.join(passed)}"] if passed else lines
 
 
 @app.command("append")

@@ -87,6 +87,13 @@ def _code(body: Mapping[str, Any], key: bytes) -> str:
 LOG, HEAD = "releases.jsonl", "releases.head"
 CHAMPION, CHALLENGER = "champion", "challenger"
 ALTERED = "altered"
+STATES = {
+    "signed": "signed",
+    "unsigned": "unsigned",
+    "not verified": "signed, no key to verify",
+    ALTERED: "NOT VALID",
+}
+"""The state of a line, in words."""
 Outcome = Literal[
     "released",
     "kept as challenger",
@@ -134,6 +141,13 @@ class Decision:
         return [one for one in self.verdicts if not one["passed"]]
 
     @property
+    def why(self) -> str:
+        """The checks that failed, or else the last words."""
+        failed = ", ".join(str(one.get("name")) for one in self.verdicts if not one.get("passed"))
+        last = str(self.words[-1]) if self.words else ""
+        return f"failed: {failed}" if failed else last
+
+    @property
     def alias(self) -> str | None:
         """The alias that began to name `version`; None if none was moved."""
         if self.serves is not None and self.outcome in ACTIONS.values():
@@ -157,6 +171,28 @@ class Written:
     digest: str
     fault: str = ""
     """Reason why it cannot be trusted."""
+
+
+def describe_decision(written: Written, bundles: Path) -> list[str]:
+    """Describe a decision for an operator, a line a fact."""
+    decision = written.decision
+    forced = ", by force" if decision.forced else ""
+    lines = [
+        f"{decision.challenger}: {decision.outcome}{forced} at {decision.time}",
+        f"champion before it: {decision.champion or 'none'}; "
+        f"decision {written.name} ({STATES[written.state]})",
+        "",
+        *map(str, decision.words),
+    ]
+    if decision.outcome == "refused":
+        lines += [
+            "",
+            f"The bundle is kept in {bundles / 'refused'} until the next "
+            "refusal. After the cause is repaired, run recsys run. To serve it all the same: "
+            f"recsys release promote {bundles} {decision.challenger} --force",
+        ]
+    passed = [str(one.get("name")) for one in decision.verdicts if one.get("passed")]
+    return [*lines, "", f"Passed ({len(passed)}): {', '.join(passed)}"] if passed else lines
 
 
 def read_lines(bundles: Path) -> list[str]:

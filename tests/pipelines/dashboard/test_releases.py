@@ -69,13 +69,12 @@ def test_a_decision_that_was_altered_is_named_and_not_believed(shop):
     table = block_of(page, Table, "decisions")
     rows = {row[1].text: row for row in table.rows}
     assert [row[1].text for row in table.rows] == ["v4", "v3", "v2", "v1"]
-    assert [rows[name][4] for name in ("v1", "v2", "v4")] == ["NOT VALID", "valid", "valid"]
-    assert rows["v4"][2:4] == ["refused", "the gate of a run"]
-    assert rows["v4"][5:] == ["v2", "failed: catalogue coverage"]
+    assert [rows[name][3] for name in ("v1", "v2", "v4")] == ["NOT VALID", "signed", "signed"]
+    assert rows["v4"][2:] == ["refused", "signed", "v2", "failed: catalogue coverage"]
     section = block_of(page_of(shop, version="v1"), Section, "decision")
     assert [one.kind for one in section.blocks] == ["words"]
     assert section.blocks[0].tone == "bad"
-    assert "cannot be trusted" in section.blocks[0].lines[2]
+    assert "cannot be trusted" in section.blocks[0].lines[0]
 
 
 def test_a_refusal_is_shown_whole_with_what_to_do(shop):
@@ -98,4 +97,4 @@ def test_half_written_files_are_said_and_the_rest_is_shown(shop):
     page = page_of(shop)
     assert any("line 5 is not a decision" in one for one in page.notices)
     row = block_of(page, Table, "decisions").rows[0]
-    assert (row[1].text, row[4]) == ("v9", "NOT VALID")
+    assert (row[1].text, row[3]) == ("v9", "NOT VALID")
