@@ -23,7 +23,8 @@ from pipelines.publishing.promotion import champions
 from pipelines.publishing.released import Released
 from pipelines.publishing.same_queries import answers_file
 from recsys.data.durable import PARTIAL, unused
-from serving.bundle.manifest import ADAPTER_MANIFEST, ADAPTERS, MANIFEST, bundle_directory
+from serving.bundle.manifest import MANIFEST, bundle_directory
+from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS
 
 BUNDLE = "bundle-"
 ADAPTER = "adapter-"

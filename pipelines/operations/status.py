@@ -22,7 +22,8 @@ from pipelines.publishing.promotion import served_version
 from pipelines.publishing.released import Released, released_folder
 from pipelines.tracking.outbox import open_outbox
 from recsys.data.durable import shared
-from serving.bundle.manifest import ADAPTERS, CURRENT, bundle_directory
+from serving.bundle.manifest import CURRENT, bundle_directory
+from serving.bundle.published import ADAPTERS
 
 DAY = timedelta(days=1)
 LATE = 1.5 * DAY

@@ -30,17 +30,8 @@ from recsys.models.adapted import AdaptedRetriever, copy_layers
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from serving.bundle.load import Bundle
-from serving.bundle.manifest import (
-    ADAPTER_MANIFEST,
-    ADAPTERS,
-    CURRENT,
-    FileEntry,
-    Sha256,
-    Verdict,
-    make_read_only,
-    permitted,
-    served_adapters,
-)
+from serving.bundle.manifest import CURRENT, FileEntry, Sha256, Verdict, make_read_only
+from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS, permitted, served_adapters
 
 MAX_DOMAIN = 80
 """Characters of a domain's name, which becomes part of a folder's."""

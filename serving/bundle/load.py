@@ -31,12 +31,13 @@ from serving.bundle.items import ItemData, grown_item_data, load_item_data
 from serving.bundle.manifest import (
     BundleManifest,
     Link,
-    permitted,
     read_chain,
     verify_files,
     vocabulary_digests,
 )
-from serving.bundle.properties import NO_PROPERTIES, PackedMasks, Properties, load_properties
+from serving.bundle.masks import PackedMasks
+from serving.bundle.properties import NO_PROPERTIES, Properties, load_properties
+from serving.bundle.published import permitted
 from serving.bundle.ranker import LoadedRanker, load_ranker
 from serving.bundle.semantic_ids import ItemSemanticIds
 from serving.bundle.users import Users, check_context_features

@@ -21,7 +21,7 @@ from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any
 
-from serving.bundle.manifest import Identity, check_published, identify
+from serving.bundle.published import Identity, check_published, identify
 from serving.log import log
 from serving.metrics import ServerMetrics
 from serving.online.opening import NO_STORE

@@ -15,7 +15,7 @@ from logging import ERROR
 from pathlib import Path
 from typing import Any
 
-from serving.bundle.manifest import Identity
+from serving.bundle.published import Identity
 from serving.log import log
 from serving.server.dispatch import Dispatcher, WorkerLink
 from serving.server.zygote import receive_message, send_message

@@ -13,7 +13,7 @@ from click.testing import Result
 from recsys.layers.lora.linear import digest_of_weights
 from serving.bundle.adapters import models_of, read_registered
 from serving.bundle.load import load_bundle
-from serving.bundle.manifest import served_adapters
+from serving.bundle.published import served_adapters
 from tests.integration.copies import Recsys
 from tests.recsys.testing.world_text import DOMAINS
 from tests.recsys.testing.worlds import WorldConfig, world

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from serving.bundle.manifest import check_published
+from serving.bundle.published import check_published
 from serving.log import log
 from serving.online.opening import open_writer, store_opener
 from serving.online.records import record_of

@@ -30,7 +30,8 @@ from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.retrieval.index_recall import tune_effort
 from serving.arrangement.rules import RuleRows
 from serving.bundle.catalogue import Catalogue
-from serving.bundle.properties import NumberColumn, PackedMasks, Properties, TextColumn
+from serving.bundle.masks import PackedMasks
+from serving.bundle.properties import NumberColumn, Properties, TextColumn
 from serving.exclusions import Exclusions
 from serving.live import LiveState
 from serving.schemas import Request

@@ -18,7 +18,8 @@ from serving.bundle.adapters import (
     write_adapter,
 )
 from serving.bundle.load import load_bundle
-from serving.bundle.manifest import ADAPTER_MANIFEST, publish
+from serving.bundle.manifest import publish
+from serving.bundle.published import ADAPTER_MANIFEST
 from serving.bundle.write import write_bundle
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
