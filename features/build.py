@@ -97,18 +97,16 @@ __all__ = [
     "SplitConfig",
     "build_features",
 ]
-
-
-def write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
 FEATURES_FILE = "features.json"
 """Sizes of all features, for the models that read them."""
 BYTES_OF_DAYS = 12
 """Approximate bytes of an event in the files by day."""
 SCRATCH = ".scratch-preparation"
 """Folder in the artefact for what tasks hand each other; gone when it is built."""
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 @dataclass

@@ -16,6 +16,8 @@ from typing import Protocol, TypeVar
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
+THREADS = "RECSYS_TASK_THREADS"
+"""Variable of the environment by which a cluster says how many threads a task may use."""
 
 
 class Runner(Protocol):
@@ -28,10 +30,6 @@ class Runner(Protocol):
     def __call__(
         self, function: Callable[[Part], Result], tasks: Iterable[Part], /
     ) -> Iterator[Result]: ...
-
-
-THREADS = "RECSYS_TASK_THREADS"
-"""Variable of the environment by which a cluster says how many threads a task may use."""
 
 
 def end_with_the_parent() -> None:

@@ -58,6 +58,8 @@ TimeUnit = Literal["s", "ms", "us"]
 GIVEN = "given"
 """Folder of the sequences: events of one time are in the order in which they were given."""
 SplitKind = Literal["leave_one_out", "global_time", "auto"]
+EARLIEST_YEAR = 1990
+"""Earlier event times are zeros and broken clocks; their rows are quarantined."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +107,6 @@ class SourceConfig(FileFormat):
             raise ValueError(
                 f"time_unit must be one of {get_args(TimeUnit)}, got {self.time_unit!r}"
             )
-
-
-EARLIEST_YEAR = 1990
-"""Earlier event times are zeros and broken clocks; their rows are quarantined."""
 
 
 @dataclass(frozen=True, kw_only=True)

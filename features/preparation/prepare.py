@@ -31,6 +31,11 @@ from features.report import Quarantine
 from features.schema import FilterConfig, SourceConfig
 
 OPTIONAL_TEXTS = ("domain", "session", "request")
+SMALL_BYTES = 32 << 20
+"""Files of fewer bytes in all are one partition."""
+MEMORY_PER_FILE_BYTE = 4
+"""Bytes of a partition's ids: a compressed event takes 7 bytes, one in four has a new id, and that
+takes 100 bytes of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +98,6 @@ def write_texts(texts: pl.Series, path: Path) -> None:
 def read_texts(path: Path) -> pl.Series:
     """Read the texts by code."""
     return pl.read_ipc(path)["id"]
-
-
-SMALL_BYTES = 32 << 20
-"""Files of fewer bytes in all are one partition."""
-MEMORY_PER_FILE_BYTE = 4
-"""Bytes of a partition's ids: a compressed event takes 7 bytes, one in four has a new id, and that
-takes 100 bytes of memory."""
 
 
 def number_of_partitions(source: SourceConfig, workers: int, memory: int) -> int:

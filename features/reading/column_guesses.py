@@ -66,6 +66,12 @@ FILE_WORDS = {
     "users": "user customer member people client kunde",
 }
 """Words in a file's name that tell its table."""
+FIRST_SECOND, LAST_SECOND = 631_152_000, 4_102_444_800  # 1990 to 2100
+READABLE_SHARE = 0.99
+SIX_DIGITS = r"^\s*\d(?:\D*\d){5}"
+"""Digits that every date has; no format is tried on texts without them."""
+DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y%m%d")
+CLOCKS = ("", " %H:%M:%S", " %H:%M", " %I:%M %p", " %I:%M:%S %p")
 
 
 def plain_name(name: str) -> str:
@@ -96,12 +102,6 @@ def kind_of_file(stem: str) -> str | None:
     return None
 
 
-FIRST_SECOND, LAST_SECOND = 631_152_000, 4_102_444_800  # 1990 to 2100
-READABLE_SHARE = 0.99
-SIX_DIGITS = r"^\s*\d(?:\D*\d){5}"
-"""Digits that every date has; no format is tried on texts without them."""
-DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y%m%d")
-CLOCKS = ("", " %H:%M:%S", " %H:%M", " %I:%M %p", " %I:%M:%S %p")
 FORMATS = (*(day + clock for day in DAYS for clock in CLOCKS), "%Y-%m-%d %H:%M:%S UTC")
 
 

@@ -18,6 +18,14 @@ DEFAULT_BUDGET = "15m"
 SECONDS = (3600.0, 60.0, 1.0)
 """Seconds of an hour, a minute and a second."""
 BUDGET_PATTERN = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
+LEAST_BARE_SECONDS = 20.0
+"""Number without a unit from which it is read as seconds; smaller ones are meant as minutes."""
+PAST_DAYS = 120
+"""Days that thresholds are learned from."""
+HISTORY_DAYS = 400
+"""Days before that the first call measures, at most."""
+MIN_PAST = 21
+"""A signal with fewer past deviations raises no alarm."""
 
 
 def read_place(value: object) -> Path | str:
@@ -37,10 +45,6 @@ def read_places(value: object) -> Path | str | tuple[Path | str, ...]:
 
 Place = Annotated[Path | str, PlainValidator(read_place)]
 Places = Annotated[Path | str | tuple[Path | str, ...], PlainValidator(read_places)]
-
-
-LEAST_BARE_SECONDS = 20.0
-"""Number without a unit from which it is read as seconds; smaller ones are meant as minutes."""
 
 
 def budget_seconds(text: str) -> float:
@@ -148,14 +152,6 @@ class UpdatesConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, "updates.", full_every_days=">= 1", held_out_share="(0, 1)")
-
-
-PAST_DAYS = 120
-"""Days that thresholds are learned from."""
-HISTORY_DAYS = 400
-"""Days before that the first call measures, at most."""
-MIN_PAST = 21
-"""A signal with fewer past deviations raises no alarm."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,6 +69,9 @@ from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.training.passes import TrainingConfig as TrainingConfig
 
+SHARED = "shared_training"
+OWN_DATA = "Your data"
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig(RankingConfig):
@@ -279,11 +282,9 @@ class SharedTraining:
     """Keys of every training whose own section does not set them."""
 
 
-SHARED = "shared_training"
 TRAININGS = tuple(
     one.name
     for one in fields(RunConfig)
     if isinstance(one.default_factory, type) and issubclass(one.default_factory, TrainingConfig)
 )
 """Sections that configure a training."""
-OWN_DATA = "Your data"

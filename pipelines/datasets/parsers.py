@@ -15,6 +15,8 @@ Tables = dict[str, pl.DataFrame]
 """``events`` (user_id, item_id, event_type and event_time or sequence_index), ``items`` (item_id,
 title and what else is known), and ``users`` if anything is known of them."""
 RATINGS = ("user_id", "item_id", "rating", "timestamp")
+CLASSICS_BEFORE = 1980
+"""Release year that separates the two domains of MovieLens-100K."""
 
 
 def unix_seconds(column: str) -> pl.Expr:
@@ -28,8 +30,6 @@ GENRES_100K = [
     "Documentary", "Drama", "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance",
     "Sci-Fi", "Thriller", "War", "Western",
 ]  # fmt: skip
-CLASSICS_BEFORE = 1980
-"""Release year that separates the two domains of MovieLens-100K."""
 AGES_1M = {
     "1": "under 18", "18": "18-24", "25": "25-34", "35": "35-44", "45": "45-49", "50": "50-55",
     "56": "56+",

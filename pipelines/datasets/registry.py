@@ -15,6 +15,8 @@ from pathlib import Path
 from pipelines.datasets import parsers
 from pipelines.datasets.parsers import Tables
 
+MOVIELENS_TERMS = "GroupLens: research use, no redistribution, no commercial use"
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileLayout:
@@ -72,7 +74,6 @@ ML_1M_SEQUENCES = FileLayout(
     },
     parse=parsers.movielens_1m_sequences,
 )
-MOVIELENS_TERMS = "GroupLens: research use, no redistribution, no commercial use"
 
 
 def official_movielens(

@@ -31,6 +31,9 @@ from recsys.data.durable import append_line
 KEY, KEY_FILE = "RECSYS_SIGNING_KEY", "RECSYS_SIGNING_KEY_FILE"
 ALGORITHM = "hmac-sha256"
 SIGNATURE = "signature"
+LOG, HEAD = "releases.jsonl", "releases.head"
+CHAMPION, CHALLENGER = "champion", "challenger"
+ALTERED = "altered"
 
 
 class TamperedError(ValueError):
@@ -84,9 +87,6 @@ def _code(body: Mapping[str, Any], key: bytes) -> str:
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
-LOG, HEAD = "releases.jsonl", "releases.head"
-CHAMPION, CHALLENGER = "champion", "challenger"
-ALTERED = "altered"
 STATES = {
     "signed": "signed",
     "unsigned": "unsigned",

@@ -25,16 +25,15 @@ from pipelines.engine.stage import Stage, StageContext
 from pipelines.engine.workspace import Workspace
 from recsys.data.durable import digest_once, write_durably
 
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
+"""Words of torch's errors, on the CPU and on a GPU."""
+
 
 class StageRecorder(Protocol):
     """Keeps each stage that runs as one tracked run (pipelines/tracking/outbox.py)."""
 
     def recording(self, planned: Manifest, artefact: Path) -> AbstractContextManager[RunLog]:
         """Track what happens inside, and what the stage then made; an error fails the run."""
-
-
-OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
-"""Words of torch's errors, on the CPU and on a GPU."""
 
 
 @dataclass(frozen=True)

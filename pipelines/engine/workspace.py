@@ -41,6 +41,12 @@ RELEASED = "released"
 """Folder of the artefacts of released bundles."""
 UPDATE = "update"
 """Folder of increments."""
+LOCK = ".publish.lock"
+"""Held by a process that writes bundles, moves ``current`` or removes bundles."""
+PATIENCE_SECONDS = 60.0
+"""A publisher is done in seconds. One that is not hangs, and who waits for it would hang too."""
+SCHEMA = 1
+"""Version of the layout and of the documents in it that have a ``format``."""
 
 
 def check_writable(folder: Path, what: str, setting: str) -> None:
@@ -227,12 +233,6 @@ def digest_of_config(config: RunConfig) -> str:
     return digest_of_json(table)
 
 
-LOCK = ".publish.lock"
-"""Held by a process that writes bundles, moves ``current`` or removes bundles."""
-PATIENCE_SECONDS = 60.0
-"""A publisher is done in seconds. One that is not hangs, and who waits for it would hang too."""
-
-
 @contextmanager
 def publishing(bundles: Path) -> Iterator[None]:
     """Hold the folder of bundles."""
@@ -247,10 +247,6 @@ def publishing(bundles: Path) -> Iterator[None]:
             )
         with named_in(path):
             yield
-
-
-SCHEMA = 1
-"""Version of the layout and of the documents in it that have a ``format``."""
 
 
 class DailyState:

@@ -18,6 +18,7 @@ from serving.bundle.manifest import CURRENT
 
 MIN_DAYS = 14
 GAP_DAYS = 90
+RECENT_DAYS = 30
 
 
 class Freshness(NamedTuple):
@@ -76,9 +77,6 @@ def judge_age(name: str, title: str, newest: str, age: float, limit: float | Non
         words = f"late: {age:.1f} days old, usual is up to {limit:.1f}"
     rounded = None if limit is None else round(limit, 3)
     return Freshness(name, title, newest, round(age, 3), rounded, alarm, words)
-
-
-RECENT_DAYS = 30
 
 
 def describe_day(

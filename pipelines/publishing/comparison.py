@@ -34,6 +34,9 @@ NUM_BLOCKS = 20
 """Blocks of time with equal numbers of queries."""
 MIN_SLICE_USERS = 100
 """Users without whom a slice shows nothing."""
+MIN_ANSWERS = 200
+CHANCE = 2.6
+"""Standard errors of a difference that one pair of equals in a hundred exceeds."""
 
 
 class Compared(NamedTuple):
@@ -203,9 +206,6 @@ def _percent(share: float) -> str:
 
 
 Metrics = Mapping[str, Mapping[str, float]]
-MIN_ANSWERS = 200
-CHANCE = 2.6
-"""Standard errors of a difference that one pair of equals in a hundred exceeds."""
 
 
 def metric_value(metrics: Metrics, model: str, metric: str) -> float:

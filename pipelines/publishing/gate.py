@@ -54,6 +54,9 @@ MIN_USERS = 20
 WARM_UP = 3
 FAST_ENOUGH_MS = 20.0
 """Below it a list is fast, however fast the champion's are."""
+LOOK = (
+    "looks too good: find out why before it is served. If it is real, raise release.gate.max_gain"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,11 +200,6 @@ def read_once(subject: Subject) -> Iterator[Verdict]:
         share = subject.report.get("duplicates", 0) / rows_in
         why = f"share of the {rows_in} rows read that repeat another; a file was delivered twice"
         yield at_most("duplicated rows", share, subject.config.max_duplicates, why)
-
-
-LOOK = (
-    "looks too good: find out why before it is served. If it is real, raise release.gate.max_gain"
-)
 
 
 def too_good(subject: Subject) -> Iterator[Verdict]:

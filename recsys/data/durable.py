@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import IO, Any
 
 PARTIAL = ".partial-"
+SETTLED_NS = 2_000_000_000
+"""A file that changed later than this before it was hashed may change again within one tick of the
+file system's clock, unseen."""
 
 
 def digest_of_file(path: Path) -> str:
@@ -26,9 +29,6 @@ def digest_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-SETTLED_NS = 2_000_000_000
-"""A file that changed later than this before it was hashed may change again within one tick of the
-file system's clock, unseen."""
 _digests: dict[tuple[int, ...], str] = {}
 
 

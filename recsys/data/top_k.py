@@ -20,6 +20,8 @@ from torch import Tensor
 GROUP = 32
 """Item rows of a group in a fused search: the bits of one mask word."""
 _AnyMemory = c_char * 0
+MAX_COUNTED = 1 << 22
+"""Scores looked at together where ties are settled."""
 
 
 def memory_address(values: NDArray[Any]) -> int:
@@ -128,8 +130,6 @@ class ItemMask:
 
 NO_ROW = -1
 """Stands where a list has fewer than k items; its score is -inf."""
-MAX_COUNTED = 1 << 22
-"""Scores looked at together where ties are settled."""
 
 
 class TopK(NamedTuple):

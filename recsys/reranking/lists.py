@@ -28,6 +28,8 @@ MIN_INFERRED = 3
 MAX_INFERRED = 5
 LEAST_LIFT = 1.5
 """Share of the history over share of the catalogue, from which a category is a topic."""
+SMOOTHING = 0.01
+"""Share of the target in the list's own mix, so that a missing class is finitely bad."""
 
 
 def scale_relevance(scores: NDArray[np.floating]) -> Floats:
@@ -114,10 +116,6 @@ def capped(order: NDArray[np.int64], caps: Caps, k: int) -> NDArray[np.int64]:
             caps.take(place)
             chosen.append(place)
     return np.array(chosen, np.int64)
-
-
-SMOOTHING = 0.01
-"""Share of the target in the list's own mix, so that a missing class is finitely bad."""
 
 
 def calibrated(

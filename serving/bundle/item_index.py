@@ -53,6 +53,8 @@ COMPARED_UP_TO = FaissIndexConfig().flat_max_rows
 Vectors = NDArray[np.float32]
 INDEX_FILE = Path(FOLDER) / "items.faiss"
 ITEM_VECTORS = Path(TWO_TOWER.name) / "item_vectors.npy"
+NUM_QUERIES = 300
+RECALL = "recall@100"
 
 
 def load_item_indexes(
@@ -151,10 +153,6 @@ def grown_retriever(retriever: Retriever, items: ItemCatalogue, delta: Delta) ->
     check_rows(delta.directory, delta.item_vectors.shape, (delta.num_new_items, index.dim))
     index.add(torch.from_numpy(delta.item_vectors))
     return Retriever(model=retriever.model.grown(items), index=index)
-
-
-NUM_QUERIES = 300
-RECALL = "recall@100"
 
 
 def write_indexes(

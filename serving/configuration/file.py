@@ -32,6 +32,9 @@ from pydantic import TypeAdapter, ValidationError
 from serving.configuration.rules import Experiment, Rule
 from serving.surfaces import ALIASES, BUILT_IN, HOME, KINDS, Surface, suggest
 
+MAX_BYTES = 4 << 20
+SHOWN = 80
+
 
 def contradictions(
     surfaces: Mapping[str, Surface], rules: Sequence[Rule], experiments: Sequence[Experiment]
@@ -105,9 +108,7 @@ def list_variants(
                 yield words, arm.overrides.of(surface)
 
 
-MAX_BYTES = 4 << 20
 MAX_TABLES = {"surfaces": 100, "rules": 1_000, "experiments": 100}
-SHOWN = 80
 
 Table = Mapping[str, Any]
 Part = TypeVar("Part", Rule, Experiment, Surface)

@@ -37,6 +37,7 @@ from serving.surfaces import (
 ALWAYS = (-math.inf, math.inf)
 Span = tuple[float, float]
 """Unix seconds: the first is in it, the last is not."""
+MAX_ITEMS = 10_000
 
 
 def _with_offset(moment: datetime) -> datetime:
@@ -121,7 +122,6 @@ class Period:
         return _share(self.surfaces, other.surfaces) and overlap(self.span, other.span)
 
 
-MAX_ITEMS = 10_000
 RuleKind = Literal["pin", "boost", "bury", "hide"]
 
 

@@ -23,6 +23,9 @@ import numpy as np
 
 from recsys.evaluation.off_policy.logs import Floats, Integers, Mask
 
+STRENGTH = 5.0
+"""Expected rewards that an item's own count for as much as the average."""
+
 
 class Estimate(NamedTuple):
     """A value, and what its interval is made from."""
@@ -93,10 +96,6 @@ def _check(rewards: Floats, **others: Floats) -> None:
         if not np.isfinite(values).all():
             at = np.argwhere(~np.isfinite(values))[0].tolist()
             raise ValueError(f"{name} must be finite, got {values[tuple(at)]} at {at}")
-
-
-STRENGTH = 5.0
-"""Expected rewards that an item's own count for as much as the average."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

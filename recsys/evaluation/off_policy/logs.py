@@ -20,6 +20,15 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+QUANTILES = (0.5, 0.9, 0.99, 0.999)
+FEW, SOME = 50.0, 400.0
+"""Effective lists below which an estimate is refused, and doubted."""
+LOST, WARNED = 0.2, 0.05
+"""Distance of the mean weight from 1, beyond its error, that refuses and doubts an estimate."""
+ALONE, HEAVY = 0.2, 0.05
+"""Share of all weight on one list that refuses and doubts an estimate."""
+ERRORS = 4.0
+"""Standard errors that the mean weight is allowed to stray."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,17 +105,6 @@ class LoggedLists:
 def cascade(log: LoggedLists) -> Floats:
     """Weigh each slot by the items down to it, [n, K]."""
     return log.slot_weights.cumprod(1)
-
-
-QUANTILES = (0.5, 0.9, 0.99, 0.999)
-FEW, SOME = 50.0, 400.0
-"""Effective lists below which an estimate is refused, and doubted."""
-LOST, WARNED = 0.2, 0.05
-"""Distance of the mean weight from 1, beyond its error, that refuses and doubts an estimate."""
-ALONE, HEAVY = 0.2, 0.05
-"""Share of all weight on one list that refuses and doubts an estimate."""
-ERRORS = 4.0
-"""Standard errors that the mean weight is allowed to stray."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,15 @@ LEAST_ALIKE = 0.3
 """Cosine of the runs of two words below which they are not alike."""
 MAX_ALIKE = 20
 """Most words that are alike to one."""
+MIN_CORRECTED = 4
+"""Characters of the shortest word that is corrected alone; a shorter one could be any word."""
+MIN_WITH_OTHERS = 3
+"""The same where other words of the query tell which word is meant."""
+LONG_WORD = 8
+"""Length of a word from which two typos are corrected."""
+MAX_OPTIONS = 16
+SHORTEST_PART = 3
+"""Letters of the shortest word that a longer one is cut into."""
 
 
 class WordIndex:
@@ -169,17 +178,6 @@ class WordIndex:
             return cls(None, num_item_rows or 1)
         index = _library().BM25.load(str(directory), load_corpus=False, show_progress=False)
         return cls(index, num_item_rows or index.scores["num_docs"]).warm()
-
-
-MIN_CORRECTED = 4
-"""Characters of the shortest word that is corrected alone; a shorter one could be any word."""
-MIN_WITH_OTHERS = 3
-"""The same where other words of the query tell which word is meant."""
-LONG_WORD = 8
-"""Length of a word from which two typos are corrected."""
-MAX_OPTIONS = 16
-SHORTEST_PART = 3
-"""Letters of the shortest word that a longer one is cut into."""
 
 
 class Spelling:
