@@ -7,8 +7,8 @@
 
 ``build_features`` writes into a folder that its caller makes and publishes. Events are never in
 memory all at once; arrays per user or per item are. What is done for each partition of the files,
-range of users or day is a task of its own, which a ``Runner`` runs in threads here or on other
-machines; the artefact's bytes depend on neither the runner nor the number of partitions.
+range of users or day is a task of its own, several run in threads at a time; the artefact's bytes
+do not depend on the number of partitions.
 
 Axes: U user ranks, I item ranks (ids before anything is dropped).
 """
@@ -32,7 +32,7 @@ from features.days import MICROS_PER_DAY, write_days
 from features.encoding import extended, find_rows, read_vocabulary, write_vocabulary
 from features.events import as_text
 from features.ingest import OPTIONAL_FIELDS, open_events, record_dtype
-from features.parallel import Runner, in_order
+from features.parallel import in_order
 from features.people import APPLIED, FORGOTTEN, ForgottenUsers, read_applied
 from features.point_in_time import FEATURES
 from features.preparation.ids import (
@@ -170,21 +170,10 @@ class KeptEvents:
 class _Build:
     """State of one build; its methods run in the order in which ``build_features`` calls them."""
 
-    def __init__(
-        self,
-        config: FeaturesConfig,
-        out: Path,
-        scratch: Path,
-        run: Runner,
-        *,
-        workers: int,
-        memory: int,
-    ) -> None:
+    def __init__(self, config: FeaturesConfig, out: Path, scratch: Path, memory: int) -> None:
         self.config = config
         self.out = out
         self.scratch = scratch
-        self.run = run
-        self.workers = workers
         self.memory = memory
         self.report = FeaturesReport()
         self.quarantine = Quarantine(out / "quarantine")
@@ -244,7 +233,7 @@ class _Build:
         fields = tuple(name for name, one in OPTIONAL_FIELDS.items() if one.column in present)
 
         def tasks(source: SourceConfig, first: int, **more: Any) -> list[PrepareTask]:
-            number = config.file_groups or number_of_partitions(source, self.workers, self.memory)
+            number = config.file_groups or number_of_partitions(source, self.memory)
             return [
                 PrepareTask(
                     source=part, filters=config.filters, fields=fields, now=now,
@@ -254,14 +243,14 @@ class _Build:
                 for place, part in enumerate(divide_files(source, number), first)
             ]  # fmt: skip
 
-        parts = list(self.run(prepare_partition, tasks(config.events, 0)))
+        parts = list(in_order(prepare_partition, tasks(config.events, 0)))
         if online is not None:
             ids, known = self._catalogue_ids(), None
             if ids is not None:
                 known = self.scratch / "known_items.ipc"
                 known_items(parts, ids, known)
             behind = tasks(online, len(parts), online=True, known_items=known)
-            parts += self.run(prepare_partition, behind)
+            parts += in_order(prepare_partition, behind)
         return parts
 
     def _check_room(self, parts: list[Prepared]) -> None:
@@ -309,17 +298,17 @@ class _Build:
             for name in ("user", "item")
         )
         paths = {"user": users.path, "item": items.path}
-        for _ in self.run(partial(rank_partition, ids=paths), parts):
+        for _ in in_order(partial(rank_partition, ids=paths), parts):
             pass
-        ranged = ranges(parts, ingested.codes, len(users.ids), scratch / "ranged", self.run)
+        ranged = ranges(parts, ingested.codes, len(users.ids), scratch / "ranged")
         # A file that is written over needs no new pages.
         (parts[0].folder / "records").replace(scratch / "ordered")
         for part in parts[1:]:
             (part.folder / "records").unlink()
         cap = self.config.filters.max_user_events
         num_users, num_items = len(users.ids), len(items.ids)
-        ordered = order_events(ranged, num_users, num_items, cap, scratch / "ordered", self.run)
-        core = ordered.core(self.config.filters, scratch, self.run)
+        ordered = order_events(ranged, num_users, num_items, cap, scratch / "ordered")
+        core = ordered.core(self.config.filters, scratch)
         report = self.report
         report.duplicates = ordered.num_duplicates
         report.over_user_cap = ordered.num_over_cap
@@ -371,7 +360,7 @@ class _Build:
             type_rows=type_rows if reads_types and len(types) > 1 else type_rows[:0],
         )
         self.written = write_all_sequences(
-            events.ordered.ranges, events.places(), events.rows, files, self.first_day, self.run
+            events.ordered.ranges, events.places(), events.rows, files, self.first_day
         )
         codes = frozenset[int]().union(*(one.type_codes for one in self.written))
         several = previous is not None or len(codes) > 1
@@ -432,7 +421,7 @@ class _Build:
         # The ranges as they were before they were sorted are not needed any more.
         target, directory = self.scratch / "ranged", self.out / "events"
         ordered = events.ordered.ranges
-        write_days(ordered, events.rows, counts, self.first_day, texts, target, directory, self.run)
+        write_days(ordered, events.rows, counts, self.first_day, texts, target, directory)
 
     def _catalogue_only(self, items: pl.DataFrame) -> pl.DataFrame:
         """Return the catalogue items that can be recommended without an event."""
@@ -498,14 +487,7 @@ def as_iso(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def build_features(
-    config: FeaturesConfig,
-    out: Path,
-    *,
-    run: Runner = in_order,
-    workers: int = 1,
-    memory: int = 8 << 30,
-) -> FeaturesReport:
+def build_features(config: FeaturesConfig, out: Path, *, memory: int = 8 << 30) -> FeaturesReport:
     """Build the whole artefact in ``out``, an empty folder."""
     out.mkdir(parents=True, exist_ok=True)
     scratch = out / SCRATCH
@@ -513,7 +495,7 @@ def build_features(
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     try:
-        build = _Build(config, out, scratch, run, workers=workers, memory=memory)
+        build = _Build(config, out, scratch, memory)
         ingested = build.read()
         events = build.order(ingested)
         build.write_sequences(events, ingested.texts)

@@ -18,7 +18,7 @@ import polars as pl
 from features.encoding import MISSING
 from features.events import MICROS
 from features.ingest import NO_SEQUENCE, NO_SLOT, OPTIONAL_FIELDS, ORDER, record_dtype
-from features.parallel import Runner
+from features.parallel import in_order
 from features.preparation.ids import TextColumns
 from features.preparation.ranges import RowFiles, UserRange
 from features.records import SLICE_RECORDS, RecordFile, Records, Rows, partition
@@ -102,7 +102,6 @@ def write_days(
     texts: TextColumns,
     scratch: Path,
     directory: Path,
-    run: Runner,
 ) -> None:
     """Write events/day=YYYY-MM-DD/part-*.parquet, within a day by user and moment.
 
@@ -118,12 +117,12 @@ def write_days(
     for one, counts in zip(ranges, padded, strict=True):
         shares.append(DayShare(one, counts, cursor))
         cursor = cursor + counts
-    for _ in run(partial(place_days, rows=rows, first_day=first_day, path=scratch), shares):
+    for _ in in_order(partial(place_days, rows=rows, first_day=first_day, path=scratch), shares):
         pass
     days = []
     for day in np.flatnonzero(totals).tolist():
         name = _EPOCH + timedelta(days=first_day + day) if "time" in fields else "unknown"
         events = UserRange(scratch, fields, int(bounds[day]), int(bounds[day + 1]), 0, 0)
         days.append((events, directory / f"day={name}"))
-    for _ in run(partial(write_day, texts=texts), days):
+    for _ in in_order(partial(write_day, texts=texts), days):
         pass

@@ -12,24 +12,10 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
-THREADS = "RECSYS_TASK_THREADS"
-"""Variable of the environment by which a cluster says how many threads a task may use."""
-
-
-class Runner(Protocol):
-    """Applies a function to tasks, here or elsewhere, and hands the results back in order.
-
-    The functions are those of modules and the tasks plain values, so that both can be sent to other
-    processes. What a task writes depends on the task alone: one that is run twice writes the same.
-    """
-
-    def __call__(
-        self, function: Callable[[Part], Result], tasks: Iterable[Part], /
-    ) -> Iterator[Result]: ...
 
 
 def end_with_the_parent() -> None:
@@ -41,8 +27,6 @@ def end_with_the_parent() -> None:
 
 def num_cores() -> int:
     """Count the cores that this process may use, at most 8."""
-    if given := os.environ.get(THREADS):
-        return max(1, int(given))
     return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4)
 
 

@@ -7,7 +7,7 @@
         quarantine/part-*.parquet
 
 A partition is some files of the events, whole ones, in their order. Partitions are prepared apart
-from each other, on any machine that sees their files and FOLDER.
+from each other.
 """
 
 from __future__ import annotations
@@ -100,16 +100,16 @@ def read_texts(path: Path) -> pl.Series:
     return pl.read_ipc(path)["id"]
 
 
-def number_of_partitions(source: SourceConfig, workers: int, memory: int) -> int:
+def number_of_partitions(source: SourceConfig, memory: int) -> int:
     """Choose how many partitions to make of a source.
 
     Threads share one, which needs no merging of ids, as long as its ids fit.
     """
     size = sum(path.stat().st_size for path in source.paths)
     needed = 2 * size * MEMORY_PER_FILE_BYTE
-    if size < SMALL_BYTES or (workers == 1 and needed <= memory):
+    if size < SMALL_BYTES or needed <= memory:
         return 1
-    return max(workers, -(-max(workers, num_cores()) * needed // memory))
+    return -(-num_cores() * needed // memory)
 
 
 def divide_files(source: SourceConfig, number: int) -> list[SourceConfig]:

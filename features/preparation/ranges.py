@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from features.counts import Core, k_core
 from features.histories import in_given_order
 from features.ingest import record_dtype
-from features.parallel import Runner
+from features.parallel import in_order
 from features.preparation.ids import CodesOfAll, counts_by_rank, read_ranks
 from features.preparation.prepare import Prepared
 from features.records import RecordFile, Records, Rows, compressed, partition
@@ -101,7 +101,7 @@ class UserRange:
 
 
 def ranges(
-    parts: Sequence[Prepared], codes: Sequence[CodesOfAll], num_users: int, path: Path, run: Runner
+    parts: Sequence[Prepared], codes: Sequence[CodesOfAll], num_users: int, path: Path
 ) -> list[UserRange]:
     """Bring all partitions' records into ranges of users, in a file."""
     of_parts = [counts_by_rank(part, num_users) for part in parts]
@@ -113,7 +113,7 @@ def ranges(
         sizes = np.add.reduceat(own, cuts[:-1])
         shares.append(RangeShare(part, codes_of_part, sizes, cursor))
         cursor = cursor + sizes
-    for _ in run(partial(place_partition, cuts=cuts, path=path), shares):
+    for _ in in_order(partial(place_partition, cuts=cuts, path=path), shares):
         pass
     return [
         UserRange(path, parts[0].fields, int(start), int(end), int(first), int(last))
@@ -169,7 +169,7 @@ class OrderedEvents:
     def length(self) -> int:
         return int(self.user_counts.sum())
 
-    def core(self, filters: FilterConfig, scratch: Path, run: Runner) -> Core:
+    def core(self, filters: FilterConfig, scratch: Path) -> Core:
         """Find the users and items that have enough events."""
 
         def count(users: NDArray[np.bool_], items: NDArray[np.bool_]) -> tuple[Rows, Rows]:
@@ -178,7 +178,7 @@ class OrderedEvents:
                 np.save(path, mask)
             task = partial(count_range, users=paths[0], items=paths[1], num_items=len(items))
             of_users, of_items = np.zeros(len(users), np.int64), np.zeros(len(items), np.int64)
-            for one, counts in zip(self.ranges, run(task, self.ranges), strict=True):
+            for one, counts in zip(self.ranges, in_order(task, self.ranges), strict=True):
                 of_users[one.first_user : one.last_user] = counts[0]
                 of_items += counts[1]
             return of_users, of_items
@@ -188,16 +188,11 @@ class OrderedEvents:
 
 
 def order_events(
-    given: Sequence[UserRange],
-    num_users: int,
-    num_items: int,
-    cap: int | None,
-    path: Path,
-    run: Runner,
+    given: Sequence[UserRange], num_users: int, num_items: int, cap: int | None, path: Path
 ) -> OrderedEvents:
     """Sort all events into histories, without repetitions and beyond no user's cap."""
     events = OrderedEvents([], np.zeros(num_users, np.int64), np.zeros(num_items, np.int64), 0, 0)
-    for part in run(partial(order_range, num_items=num_items, cap=cap, path=path), given):
+    for part in in_order(partial(order_range, num_items=num_items, cap=cap, path=path), given):
         events.ranges.append(part.range)
         events.user_counts[part.range.first_user : part.range.last_user] = part.user_counts
         events.item_counts += part.item_counts

@@ -14,7 +14,7 @@ import numpy as np
 
 from features.events import MICROS
 from features.histories import NpyFile, sequence_part
-from features.parallel import Runner
+from features.parallel import in_order
 from features.point_in_time import FEATURES, Feature
 from features.preparation.ranges import RowFiles, UserRange
 from features.records import Rows
@@ -96,10 +96,9 @@ def write_all_sequences(
     rows: RowFiles,
     files: SequenceFiles,
     first_day: int,
-    run: Runner,
 ) -> list[WrittenSequences]:
     """Write all histories; places are those of the first kept event of each range."""
     for file in files.files().values():
         file.create()
     task = partial(write_sequences, rows=rows, files=files, first_day=first_day)
-    return list(run(task, zip(ranges, places, strict=True)))
+    return list(in_order(task, zip(ranges, places, strict=True)))

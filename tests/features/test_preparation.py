@@ -13,7 +13,7 @@ import pytest
 
 from features.build import SCRATCH, FeaturesConfig, FilterConfig, SourceConfig, build_features
 from features.parallel import in_order
-from features.preparation import prepare
+from features.preparation import prepare, ranges
 from features.preparation.prepare import number_of_partitions
 from features.preparation.ranges import place_partition
 from features.records import RecordFile
@@ -123,14 +123,17 @@ def test_events_collected_online_are_checked_against_all_partitions(
     assert report.quarantined[spam] == 33
 
 
-def test_a_partition_that_is_gone_midway_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_partition_that_is_gone_midway_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def losing(function: Callable, tasks: Iterable) -> Iterator:
         if getattr(function, "func", None) is place_partition:
             (tmp_path / SCRATCH / "partition-00002" / "records").unlink()
         return in_order(function, tasks)
 
+    monkeypatch.setattr(ranges, "in_order", losing)
     with pytest.raises(ValueError, match=r"partition-00002/records is missing: .* run the stage"):
-        build_features(configured(folder, file_groups=4), tmp_path, run=losing)
+        build_features(configured(folder, file_groups=4), tmp_path)
     assert not (tmp_path / SCRATCH).exists()
     assert not (tmp_path / "report.json").exists()
 
@@ -160,13 +163,12 @@ def test_the_number_of_partitions_follows_size_and_memory(
 ) -> None:
     (tmp_path / "events.csv").write_bytes(b"x" * 1_000)
     source = SourceConfig(paths=(tmp_path / "events.csv",))
-    assert number_of_partitions(source, workers=8, memory=1) == 1
+    assert number_of_partitions(source, memory=1) == 1
     monkeypatch.setattr(prepare, "SMALL_BYTES", 100)
     monkeypatch.setattr(prepare, "num_cores", lambda: 2)
-    assert number_of_partitions(source, workers=1, memory=8_000) == 1
-    assert number_of_partitions(source, workers=8, memory=10**9) == 8
+    assert number_of_partitions(source, memory=8_000) == 1
     # 2 threads at a time, of 1,000 * 4 / 4 bytes of ids each: half of 4,000 bytes of memory.
-    assert number_of_partitions(source, workers=1, memory=4_000) == 4
+    assert number_of_partitions(source, memory=4_000) == 4
 
 
 @pytest.mark.parametrize("cap", [None, 50])

@@ -88,7 +88,7 @@ def test_parts_that_do_not_fit_are_refused_and_leave_nothing(parts, tmp_path):
         )
 
 
-@pytest.mark.parametrize("folder", ["sequence", "generative"])
+@pytest.mark.parametrize("folder", ["two_tower", "sequence", "generative"])
 def test_model_with_nan_is_refused(bundles_dir, reseal, folder):
     from safetensors.torch import load_file, save_file
 

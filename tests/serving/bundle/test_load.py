@@ -108,21 +108,6 @@ def test_array_that_does_not_fit_is_refused_by_name(bundles_dir, reseal, name, a
         load_bundle(directory)
 
 
-def test_model_with_nan_is_refused(bundles_dir, reseal):
-    from safetensors.torch import load_file, save_file
-
-    path = bundles_dir / "bundle-v1" / "two_tower" / "two_tower.safetensors"
-    state = load_file(path)
-    name = next(name for name in state if name.endswith("embedding_bags.item.weight"))
-    state[name][3] = torch.nan
-    save_file(state, path)
-    reseal(bundles_dir / "bundle-v1")
-    with pytest.raises(
-        ValueError, match="two_tower of the bundle cannot be used: its item vectors"
-    ):
-        load_bundle(bundles_dir / "current")
-
-
 def test_a_bundle_loads_without_torchrec_and_the_compiler(released):
     """Importing them takes longer than all else of a start."""
     code = """

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import functools
 import os
 import socket
 import threading
@@ -17,6 +16,7 @@ from serving.server import request_log as front_end
 from serving.server.request_log import RequestLog
 from tests.serving.online import test_contract
 from tests.serving.online.test_contract import T0, lists_of
+from tests.serving.online.test_writer import in_a_loop
 
 
 def record(number):
@@ -24,14 +24,6 @@ def record(number):
     made = test_contract.record(number)
     columns = {"request_id": made.request_id, "unix_ms": made.time_ms, "user_id": made.user_id}
     return made._replace(document=orjson.dumps({**columns, "items": []}))
-
-
-def in_a_loop(test):
-    @functools.wraps(test)
-    def run(**fixtures):
-        asyncio.run(asyncio.wait_for(test(**fixtures), 60))
-
-    return run
 
 
 class Failing(SqliteStore):
