@@ -34,6 +34,7 @@ ELSEWHERE = {
     "recsys release adapt": "tests/pipelines/adapters; needs domains",
     "recsys data init postgresql": "tests/pipelines/inputs/test_databases.py",
     "recsys items sync runs/shop postgresql": "tests/pipelines/publishing/test_sync_items.py",
+    "recsys events consume": "tests/pipelines/inputs/test_kafka_events.py",
     "recsys registry pull": "tests/pipelines/tracking; needs a registry",
     "recsys serve /srv/bundles": "goes with registry pull",
     "recsys monitor": "tests/year; needs ingested days",
