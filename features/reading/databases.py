@@ -5,6 +5,7 @@
     duckdb:shop.duckdb#main.orders
     delta:s3://lake/orders#select customer, sku, bought_at from orders
     iceberg:lake/shop.orders
+    s3://lake/orders/*.parquet#select customer, sku, bought_at from orders
 
 An address is stored and shown, so it has no password: libpq takes it from PGPASSWORD or ~/.pgpass.
 """
@@ -31,8 +32,11 @@ DRIVERS = {
     "delta": "deltalake",
     "iceberg": "pyiceberg.catalog",
 }
-LAKES = ("delta", "iceberg")
+STORES = {"s3", "gs", "az"}
+"""Object stores, whose files Polars reads; it finds the credentials in the environment."""
+LAKES = {"delta", "iceberg", *STORES}
 """Tables of a lake, which Polars reads and queries; their packages find the credentials."""
+READERS = {".parquet": "scan_parquet", ".csv": "scan_csv", ".jsonl": "scan_ndjson"}
 SESSION = ("transaction read only", "time zone 'UTC'", "synchronize_seqscans = off")
 """Settings of PostgreSQL. A scan that starts within a table would give each snapshot an order."""
 FETCHED_ROWS = 100_000
@@ -91,11 +95,18 @@ class DatabaseTable:
                     "the address of a database is postgresql://USER@HOST:PORT/DATABASE#TABLE, "
                     "without a password: set PGPASSWORD"
                 )
+        elif kind in STORES:
+            path = place
+            if "@" in place or Path(place).suffix not in READERS:
+                raise ValueError(
+                    f"the address of files is {kind}://BUCKET/PATH that ends with one of "
+                    f"{', '.join(READERS)}, without a password: set the variables of the store"
+                )
         elif kind not in DRIVERS or not path:
             raise ValueError(
                 f"{kind}: is no database that can be read; name postgresql://USER@HOST/DATABASE, "
-                "sqlite:FILE, duckdb:FILE, delta:FOLDER or iceberg:CATALOG/NAMESPACE.TABLE (files "
-                "in an object store: data.partitions)"
+                "sqlite:FILE, duckdb:FILE, delta:FOLDER, iceberg:CATALOG/NAMESPACE.TABLE, or "
+                "s3://BUCKET/FILES (also gs, az)"
             )
         query = fragment.strip().rstrip(";")
         if kind in LAKES:
@@ -134,6 +145,8 @@ class DatabaseTable:
         return found
 
     def _select(self, query: str) -> pl.DataFrame:
+        if self.kind in STORES:
+            return _query_lake(self.kind, self.place, query)
         try:
             driver = import_module(DRIVERS[self.kind])
         except ImportError as error:
@@ -161,18 +174,24 @@ class DatabaseTable:
 def _lake_name(place: str) -> str:
     """Return the name of a lake's table in queries: its folder, or its name in the catalog."""
     *folders, name = place.rstrip("/").split("/")
+    if Path(name).suffix in READERS:
+        name = name.partition(".")[0] if "*" not in name else folders[-1]
     name = folders[-2] if name.endswith(".json") and len(folders) > 1 else name
     return re.sub(r"\W", "_", name.rpartition(".")[2])
 
 
 def _query_lake(kind: str, place: str, query: str) -> pl.DataFrame:
-    """Query a Delta table by its folder, or an Iceberg one by its metadata or catalog."""
+    """Query files, a Delta table by its folder, or an Iceberg one by metadata or catalog."""
     import polars as pl
 
     # Polars would warn that its own planner is not installed.
     os.environ.setdefault("POLARS_ICEBERG_PLANNER", "pyiceberg")
     try:
-        if kind == "delta":
+        if kind in STORES:
+            # Ids of digits in a CSV stay texts.
+            options = {"infer_schema": False} if place.endswith(".csv") else {}
+            table = getattr(pl, READERS[Path(place).suffix])(place, **options)
+        elif kind == "delta":
             table = pl.scan_delta(place)
         elif place.endswith(".json"):
             table = pl.scan_iceberg(place)
@@ -184,8 +203,9 @@ def _query_lake(kind: str, place: str, query: str) -> pl.DataFrame:
     # Each package, and Polars, has errors of its own.
     except Exception as error:
         text = masked(str(error).strip().partition("\n")[0])
+        where = place if kind in STORES else f"{kind}:{place}"
         raise ValueError(
-            f"{kind}:{place} cannot be read: {text}; check the address, and the query, whose table "
+            f"{where} cannot be read: {text}; check the address, and the query, whose table "
             f"is {_lake_name(place)}"
         ) from None
 

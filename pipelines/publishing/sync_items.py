@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from features.reading.databases import DatabaseTable, is_database
+from features.reading.databases import DatabaseTable, is_address
 from pipelines.publishing.append_items import bundle_source, read_items
 from recsys.data.durable import replace_file
 from serving.bundle.arrays import Numbers
@@ -81,7 +81,7 @@ def sync(source: str, bundle: Bundle) -> Synced:
 
 
 def _read(source: str, bundle: Bundle) -> pl.DataFrame:
-    if not is_database(source):
+    if not is_address(source):
         return read_items(bundle_source(bundle, Path(source)))
     table = DatabaseTable.parse(source)
     with tempfile.TemporaryDirectory() as folder:

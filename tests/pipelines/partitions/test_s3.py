@@ -1,15 +1,23 @@
-"""Partitions in an object store, behind a real S3 server on loopback."""
+"""Events in an object store: a real S3 server on loopback, and a double of Google's."""
 
+import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
+import polars as pl
 import pytest
 from moto.server import ThreadedMotoServer
 
+from features.reading.databases import DatabaseTable
 from pipelines.config.run import DataConfig, RunConfig
+from pipelines.datasets.init_file import write_config
+from pipelines.inputs.snapshots import with_snapshots
 from pipelines.partitions.ingest import ingest
 from pipelines.partitions.manifest import PartitionsManifest
-from pipelines.presets.resolve import with_dataset
+from pipelines.presets.resolve import resolve, with_dataset
 
 FIRST = 1_767_225_600
 """2026-01-01, Unix seconds."""
@@ -72,3 +80,92 @@ def test_days_in_a_bucket_arrive_once_are_corrected_and_stay_when_it_is_gone(tmp
     with pytest.raises(ValueError, match=r"cannot list s3://no-such-bucket/events"):
         ingest(gone)
     assert len(with_dataset(config).data.event_paths()) == 3
+
+
+class GoogleStorage(BaseHTTPRequestHandler):
+    """Lists and reads the files of one bucket, as Google's XML interface does."""
+
+    files: dict[str, bytes]
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        name = path.replace("%2F", "/").replace("%2E", ".").removeprefix("/shop/")
+        if query:
+            keys = "".join(
+                f"<Contents><Key>{one}</Key><Size>{len(data)}</Size><ETag>1</ETag>"
+                "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+                for one, data in self.files.items()
+            )
+            self._send(200, f"<ListBucketResult>{keys}</ListBucketResult>".encode())
+        elif name not in self.files:
+            self._send(404, b"")
+        else:
+            data = self.files[name]
+            begin, _, end = self.headers.get("Range", "bytes=0-")[6:].partition("-")
+            first = int(begin) if begin else max(0, len(data) - int(end))
+            last = min(int(end), len(data) - 1) if begin and end else len(data) - 1
+            whole = f"bytes {first}-{last}/{len(data)}"
+            self._send(206, data[first : last + 1], {"Content-Range": whole})
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _send(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        times = {"Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "ETag": "1"}
+        for name, value in {**times, "Content-Length": str(len(data)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
+    """Files of a bucket behind a server, to which the key of a service account points."""
+    files: dict[str, bytes] = {}
+    handler = type("Handler", (GoogleStorage,), {"files": files})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    account = {"gcs_base_url": f"http://127.0.0.1:{server.server_port}", "disable_oauth": True}
+    account |= {"client_email": "", "private_key": "", "private_key_id": ""}
+    (tmp_path / "key.json").write_text(json.dumps(account))
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "key.json"))
+    pl.Config.set_default_credential_provider(None)
+    yield files
+    pl.Config.set_default_credential_provider("auto")
+    server.shutdown()
+    server.server_close()
+
+
+def test_files_of_google_storage_are_read_by_their_address(google, tmp_path):
+    days = [pl.read_csv(day_text(day).encode()) for day in (1, 2)]
+    for day, table in enumerate(days):
+        table.write_parquet(tmp_path / "one.parquet")
+        google[f"orders/{day}.parquet"] = (tmp_path / "one.parquet").read_bytes()
+    address = "gs://shop/orders/*.parquet"
+    found = write_config([address], tmp_path / "shop.toml", force=False)
+    assert found["events"].columns["user_id"] == "user_id"
+    kept = with_snapshots(resolve(tmp_path / "shop.toml", workspace=tmp_path / "run"))
+    assert pl.read_parquet(kept.data.events).equals(pl.concat(days))
+    chosen = DatabaseTable.parse(f"{address}#select user_id from orders where item_id = 'i0'")
+    assert chosen.read().height == 4
+    with pytest.raises(ValueError, match=r"gs://shop/gone\.parquet cannot be read"):
+        DatabaseTable.parse("gs://shop/gone.parquet").read()
+
+
+@pytest.mark.usefixtures("server")
+def test_files_of_s3_are_read_by_their_address_and_ids_of_digits_stay_texts(monkeypatch):
+    import s3fs
+
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    s3fs.S3FileSystem().pipe("shop/orders.csv", b"user_id,item_id\n007,i1\n")
+    table = DatabaseTable.parse("s3://shop/orders.csv")
+    assert (table.name, table.read().rows()) == ("orders", [("007", "i1")])
+    for wrong in ("s3://key:geheim@shop/orders.csv", "s3://shop/orders.xlsx"):
+        with pytest.raises(ValueError, match="without a password") as refused:
+            DatabaseTable.parse(wrong)
+        assert "geheim" not in str(refused.value)
