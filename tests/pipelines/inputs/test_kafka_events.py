@@ -37,7 +37,6 @@ NAMES = ("customer=user_id", "paid=purchase")
 QUICK = {
     "RECSYS_KAFKA_SESSION_TIMEOUT_MS": "6000",
     "RECSYS_KAFKA_HEARTBEAT_INTERVAL_MS": "100",
-    "RECSYS_KAFKA_TOPIC_METADATA_REFRESH_INTERVAL_MS": "500",
     "RECSYS_KAFKA_RECONNECT_BACKOFF_MAX_MS": "500",
 }
 
@@ -62,15 +61,11 @@ def servers() -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def topic(servers: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new topic, as its address."""
     for name, value in QUICK.items():
         monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def topic(servers: str) -> str:
-    """A new topic, as its address."""
     return f"kafka://{servers}/clicks-{uuid.uuid4().hex}"
 
 
@@ -82,8 +77,7 @@ def send(topic: str, *messages: Any) -> None:
     servers, name = topic.removeprefix("kafka://").split("/")
     producer = kafka.Producer({"bootstrap.servers": servers, "log_level": 0})
     for one in messages:
-        value = one if isinstance(one, bytes) else json.dumps(one).encode()
-        producer.produce(name, value)
+        producer.produce(name, one if isinstance(one, bytes) else json.dumps(one).encode())
     assert producer.flush(20) == 0
 
 
@@ -179,9 +173,7 @@ def test_events_are_stored_once_though_a_batch_is_read_again_after_a_kill(topic,
     # Those of the killed batch are known, and ben, who was deleted.
     assert counts.stored + counts.known == 25
     assert counts.known >= 3
-    bought = events["sku-25"]
-    assert (bought.user_id, bought.event_type) == ("cem", "purchase")
-    assert abs(bought.time_ms - 1_000 * time.time()) < 120_000
+    assert (events["sku-25"].user_id, events["sku-25"].event_type) == ("cem", "purchase")
     letters = [json.loads(line) for line in again.dead.read_text().splitlines()]
     assert again.dead.stat().st_mode & 0o077 == 0
     whys = {one["message"]: one["why"] for one in letters}
@@ -193,12 +185,12 @@ def test_events_are_stored_once_though_a_batch_is_read_again_after_a_kill(topic,
 @pytest.mark.slow
 def test_a_store_and_a_broker_that_go_away_are_said_and_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr("pipelines.inputs.kafka_events.PAUSE_SECONDS", (0.05, 0.1))
-    monkeypatch.setenv("RECSYS_KAFKA_SOCKET_TIMEOUT_MS", "2000")
+    for name, value in {**QUICK, "RECSYS_KAFKA_SOCKET_TIMEOUT_MS": "2000"}.items():
+        monkeypatch.setenv(name, value)
     with mock_broker() as (servers, broker):
         topic = f"kafka://{servers}/clicks"
         send(topic, event(1))
-        store = FaultyStore(SqliteStore(tmp_path / "online"), before=3)
-        found = Consumption(topic, tmp_path, store)
+        found = Consumption(topic, tmp_path, FaultyStore(SqliteStore(tmp_path / "o"), before=3))
         found.until(lambda: found.consumer.counts.stored == 1)
         assert sum("the disk is full; 1 events" in line for line in found.said) == 3
         os.kill(broker.pid, signal.SIGSTOP)
@@ -217,15 +209,12 @@ def test_the_command_stores_until_it_is_told_to_end(topic, tmp_path):
     words += ["--store", f"sqlite:{tmp_path / 'online'}", "--dead-letters", str(tmp_path / "dead")]
     send(topic, event(1), b"?")
     command = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    end = time.monotonic() + 60
-    while not (tmp_path / "dead").exists() and command.poll() is None and time.monotonic() < end:
-        time.sleep(0.1)
-    time.sleep(0.5)
+    while not (tmp_path / "dead").exists() and command.poll() is None:
+        time.sleep(0.5)
     command.send_signal(signal.SIGTERM)
     wrote, said = command.communicate(timeout=30)
     assert command.returncode == 0, said
-    assert "1 events stored, 0 known, 1 broken" in wrote
-    assert str(tmp_path / "dead") in wrote.replace("\n", "")
+    assert f"1 events stored, 0 known, 1 broken, see {tmp_path / 'dead'}" in wrote
 
 
 @pytest.mark.parametrize(

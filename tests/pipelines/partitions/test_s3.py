@@ -19,8 +19,7 @@ from pipelines.partitions.ingest import ingest
 from pipelines.partitions.manifest import PartitionsManifest
 from pipelines.presets.resolve import resolve, with_dataset
 
-FIRST = 1_767_225_600
-"""2026-01-01, Unix seconds."""
+FIRST = 1_767_225_600  # 2026-01-01, Unix seconds
 
 
 @pytest.fixture
@@ -107,8 +106,7 @@ class GoogleStorage(BaseHTTPRequestHandler):
             whole = f"bytes {first}-{last}/{len(data)}"
             self._send(206, data[first : last + 1], {"Content-Range": whole})
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
+    do_HEAD = do_GET
 
     def _send(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -119,8 +117,7 @@ class GoogleStorage(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(data)
 
-    def log_message(self, *_: object) -> None:
-        """Keep quiet."""
+    def log_message(self, *_: object) -> None: ...
 
 
 @pytest.fixture
