@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from serving.bundle.manifest import Profile, PropertyKind
-from serving.schemas import Direction, ItemCard, Reply
+from serving.schemas import Direction, ItemCard, Reply, Request
 from serving.surfaces import Kind
 
 ErrorCode = Literal[
@@ -194,6 +194,26 @@ class TopicsReply:
     """The topics of a user, those that were said first."""
 
     topics: list[TopicCard]
+
+
+@dataclass(frozen=True, slots=True)
+class ClarifyingQuestion:
+    """What tells the next items apart best."""
+
+    text: str
+    answers: tuple[str, str]
+    """What to say next for each of both answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefineReply:
+    """A list, and how to go on."""
+
+    list: Reply
+    request: Request
+    """Request of the next turn; it leaves out the items of this list."""
+    question: ClarifyingQuestion | None = None
+    """Absent if nothing splits the next items."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from serving.replies import (
     BatchReply,
     CatalogueReply,
     Category,
+    ClarifyingQuestion,
     ErrorReply,
     EventsReply,
     Fault,
@@ -29,6 +30,7 @@ from serving.replies import (
     ItemsReply,
     PastItem,
     Readiness,
+    RefineReply,
     Removed,
     RuleCard,
     SurfaceCard,
@@ -47,6 +49,7 @@ from serving.schemas import (
     ItemsParameters,
     ItemsRequest,
     RecommendedItem,
+    RefineRequest,
     Reply,
     Request,
     Scope,
@@ -66,7 +69,7 @@ REPLIES = (
     *(CatalogueReply, UserCard, UsersReply, PastItem, HistoryReply, Alive, Readiness),
     *(FieldFault, Fault, ErrorReply, EventsReply, ItemsChanged, Removed, ForgottenReply),
     *(SlotExplained, WhyNot, Explanation, RuleCard, SurfaceCard, Steered),
-    *(TopicCard, TopicsReply),
+    *(TopicCard, TopicsReply, ClarifyingQuestion, RefineReply),
 )
 """All replies and their parts, as the OpenAPI document describes them."""
 TAKES_BODY = (400, 408, 413, 415, 422)
@@ -163,6 +166,17 @@ ROUTES: tuple[Route, ...] = (
         finds=True,
         body=SearchRequest,
         body_example={"query": "star trek", "user_id": "42", "k": 5},
+        kind="list",
+    ),
+    Route(
+        "refine",
+        "POST",
+        "/v1/refine",
+        "Change a list by what is said of it, and ask one question.",
+        RefineReply,
+        finds=True,
+        body=RefineRequest,
+        body_example={"say": "slow comedies, no horror", "request": {"user_id": "42", "k": 5}},
         kind="list",
     ),
     Route(

@@ -168,6 +168,15 @@ class SearchRequest(Request):
     """Query: words of an item or their beginnings, with or without typos."""
 
 
+class RefineRequest(Strict):
+    """A wish, or a correction of the list before."""
+
+    say: Wish
+    """Plain words, such as ``older, no drama``, or an answer of the reply before."""
+    request: Request = Request()
+    """``request`` of the reply before; for a first wish, who it is for and how many items."""
+
+
 class BatchRequest(Strict):
     """Several requests, answered in order by one bundle; their k may add up to 20,000."""
 
@@ -493,6 +502,8 @@ _FIELD_NAMES: dict[type, tuple[str, ...]] = {}
 
 
 def _present(value: Any) -> dict[str, object]:
+    if isinstance(value, BaseModel):
+        return value.model_dump(exclude_unset=True)
     kind = type(value)
     if kind not in _FIELD_NAMES:
         _FIELD_NAMES[kind] = tuple(field.name for field in fields(kind))

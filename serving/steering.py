@@ -69,6 +69,15 @@ class TopicItems:
             return NOTHING
         return np.flatnonzero(column.with_any([value]))
 
+    def spelt(self, words: str) -> str:
+        """Spell values as the catalogue does where no item has the word: of ``comedies`` Comedy."""
+        search = self._bundle.text_search
+        known = frozenset[str]() if search is None else search.words.known
+        values = ((word, self._values.get(value_key(word))) for word in words.split())
+        return " ".join(
+            word if word in known or not named else named[0][1] for word, named in values
+        )
+
     @cached_property
     def _values(self) -> dict[str, list[tuple[TextColumn | ListColumn, str]]]:
         """Values of categories and properties by their keys."""

@@ -204,7 +204,7 @@ def mcp(
 
       recsys mcp --url https://recommendations.shop.example
     """
-    from serving.client.agent_server import DoorOptions, serve_stdio
+    from pipelines.cli.agent_server import DoorOptions, serve_stdio
 
     options = DoorOptions(url=url, key=key, allow_events=allow_events, timeout=timeout)
     serve_stdio(options)

@@ -20,9 +20,16 @@ import orjson
 from pydantic import TypeAdapter
 
 from serving.online.events import MAX_EVENTS, EventType
-from serving.replies import EventsReply, ForgottenReply, ItemsChanged, ItemsReply, TopicsReply
+from serving.replies import (
+    EventsReply,
+    ForgottenReply,
+    ItemsChanged,
+    ItemsReply,
+    RefineReply,
+    TopicsReply,
+)
 from serving.routes import BY_NAME
-from serving.schemas import Explanation, Reply
+from serving.schemas import Explanation, Reply, Request
 
 Result = TypeVar("Result")
 TRY_LATER = frozenset((429, 502, 503, 504))
@@ -142,6 +149,12 @@ def recommend(user_id: str | None = None, **options: Any) -> Call[Reply]:
 def search_list(query: str, user_id: str | None = None, **options: Any) -> Call[Reply]:
     """List what a text finds, in the order that suits a user."""
     return _call("search_list", _given(query=query, user_id=user_id, **options))
+
+
+def refine(say: str, request: Request | None = None) -> Call[RefineReply]:
+    """Change a list by what is said, with the request of the reply before."""
+    before = request and request.model_dump(exclude_unset=True)
+    return _call("refine", _given(say=say, request=before))
 
 
 def similar(item_id: str, k: int = 20) -> Call[Reply]:

@@ -51,6 +51,7 @@ class _Calls:
 
     recommend = _Method(calls.recommend)
     search_list = _Method(calls.search_list)
+    refine = _Method(calls.refine)
     similar = _Method(calls.similar)
     search = _Method(calls.search)
     explain = _Method(calls.explain)

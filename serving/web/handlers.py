@@ -11,6 +11,8 @@ from collections.abc import Generator, Sequence
 from functools import cached_property
 from random import Random
 
+from orjson import Fragment
+
 from recsys.data.filters import FilterError
 from serving.configuration.resolve import UnknownSurfaceError
 from serving.exclusions import CursorError
@@ -19,12 +21,21 @@ from serving.list_record import write_items, write_record
 from serving.online.store import RequestRecord, StoreError
 from serving.query import RequestError, UnknownItemError
 from serving.recommend import Made, Recommender
-from serving.replies import HistoryReply, ItemsReply, TopicsReply, UserCard, UsersReply
+from serving.refine import refine
+from serving.replies import (
+    ClarifyingQuestion,
+    HistoryReply,
+    ItemsReply,
+    TopicsReply,
+    UserCard,
+    UsersReply,
+)
 from serving.routes import BY_NAME
 from serving.schemas import (
     ExplainParameters,
     HistoryParameters,
     ItemsParameters,
+    RefineRequest,
     Request,
     SearchParameters,
     SimilarParameters,
@@ -94,6 +105,20 @@ class Handlers:
 
     def recommend(self, given: Request, head: Head) -> HttpAnswer:
         made = self._recommender.for_arm(given).make(given, names_history=head["shown"])
+        return self._listed(made)
+
+    search_list = recommend
+
+    def refine(self, given: RefineRequest, head: Head) -> HttpAnswer:
+        arm = self._recommender.for_arm(given.request)
+        made, request, split = refine(arm, given, names_history=head["shown"])
+        answer = self._listed(made)
+        question = split and ClarifyingQuestion(split.question, split.answers)
+        parts = {"list": Fragment(answer.body), "request": request.model_dump(exclude_unset=True)}
+        asked = {} if question is None else {"question": question}
+        return answer._replace(body=to_json(parts | asked))
+
+    def _listed(self, made: Made) -> HttpAnswer:
         reply = made.reply
         fields = {
             "request_id": reply.request_id,
@@ -106,8 +131,6 @@ class Handlers:
         }
         body, records = self._written(made)
         return HttpAnswer(200, body, fields, records=records)
-
-    search_list = recommend
 
     def similar(self, given: SimilarParameters, head: Head) -> HttpAnswer:
         body = {"surface": "similar", "item_id": head["value"], "k": given.k}

@@ -17,7 +17,8 @@ from serving.bundle.load import load_bundle
 from serving.bundle.manifest import publish
 from serving.bundle.write import write_bundle
 from serving.recommend import Recommender
-from serving.schemas import Degraded, Request
+from serving.refine import refine
+from serving.schemas import Degraded, RefineRequest, Request
 from serving.settings import ServingOptions, Settings
 from tests.serving.application import create_app
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
@@ -65,6 +66,18 @@ def test_some_words_in_any_order_find_the_item(recommender):
     assert set(ids(searched(recommender, "lavender soap", k=5))) == {
         f"item-{row}" for row in (3, 11, 19, 27, 35)
     }
+
+
+def test_what_is_wanted_becomes_the_query_and_its_plural_a_value(recommender):
+    given = RefineRequest(say="lavender from the tens, nothing odd", request=Request(k=3))
+    made, request, _ = refine(recommender, given, names_history=True)
+    assert (request.surface, request.query, request.steer) == ("search", "lavender tens", "no odd")
+    assert all("even" in item.categories for item in made.reply.items)
+    given = RefineRequest(say="evens instead", request=request)
+    _, request, _ = refine(recommender, given, names_history=True)
+    assert (request.query, request.steer) == ("even", "no odd")
+    given = RefineRequest(say="no even", request=request)
+    assert refine(recommender, given, names_history=True).request.surface == "home"
 
 
 def test_a_loaded_bundle_has_its_titles_indexed_for_every_forked_worker(bundles, monkeypatch):

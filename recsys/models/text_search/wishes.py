@@ -22,9 +22,11 @@ MAX_TOPICS = 20
 _PARTS = re.compile(r"[,;.!?\n]+|\b(?:and|but|or|also|then)\b")
 _NEVER = (
     "no more|do not (?:want|show|recommend)|dont (?:want|show|recommend)|not interested in"
-    "|nothing|never|none|without|stop|hide|no"
+    "|not(?! (?:so|that|too|as|only)\\b)|nothing|never|none|without|stop|hide|no"
 )
-_LESS = "not so (?:much|many)|too (?:much|many)|tired of|less|fewer|dislike|hate"
+_LESS = (
+    "not (?:so|that|too|as)(?: (?:much|many))?|too (?:much|many)|tired of|less|fewer|dislike|hate"
+)
 _MORE = "interested in|more|want|love|like|show|recommend|prefer|give|only"
 _DIRECTIONS: tuple[tuple[Direction, re.Pattern[str]], ...] = (
     ("never", re.compile(rf"\b(?:{_NEVER})\b")),

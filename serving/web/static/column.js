@@ -20,6 +20,7 @@ export class Column {
     this.state = { surface: "home", category: "", where: "", diversity: "", item: "", query: "" };
     this.surfaces = [];
     this.latest = null; // the request in flight
+    this.next = null; // the request of the next turn of a conversation
     this.shownFor = null; // whose list is shown
     this.requestId = null;
     this.element = document.getElementById("column").content.cloneNode(true).firstElementChild;
@@ -49,6 +50,10 @@ export class Column {
       this.at("diversity").focus();
     });
     this.at("copy").addEventListener("click", () => this.copy());
+    this.at("turn").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.say(this.at("correction").value.trim());
+    });
     const titles = {
       suggest: (text, signal) => server.searchTitles(text, signal),
       show: ({ title, categories }) => ({ main: title, side: categories.slice(0, 2).join(", ") }),
@@ -220,16 +225,35 @@ export class Column {
     this.at("notes").replaceChildren(...lines);
   }
 
-  async refresh() {
+  // One turn of a conversation about the list: a correction, or the answer to its question.
+  say(text) {
+    this.at("correction").value = "";
+    if (text && !this.missing(this.body())) this.refresh(text);
+  }
+
+  showQuestion(question) {
+    this.at("question").textContent = question?.text ?? "";
+    const answers = (question?.answers ?? []).map((text) => {
+      const button = document.createElement("button");
+      Object.assign(button, { type: "button", className: "plain small", textContent: text });
+      button.addEventListener("click", () => this.say(text));
+      return button;
+    });
+    this.at("answers").replaceChildren(...answers);
+  }
+
+  async refresh(said = "") {
     this.latest?.abort();
     this.latest = new AbortController();
     const { signal } = this.latest;
-    const sent = this.body();
-    const body = JSON.stringify(sent);
+    const before = said ? (this.next ?? { ...this.body(), exclude: this.ids() }) : null;
+    const sent = before ?? this.body();
+    const path = said ? "/v1/refine" : "/v1/recommend";
+    const body = JSON.stringify(said ? { say: said, request: sent } : sent);
     const key = JSON.stringify([this.page.user(), sent.surface ?? ""]);
     const started = performance.now();
     const list = this.at("list");
-    this.at("curl").textContent = curlOf(location.origin, body, server.hasKey());
+    this.at("curl").textContent = curlOf(location.origin + path, body, server.hasKey());
     this.showTitle(sent);
     this.at("answer").textContent = "";
     const missing = this.missing(sent);
@@ -243,9 +267,13 @@ export class Column {
     }
     list.setAttribute("aria-busy", "true");
     try {
-      const reply = await server.recommend(body, signal);
+      const found = await server.listed(path, body, signal);
+      const reply = found.list ?? found;
       this.page.arrived(reply.served_by.bundle);
       if (signal.aborted) return;
+      this.next = found.request ?? null;
+      if (this.next) this.showTitle(this.next);
+      this.showQuestion(found.question);
       const compare = this.shownFor === key;
       const actions = {
         add: (id) => this.page.act(id, "view", this),

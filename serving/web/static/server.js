@@ -94,14 +94,15 @@ export async function historyOf(user) {
   return found;
 }
 
-export async function recommend(body, signal) {
-  const reply = await fetchJson("/v1/recommend", {
+// A list, or one turn of a conversation.
+export async function listed(path, body, signal) {
+  const reply = await fetchJson(path, {
     method: "POST",
     headers: { "content-type": "application/json" },
     body,
     signal,
   });
-  remember(reply.items);
+  remember((reply.list ?? reply).items);
   return reply;
 }
 
@@ -138,7 +139,8 @@ export async function explained(request, item, tries = 5) {
 }
 
 export const similarTo = (id, signal) =>
-  recommend(
+  listed(
+    "/v1/recommend",
     JSON.stringify({ surface: "related", item_id: id, k: 10, explain: true, dry_run: true }),
     signal,
   );

@@ -114,5 +114,5 @@ const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
 const KEY_HEADER = ` \\\n  -H "authorization: Bearer $RECSYS_KEY"`;
 
-export const curlOf = (origin, body, hasKey) =>
-  `curl -s ${origin}/v1/recommend \\\n  -H 'content-type: application/json'${hasKey ? KEY_HEADER : ""} \\\n  -d ${quoted(body)}`;
+export const curlOf = (address, body, hasKey) =>
+  `curl -s ${address} \\\n  -H 'content-type: application/json'${hasKey ? KEY_HEADER : ""} \\\n  -d ${quoted(body)}`;

@@ -1,15 +1,20 @@
 """What people say steers their lists: in Python, and over HTTP on every worker."""
 
+from dataclasses import replace
+
 import numpy as np
 import orjson
 import pytest
 
+from serving.bundle.properties import Properties
 from serving.client import Client, ServerError
 from serving.list_record import write_record
 from serving.online.store import RecentEvent, Visitor
 from serving.online.topics import TopicsRequest, read_topics
+from serving.query import RequestError
 from serving.recommend import Recommender
-from serving.schemas import Degraded, Request
+from serving.refine import refine
+from serving.schemas import Degraded, RefineRequest, Request
 from serving.settings import ServingOptions
 
 
@@ -122,3 +127,54 @@ def test_topics_are_kept_followed_listed_deleted_and_forgotten(shared):
                     send("user-5", wrong)
                 assert (refused.value.status, refused.value.code) == (422, "invalid_request")
         assert Degraded("unknown_wish", "x") in client.recommend("user-5", steer="x").degraded
+
+
+def test_a_list_is_refined_turn_by_turn_and_the_question_splits_what_is_left(shared):
+    with Client(shared.url, timeout=20) as client:
+        first = client.refine("no title 4", Request(user_id="user-5", k=4))
+        assert first.request.exclude == [item.item_id for item in first.list.items]
+        assert [one.words for one in first.list.steered] == ["title 4"]
+        assert first.question.answers[0].removeprefix("more ") in first.question.text
+        seen = set(first.request.exclude)
+        for answer in first.question.answers:
+            reply = client.refine(answer, first.request)
+            assert len(reply.list.items) == 4
+            assert seen.isdisjoint(item.item_id for item in reply.list.items)
+        # Without a text search what is wanted is wished for.
+        wanted = client.refine("I meant odd", reply.request)
+        assert wanted.request.steer == "no title 4, more odd"
+        assert Degraded("unknown_wish", "quarkonium") in client.refine("quarkonium").list.degraded
+        nothing = client.refine("of this", first.request)
+        assert Degraded("unknown_wish") in nothing.list.degraded
+        assert nothing.request.steer == first.request.steer
+        for say, request in (("", None), ("x" * 1_025, None), ("x", Request(surface="none"))):
+            with pytest.raises(ServerError) as refused:
+                client.refine(say, request)
+            assert refused.value.status == 422
+
+
+def test_a_number_is_compared_with_what_was_shown_and_a_filter_stays(ranked):
+    years = {"release_year": [1_960.0 + row for row in range(ranked.num_item_rows - 1)]}
+    properties = Properties.of_values({"release_year": "number"}, years)
+    recommender = Recommender(replace(ranked, properties=properties))
+    shown = [f"item-{number}" for number in (11, 21, 31)]
+    filters = {"where": "release_year < 1975 or release_year > 1978"}
+    request = Request(user_id="user-2", k=3, exclude=shown, filter=filters)
+
+    def refined(say, request):
+        made, following, _ = refine(
+            recommender, RefineRequest(say=say, request=request), names_history=True
+        )
+        return [int(item.item_id[5:]) for item in made.reply.items], following
+
+    numbers, following = refined("older, no title 4", request)
+    assert len(numbers) == 3
+    assert all(number < 21 and number not in (4, 11, *range(16, 20)) for number in numbers)
+    assert following.filter.where == f"({filters['where']}) and `release_year` < 1980"
+    numbers, following = refined("release year over 1965, older", following)
+    assert all(7 <= number < 15 for number in numbers)
+    long = "release_year < 2000" + " and release_year < 2000" * 169
+    with pytest.raises(RequestError, match="too long"):
+        refined("release year under 1990", Request(filter={"where": long}))
+    # Without a list before, "older" compares with nothing.
+    assert refined("older", Request(k=3))[1].filter.where is None

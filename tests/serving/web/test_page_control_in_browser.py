@@ -109,6 +109,24 @@ def test_a_hidden_item_is_gone_from_every_surface_until_it_is_undone(open_page, 
     assert page.is_hidden("#toast")
 
 
+def test_a_list_is_corrected_and_its_question_answered(open_page, controlled):
+    page = open_page("/#user=user-9", server=controlled)
+    before = listed(page)
+    page.fill("#correction", "no title 4")
+    with new_list(page):
+        page.press("#correction", "Enter")
+    first = listed(page)
+    assert set(first).isdisjoint(before)
+    assert page.inner_text("#question").endswith("or not?")
+    with new_list(page):
+        page.click("#answers button >> nth=1")
+    assert set(listed(page)).isdisjoint([*before, *first])
+    assert "/v1/refine" in page.inner_text("#curl")
+    with new_list(page):
+        page.select_option("#surface", "session")
+    assert page.inner_text("#question") == ""
+
+
 def test_who_may_not_hide_is_told_so(open_page):
     page = open_page("/#user=user-6")
     page.click("#list .more >> nth=0")

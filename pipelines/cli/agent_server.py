@@ -22,7 +22,7 @@ from serving.client import calls
 from serving.client.calls import Call, ServerError, UnreachableError
 from serving.client.clients import AsyncClient
 from serving.online.events import EventType
-from serving.schemas import MAX_EXPLAINED, MAX_QUERY, Id, Request, Strict, to_json
+from serving.schemas import MAX_EXPLAINED, MAX_QUERY, Id, RefineRequest, Request, Strict, to_json
 from serving.web.http import printable
 
 if TYPE_CHECKING:
@@ -54,6 +54,19 @@ class Recommend(Request):
 
     def call(self) -> Call[Any]:
         return calls.recommend(**self.model_dump(exclude_none=True))
+
+
+class Refine(RefineRequest):
+    """Find what someone has in mind over several turns: a wish, then corrections of each list.
+
+    `say` a wish in plain words; then what was wrong with the list (`older, no drama`), or one of
+    the answers of `question`, with the `request` of the reply before. No item is listed twice.
+    """
+
+    request: Recommend = Recommend()
+
+    def call(self) -> Call[Any]:
+        return calls.refine(self.say, Request(**self.request.model_dump(exclude_none=True)))
 
 
 class Search(Strict):
@@ -114,9 +127,10 @@ class SendEvent(Strict):
         return calls.event(**self.model_dump(exclude_none=True))
 
 
-Tool = type[Recommend | Search | Similar | Explain | WhyNot | SendEvent]
+Tool = type[Recommend | Refine | Search | Similar | Explain | WhyNot | SendEvent]
 TOOLS: Mapping[str, Tool] = {
     "recommend": Recommend,
+    "refine": Refine,
     "search": Search,
     "similar": Similar,
     "explain": Explain,

@@ -1,0 +1,200 @@
+"""Turns of a conversation: corrections that change a request, and the question that helps most.
+
+A correction has topics (`wishes`) and tests of numbers, such as "price up to 50", "cheaper" or
+"older", which compare with what was shown. A question names the value that the next items are split
+by most evenly; each of its answers is a correction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from recsys.models.text_search.tokens import fold, words_of
+from recsys.models.text_search.wishes import Topic, parse_wish, value_key
+
+Operator = Literal["<", "<=", ">", ">="]
+LEAST_SHARE = 0.2
+"""Share of the items from which a question is asked about a value."""
+LEAST_KNOWN = 0.9
+"""Share of the items that must have a number to be asked about it."""
+MAX_QUERY, MAX_STEER_BYTES = 200, 1_024
+_OPENING = re.compile(
+    r"^\s*(?:(?:no|nope|not that|sorry|actually|well|ok|hm+)\s*[,.:;!]\s*"
+    r"|(?:actually|sorry|no)\s+(?=i mean))+"
+)
+_INSTEAD = re.compile(r"\b(?:instead of|rather than)\b")
+_RESTART = re.compile(r"\b(?:i meant?|instead|start over)\b")
+_OPERATORS: Mapping[str, Operator] = {
+    **dict.fromkeys(("over", "above", "after"), ">"),
+    **dict.fromkeys(("under", "below", "before"), "<"),
+    **dict.fromkeys(("at least", "from"), ">="),
+    **dict.fromkeys(("at most", "up to", "until"), "<="),
+}
+_RELATIVE: tuple[tuple[str, Operator, frozenset[str]], ...] = (
+    ("older|earlier", "<", frozenset(("year", "date"))),
+    ("newer|later|more recent", ">", frozenset(("year", "date"))),
+    ("cheaper|less expensive", "<", frozenset(("price", "cost"))),
+    ("dearer|more expensive", ">", frozenset(("price", "cost"))),
+)
+"""Words, and the words of a property's name that they are about."""
+_NUMBER = r"\d{4}-\d{2}-\d{2}|\d{1,15}(?:\.\d{1,9})?"
+
+
+class NumberTest(NamedTuple):
+    """A property compared with a number or a date, or with what was shown."""
+
+    name: str
+    operator: Operator
+    value: str | None
+    """None compares with the median of the items that were shown."""
+
+
+class Turn(NamedTuple):
+    """One thing that is said in a conversation."""
+
+    topics: Sequence[Topic]
+    tests: Sequence[NumberTest]
+    restarts: bool
+    """True if what was wanted before is wanted no more."""
+
+
+class Split(NamedTuple):
+    """A value that some items have, or a number that theirs is at most."""
+
+    name: str
+    value: str
+    share: float
+    """Of the items, those that have it."""
+    is_ordered: bool
+
+    @property
+    def question(self) -> str:
+        """In words, with a question mark."""
+        return f"{self.answers[0]}, or over?" if self.is_ordered else f"{self.value}, or not?"
+
+    @property
+    def answers(self) -> tuple[str, str]:
+        """What to say for each of both answers."""
+        if self.is_ordered:
+            label = _label(self.name)
+            return f"{label} up to {self.value}", f"{label} over {self.value}"
+        return f"more {self.value}", f"no {self.value}"
+
+
+def read_turn(said: str, numbers: Iterable[str]) -> Turn:
+    """Read a wish or a correction.
+
+    Args:
+        numbers: Names of the properties that are numbers or dates.
+    """
+    names, tests = {_label(name): name for name in numbers}, list[NumberTest]()
+    text = _INSTEAD.sub(", no ", _OPENING.sub("", fold(said)))
+    text, restarts = _RESTART.subn(" ", text)
+    labels = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+
+    def compared(found: re.Match[str]) -> str:
+        tests.append(NumberTest(names[found[1]], _OPERATORS[found[2]], found[3]))
+        return ","
+
+    if names:
+        ways = "|".join(_OPERATORS)
+        text = re.sub(rf"\b({labels}) ({ways}) ({_NUMBER})(?![\w.]*\d)", compared, text)
+    for pattern, operator, about in _RELATIVE:
+        name = next((name for label, name in names.items() if about & set(words_of(label))), None)
+        if name is not None:
+            text, number = re.subn(rf"\b(?:{pattern})\b", ",", text)
+            tests += [NumberTest(name, operator, None)] * bool(number)
+    return Turn(parse_wish(text), tests, bool(restarts))
+
+
+def _label(name: str) -> str:
+    return " ".join(words_of(name.replace("_", " ")))
+
+
+def change_texts(query: str, steer: str, turn: Turn, *, searches: bool) -> tuple[str, str]:
+    """Change the query and the wish of a request as a turn says.
+
+    Args:
+        searches: Whether what is wanted is searched for, and not wished for.
+    """
+    words = [] if turn.restarts else words_of(query)
+    wishes = {value_key(one.words): one for one in parse_wish(steer)}
+    if turn.restarts:
+        wishes = {key: one for key, one in wishes.items() if one.direction != "more"}
+    for topic in turn.topics:
+        wishes.pop(value_key(topic.words), None)
+        said = topic.words.split()
+        if searches and topic.direction == "more":
+            words += [word for word in words_of(" ".join(said)) if word not in words]
+        else:
+            unwanted = {value_key(word) for word in said}
+            words = [word for word in words if value_key(word) not in unwanted]
+            wishes[value_key(topic.words)] = topic
+    return (
+        " ".join(_latest(words, " ", MAX_QUERY)),
+        ", ".join(_latest(list(map(_wish, wishes.values())), ", ", MAX_STEER_BYTES)),
+    )
+
+
+def _wish(topic: Topic) -> str:
+    direction = "no" if topic.direction == "never" else topic.direction
+    return f"{direction}{' a bit' if topic.strength < 1 else ''} {topic.words}"
+
+
+def _latest(parts: list[str], between: str, most: int) -> list[str]:
+    """Leave out the oldest parts until the text of all has at most so many bytes."""
+    while len(between.join(parts).encode()) > most:
+        parts = parts[1:]
+    return parts
+
+
+def most_even_split(
+    columns: Mapping[str, Sequence[object]], ordered: Iterable[str], said: str
+) -> Split | None:
+    """Find what splits items most evenly; None if nothing splits them.
+
+    Args:
+        columns: Values of the items by property: a text, a list of texts, a number or None.
+        ordered: Names of the properties that are numbers or dates.
+        said: What was said so far; a value in it is not asked about.
+    """
+    known = set(map(value_key, words_of(said, len(said))))
+    splits, numbers = list[Split](), set(ordered)
+    for name, values in columns.items():
+        found = _thresholds if name in numbers else _shares
+        splits += [Split(name, *one, name in numbers) for one in found(values)]
+    even = [
+        split
+        for split in splits
+        if LEAST_SHARE <= split.share <= 1 - LEAST_SHARE
+        and (split.is_ordered or _can_be_said(split.value, known))
+    ]
+    return min(even, key=lambda split: abs(split.share - 0.5), default=None)
+
+
+def _can_be_said(value: str, known: set[str]) -> bool:
+    """Return whether a wish may name a value, and none has yet."""
+    topics = parse_wish(f"no {value}")
+    is_new = not known.issuperset(map(value_key, words_of(value)))
+    return is_new and [value_key(one.words) for one in topics] == [value_key(value)]
+
+
+def _shares(values: Sequence[object]) -> Iterator[tuple[str, float]]:
+    """List each text and the share of the items that have it."""
+    texts = [set(one) if isinstance(one, list) else {one} for one in values if one is not None]
+    for text, number in Counter(text for one in texts for text in one).items():
+        if isinstance(text, str):
+            yield text, number / len(values)
+
+
+def _thresholds(values: Sequence[object]) -> Iterator[tuple[str, float]]:
+    """List each number or date, and the share of the items that have at most it."""
+    known: list[Any] = sorted(one for one in values if one is not None)
+    if len(known) >= LEAST_KNOWN * len(values):
+        for place, (value, after) in enumerate(pairwise(known), start=1):
+            if value != after:
+                yield str(value).partition("T")[0].removesuffix(".0"), place / len(values)

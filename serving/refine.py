@@ -1,0 +1,103 @@
+"""Refine a list over several turns: a wish, a list, a correction, a question with two answers.
+
+Nothing is kept between turns: each reply has the request of the next one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from recsys.data.filters import AnyOf, parse
+from recsys.models.text_search.turns import (
+    NumberTest,
+    Split,
+    change_texts,
+    most_even_split,
+    read_turn,
+)
+from serving.bundle.load import Bundle
+from serving.bundle.properties import NumberColumn
+from serving.filtering.compile import CATEGORY
+from serving.query import RequestError
+from serving.recommend import Made, Recommender
+from serving.schemas import MAX_EXCLUDE, Degraded, RefineRequest, Request
+
+SEARCHED = ("home", "search")
+"""Surfaces whose lists become those of a text search as soon as something is wanted."""
+MAX_SPLIT = 100
+"""Next items that a question is about."""
+
+
+class Refined(NamedTuple):
+    """A list, and how to go on."""
+
+    made: Made
+    request: Request
+    """Request of the next turn."""
+    split: Split | None
+    """What to ask; None if nothing splits the next items."""
+
+
+def refine(recommender: Recommender, given: RefineRequest, *, names_history: bool) -> Refined:
+    """Change a request by what is said, and make its list.
+
+    Raises:
+        RequestError: Its filter has grown too long.
+    """
+    bundle, before = recommender.bundle, given.request
+    numbers = {
+        name: one
+        for name, one in bundle.properties.columns.items()
+        if isinstance(one, NumberColumn) and one.kind != "boolean"
+    }
+    turn = read_turn(given.say, numbers)
+    searches = before.surface in SEARCHED and bundle.text_search is not None
+    spelt = recommender.steering.items.spelt
+    topics = [
+        one._replace(words=spelt(one.words)) if one.direction == "more" else one
+        for one in turn.topics
+    ]
+    turn = turn._replace(topics=topics)
+    texts = change_texts(before.query or "", before.steer or "", turn, searches=searches)
+    changes = {"query": texts[0] or None, "steer": texts[1] or None}
+    if searches:
+        changes["surface"] = "search" if texts[0] else "home"
+    where = before.filter.where
+    if where is not None and isinstance(parse(where).root, AnyOf):
+        where = f"({where})"
+    tests = [_tested(one, numbers[one.name], before, bundle) for one in turn.tests]
+    where = " and ".join(dict.fromkeys(filter(None, (where, *tests)))) or None
+    filters = before.filter.model_dump(exclude_unset=True) | {"where": where}
+    sent = before.model_dump(exclude_unset=True) | changes | {"filter": filters}
+    try:
+        request = Request.model_validate(sent)
+    except ValidationError:
+        raise RequestError(
+            "the filter has grown too long; begin again with a shorter one"
+        ) from None
+    made = recommender.make(request, names_history=names_history)
+    if not (turn.topics or turn.tests):
+        made.reply.degraded.append(Degraded("unknown_wish"))
+    exclude = [*request.exclude, *(item.item_id for item in made.reply.items)]
+    following = request.model_copy(update={"exclude": exclude[-MAX_EXCLUDE:]})
+    later = recommender.make(following, visitor=made.visitor, depth=MAX_SPLIT).ranked
+    rows = [] if later is None else later.item_rows[:MAX_SPLIT].tolist()
+    columns = {CATEGORY: bundle.catalogue.categories, **bundle.properties.columns}
+    values = {name: [one.value_of(row) for row in rows] for name, one in columns.items()}
+    return Refined(made, following, most_even_split(values, numbers, " ".join(texts)))
+
+
+def _tested(test: NumberTest, column: NumberColumn, before: Request, bundle: Bundle) -> str | None:
+    """Write a test as a filter; None if it compares with items that have no value."""
+    value = test.value
+    if value is None:
+        # The items of the list before are the latest that are left out.
+        rows = (bundle.catalogue.row_of(item_id) for item_id in before.exclude[-before.k :])
+        known = [row for row in rows if row and column.value_of(row) is not None]
+        if not known:
+            return None
+        known.sort(key=lambda row: float(column.values[row]))
+        value = str(column.value_of(known[len(known) // 2])).removesuffix(".0")
+    return f"`{test.name}` {test.operator} " + (f"'{value}'" if column.kind == "date" else value)
