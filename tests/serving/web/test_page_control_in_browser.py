@@ -121,7 +121,7 @@ def test_a_list_is_corrected_and_its_question_answered(open_page, controlled):
     with new_list(page):
         page.click("#answers button >> nth=1")
     assert set(listed(page)).isdisjoint([*before, *first])
-    assert "/v1/refine" in page.inner_text("#curl")
+    assert "/v1/refine" in page.text_content("#curl")
     with new_list(page):
         page.select_option("#surface", "session")
     assert page.inner_text("#question") == ""
