@@ -49,16 +49,14 @@ def make_table(
     *,
     title: str = "",
     fixed: Sequence[str] = (),
-    heads: bool = True,
 ) -> Table:
     """Build a table.
 
     Args:
         columns: Headings; one that begins with ``>`` is of numbers, which align right.
         fixed: Columns that are never wrapped, besides those of numbers whose heading is one word.
-        heads: Whether headings are printed.
     """
-    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", show_header=heads)
+    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left")
     for column in columns:
         name, is_number = column.removeprefix(">"), column.startswith(">")
         whole = name in fixed or (is_number and " " not in name)

@@ -6,18 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipelines.pages.charts import colors_of, counts, figure, line_chart, numbers, shares, texts
-from pipelines.pages.document import (
-    Block,
-    Cell,
-    Chart,
-    Column,
-    Origin,
-    Page,
-    Section,
-    Table,
-    Words,
-    with_origins,
-)
+from pipelines.pages.document import Block, Cell, Chart, Column, Page, Section, Table, Words
 from pipelines.pages.wording import metric_label, metric_meaning, model_label
 from recsys.evaluation.config import POLICIES
 from recsys.replay.folder import SERVED
@@ -51,7 +40,7 @@ class Earned(NamedTuple):
     """Quality gained over models that are never retrained, by hour of training."""
 
 
-def backtest_page(document: Mapping[str, Any], origins: Sequence[Origin] = ()) -> Page:
+def backtest_page(document: Mapping[str, Any]) -> Page:
     """Build the page of a finished backtest from ``backtest.json``."""
     found = list_earned(document)
     parts: list[tuple[str, str, Sequence[Block]]] = [
@@ -66,7 +55,7 @@ def backtest_page(document: Mapping[str, Any], origins: Sequence[Origin] = ()) -
         blocks=[
             Words(lines=_decision(document, found)),
             *(
-                with_origins(Section(key=key, title=title, blocks=blocks), origins)
+                Section(key=key, title=title, blocks=blocks)
                 for key, title, blocks in parts
                 if blocks
             ),

@@ -72,11 +72,6 @@ def scoped(name: str, source: str) -> str:
     return f"const {scope_name(name)} = (() => {{\n{body}return {{ {returned} }};\n}})();\n"
 
 
-def one_script(modules: Mapping[str, str], first: str) -> str:
-    """Write modules as one script."""
-    return "".join(scoped(name, modules[name]) for name in in_order(modules, first))
-
-
 def _inlined(source: str) -> str:
     """Make a script that cannot end its element, nor begin a comment of the page in it."""
     return re.sub("<(?=!--|/?script)", r"\\x3C", source, flags=re.IGNORECASE)
@@ -91,7 +86,8 @@ def scripts() -> list[str]:
     assert count == 1, "the table component exports nothing as default"
     ours = {name: source for name, source in text.items() if name not in LATER}
     charts = f"{text['vega.js']}\nglobalThis.recsys_vega = globalThis.vegaEmbed;"
-    return [_inlined(source) for source in (charts, tables, one_script(ours, FIRST))]
+    own = "".join(scoped(name, ours[name]) for name in in_order(ours, FIRST))
+    return [_inlined(source) for source in (charts, tables, own)]
 
 
 def _digest(source: str) -> str:

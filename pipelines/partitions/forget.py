@@ -68,7 +68,10 @@ def _rewritten(
     """Write a revision without the rows of forgotten users, where there are any."""
     folder = state.partition(key, partition.revision)
     marked = {path: _marked(path, users) for path in sorted(folder.glob(CLEAN))}
-    aside = {path: _marked_aside(path, users, theirs) for path in _quarantined(folder)}
+    aside = {
+        path: _marked_aside(path, users, theirs)
+        for path in sorted((folder / QUARANTINE).glob("*.parquet"))
+    }
     gone = sum(int(np.count_nonzero(one)) for one in marked.values())
     gone_aside = sum(int(np.count_nonzero(one)) for one in aside.values())
     if not gone + gone_aside:
@@ -105,10 +108,6 @@ def _marked(path: Path, users: ForgottenUsers) -> NDArray[np.bool_]:
     if EVENT_TIME in names:
         gone &= table[EVENT_TIME].dt.epoch("ms").fill_null(0).to_numpy() <= of_rows
     return gone
-
-
-def _quarantined(folder: Path) -> list[Path]:
-    return sorted((folder / QUARANTINE).glob("*.parquet"))
 
 
 def _marked_aside(path: Path, users: ForgottenUsers, theirs: str) -> NDArray[np.bool_]:

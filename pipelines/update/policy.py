@@ -41,7 +41,9 @@ def decide(config: RunConfig) -> UpdateDecision:
         return UpdateDecision("nothing", 'updates.policy = "never"')
     folder = None if version is None else released_folder(config.workspace, version)
     base = None if folder is None else Released.read(folder)
-    if base is not None and folder is not None and read_before(folder) == raw_digests(config):
+    # Names and order of the files say nothing.
+    raw = sorted(digest_once(path) for path in raw_files(config).values())
+    if base is not None and folder is not None and read_before(folder) == raw:
         return UpdateDecision("nothing", f"no new events since {version}")
     reason, due = must_be_full(config, version, folder, base), None
     if reason is None and base is not None:
@@ -53,11 +55,6 @@ def decide(config: RunConfig) -> UpdateDecision:
     if reason is not None or (due is not None and not config.updates.counts_only):
         return UpdateDecision("full", reason or due or "")
     return UpdateDecision("incremental", f"new events since {version}", folder)
-
-
-def raw_digests(config: RunConfig) -> list[str]:
-    """Digest every raw file; their names and order say nothing."""
-    return sorted(digest_once(path) for path in raw_files(config).values())
 
 
 def read_before(folder: Path) -> list[str]:

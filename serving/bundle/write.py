@@ -32,7 +32,6 @@ from serving.bundle.manifest import (
     ContentSource,
     Dimensions,
     Profile,
-    Verdict,
     bundle_directory,
     seal,
 )
@@ -101,7 +100,6 @@ def write_bundle(
     *,
     version: str,
     metrics: Mapping[str, Mapping[str, float]] | None = None,
-    verdicts: Sequence[Verdict] = (),
     config_digest: str = "",
 ) -> Path:
     """Write ``bundle-<version>`` whole or not at all, and load it once to prove it.
@@ -145,7 +143,6 @@ def write_bundle(
             models=models,
             specs={name: one.spec for name, one in parts.outside.items()},
             metrics={name: dict(values) for name, values in (metrics or {}).items()} | indexed,
-            verdicts=list(verdicts),
             config_digest=config_digest,
             content=parts.content_source,
             exclude_history=parts.exclude_history,

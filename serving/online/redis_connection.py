@@ -85,14 +85,7 @@ class Breaker:
 class RedisConnections:
     """Runs commands on connections of the calling process; safe for threads and after a fork."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        timeout_ms: float,
-        slow_timeout_ms: float,
-        pause_seconds: float = PAUSE_SECONDS,
-    ) -> None:
+    def __init__(self, url: str, *, timeout_ms: float, slow_timeout_ms: float) -> None:
         settings = parse_url(url)
         self._make = settings.pop("connection_class", Connection)
         # Each step of a handshake costs a round trip: no HELLO, no names.
@@ -103,7 +96,6 @@ class RedisConnections:
         self._prefix = self.prefix.encode()
         self._timeout_ms = timeout_ms
         self._slow_timeout_ms = slow_timeout_ms
-        self._pause_seconds = pause_seconds
         host = settings.get("path") or (
             f"{settings.get('host', 'localhost')}:{settings.get('port', DEFAULT_PORT)}"
         )
@@ -120,7 +112,7 @@ class RedisConnections:
     def _start(self) -> None:
         self._pid = os.getpid()
         self._idle: deque[Connection] = deque()
-        self._breaker = Breaker(self._pause_seconds)
+        self._breaker = Breaker(PAUSE_SECONDS)
 
     def command(self, name: str, *arguments: Argument) -> Command:
         """Make the command that runs a script."""

@@ -52,9 +52,7 @@ class WriterCounts:
     num_records: int = 0
     num_dropped: int = 0
     """Records that the store could not follow."""
-    num_commits: int = 0
     num_failures: int = 0
-    commit_seconds: float = 0.0
 
     def failed(self, error: Exception) -> None:
         """Count a failure; the log has the first, then every 2nd, 4th, 8th."""

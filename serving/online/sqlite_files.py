@@ -117,7 +117,7 @@ class SqliteFile:
                 raise describe_failure(self.path, error) from error
 
     @contextmanager
-    def transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
         """Run statements that count together or not at all.
 
         Raises:
@@ -126,7 +126,7 @@ class SqliteFile:
         with self._lock:
             try:
                 database = self._database or self._open()
-                database.execute(begin)
+                database.execute("BEGIN IMMEDIATE")
                 try:
                     yield database
                     database.execute("COMMIT")

@@ -201,14 +201,11 @@ class EventWriter:
     def _write(self, tasks: list[_Task]) -> None:
         if not tasks:
             return
-        began = time.perf_counter()
         try:
             if tasks[0].write is not None:
                 tasks[0].result = tasks[0].write()
             else:
                 self._add(tasks)
-            self.written.num_commits += 1
-            self.written.commit_seconds += time.perf_counter() - began
         except Exception as error:
             # Nothing of it is acknowledged; whatever it was, the next commit is tried.
             self.written.failed(error)

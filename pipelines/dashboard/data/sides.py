@@ -145,7 +145,7 @@ def controls(context: Context, sides: Sequence[Side], *, at_most: int = MOST) ->
     return found
 
 
-def run_control(context: Context, run: Run, clears: Sequence[str] = ()) -> list[Control]:
+def run_control(context: Context, run: Run) -> list[Control]:
     """Offer other runs by `suggest_runs`, which the page names ``runs``."""
     control = Control(
         name="run",
@@ -154,7 +154,6 @@ def run_control(context: Context, run: Run, clears: Sequence[str] = ()) -> list[
         value=run.key,
         options=run_options(context, run),
         suggest="runs",
-        clears=clears,
     )
     return [control]
 

@@ -92,8 +92,6 @@ async def test_events_that_arrive_while_a_commit_runs_share_the_next(store, writ
     assert len(store.visitor("ann", 100).events) == 21
     written = writer.written
     assert (written.num_events, written.num_duplicates) == ({"click": 21}, 20)
-    assert written.num_commits == 2
-    assert written.commit_seconds > 0
 
 
 @in_a_loop
