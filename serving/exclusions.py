@@ -41,12 +41,13 @@ from recsys.data.top_k import ItemMask
 from serving.arrangement.rules import RuleRows
 from serving.bundle.load import Bundle
 from serving.configuration.rules import Rule
+from serving.explanation.documents import WhyNotCode
 from serving.filtering.compile import in_categories, in_domain, matching
 from serving.items import Searched
 from serving.live import LiveState
 from serving.online.store import NOBODY, Visitor
 from serving.query import MAX_NAMED, Query, session_rows
-from serving.schemas import MAX_CURSOR, Degraded, WhyNotCode
+from serving.schemas import MAX_CURSOR, Degraded
 
 Mask = NDArray[np.bool_]
 Rows = NDArray[np.int64]

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel
 
+from serving.explanation.documents import Explanation, SlotExplained, WhyNot
 from serving.online.events import EventsRequest
 from serving.online.topics import TopicsRequest
 from serving.replies import (
@@ -43,7 +44,6 @@ from serving.schemas import (
     BatchRequest,
     Degraded,
     ExplainParameters,
-    Explanation,
     HistoryParameters,
     ItemCard,
     ItemsParameters,
@@ -57,11 +57,9 @@ from serving.schemas import (
     SearchRequest,
     ServedBy,
     SimilarParameters,
-    SlotExplained,
     Steered,
     TopicParameters,
     UsersParameters,
-    WhyNot,
 )
 
 REPLIES = (

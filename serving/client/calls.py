@@ -19,6 +19,7 @@ import httpx2
 import orjson
 from pydantic import TypeAdapter
 
+from serving.explanation.documents import Explanation
 from serving.online.events import MAX_EVENTS, EventType
 from serving.replies import (
     EventsReply,
@@ -29,7 +30,7 @@ from serving.replies import (
     TopicsReply,
 )
 from serving.routes import BY_NAME
-from serving.schemas import Explanation, Reply, Request
+from serving.schemas import Reply, Request
 
 Result = TypeVar("Result")
 TRY_LATER = frozenset((429, 502, 503, 504))

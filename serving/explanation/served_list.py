@@ -14,21 +14,19 @@ from typing import Any
 import numpy as np
 import orjson
 
+from serving.explanation.documents import (
+    Explanation,
+    HistoryItem,
+    SlotExplained,
+    WhyNot,
+    WhyNotCode,
+)
 from serving.explanation.removal import DEPTH, Influences, Mattered, influences
 from serving.explanation.words import SlotFacts, why_not_sentence, write_sentence
 from serving.online.store import RecentEvent, RequestRecord, Visitor
 from serving.query import NOTHING, Rows
 from serving.recommend import Made, Recommender
-from serving.schemas import (
-    MAX_EXPLAINED,
-    MAX_K,
-    Explanation,
-    HistoryItem,
-    Request,
-    SlotExplained,
-    WhyNot,
-    WhyNotCode,
-)
+from serving.schemas import MAX_EXPLAINED, MAX_K, Request
 
 
 def explain_list(
