@@ -54,12 +54,6 @@ def test_shares_tell_an_items_score_apart(full):
     assert ask(full, user_id="user-2", k=1).items[0].contributions is None
 
 
-# ---- weights by the kind of request and item
-
-
-# ---- what degrades
-
-
 def test_late_generation_leaves_the_fast_list_and_says_so(bundle):
     late = Recommender(bundle, ServingOptions(profile="full", beam_timeout_ms=1e-6))
     in_time = Recommender(bundle, ServingOptions(profile="full", beam_timeout_ms=60_000))

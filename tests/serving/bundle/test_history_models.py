@@ -102,9 +102,6 @@ def test_model_with_nan_is_refused(bundles_dir, reseal, folder):
         load_bundle(bundles_dir / "bundle-full-1")
 
 
-# ---- items that a delta appends
-
-
 @pytest.fixture(scope="module")
 def grown(made, tmp_path_factory):
     """Two twins: fresh-1 has the content and categories of item 6 and an ID beside it."""

@@ -55,12 +55,6 @@ def rewritten(directory, reseal, **changes):
     reseal(directory, semantic_ids={**document["semantic_ids"], **changes})
 
 
-# ---- what is served
-
-
-# ---- content neighbours
-
-
 def test_content_neighbours_are_the_slow_truth(bundle):
     """Of the items behind the longest prefix that has k, the nearest by cosine."""
     content = bundle.items.content
@@ -111,9 +105,6 @@ def test_visitor_gets_the_new_item_that_is_like_the_latest_ones(bundles_dir):
         return [item.item_id for item in items].index("fresh-1")
 
     assert place(["item-3"]) < place([f"item-{unlike}"])
-
-
-# ---- deltas
 
 
 def test_delta_adds_ids_and_moves_none(bundles_dir, bundle):
@@ -169,9 +160,6 @@ def test_new_ids_that_do_not_fit_are_refused(bundle):
     for message, wrong in faults.items():
         with pytest.raises(ValueError, match=message):
             own.extended(wrong)
-
-
-# ---- what is refused
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,6 @@ def outcome(access, path, headers=(), now=0.0):
     return found.code if isinstance(found, Refusal) else found.name
 
 
-# ---- with keys
-
-
 @pytest.mark.parametrize(
     ("path", "secret", "expected"),
     [
@@ -150,9 +147,6 @@ def test_a_changed_key_file_counts_at_once_and_a_faulty_one_never(keys, access, 
     assert outcome(access, "/v1/recommend", bearer("rk_next")) == "shop"
 
 
-# ---- without keys
-
-
 def test_without_keys_only_this_machine_is_listened_to_unless_said():
     for host in ("0.0.0.0", "::", "10.0.0.5", "shop.example", ""):
         with pytest.raises(ValueError, match=r"RECSYS_KEYS.*--allow-anonymous"):
@@ -187,9 +181,6 @@ def test_the_switch_shows_users_but_to_no_site_that_resolves_to_this_machine(hos
     assert outcome(beyond, "/v1/users", headers) == "anonymous"
 
 
-# ---- audit
-
-
 def audited(caplog):
     return [line.fields for line in caplog.records if line.getMessage() == "audit"]
 
@@ -221,9 +212,6 @@ def test_a_flood_of_refusals_is_a_few_lines(access, caplog):
     lines = audited(caplog)
     assert len(lines) <= 21
     assert sum(line["left_out"] for line in lines) == 5_001 - len(lines)
-
-
-# ---- paths
 
 
 @given(st.text(max_size=40))
