@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from recsys.data.top_k import ItemMask, OneList, all_finite
 from recsys.models.names import CONTENT
+from recsys.retrieval.blend.absence import one_of_their_own
 from recsys.retrieval.blend.one import OneQueryBlend
 from recsys.retrieval.ranked import FILLER, RankedItems, by_reciprocal_rank, with_new_items
 from recsys.retrieval.sources import LateError
@@ -172,7 +173,7 @@ class Retrieval:
             return by_reciprocal_rank(lists, self._weights(query.surface), k), None, []
         ranked, ranker, notes = self._by_ranker(blended, query, k)
         if ranked is None:
-            merged = blend.merge(blended, len(query.history), k)
+            merged = blend.merge(*_read_by(blend, blended, query, k), k)
             ranked = RankedItems.of_merged(merged, tuple(blended))
         return ranked, ranker, notes
 
@@ -191,6 +192,14 @@ class Retrieval:
             # Whatever went wrong, the blend's order can be served.
             return None, None, [self._failed("failed_stage", "ranker")]
         return found, self._ranker.version, []
+
+
+def _read_by(blend: OneQueryBlend, lists: Lists, query: Query, k: int) -> tuple[Lists, int]:
+    """Take what counts for a user who was away for long, or all, and the length of the history."""
+    times, num_events = query.times, len(query.history)
+    if times is None or not num_events or times[-1] >= blend.learned.lapsed_before:
+        return lists, num_events
+    return one_of_their_own(lists, num_events, k)
 
 
 def _with_search(

@@ -26,15 +26,9 @@ from torch import Tensor
 from pipelines.config.run import RunConfig
 from pipelines.inputs.tensors import retrieval_settings
 from recsys.data.dataset import HeldOut, Split
-from recsys.fitting.blend import (
-    FUSION,
-    LEARNED,
-    ProfileBlend,
-    SourceLists,
-    known_demand,
-    lists_by_source,
-)
+from recsys.fitting.blend import FUSION, LEARNED, ProfileBlend
 from recsys.fitting.queries import EvaluationQueries, ModelInputs
+from recsys.fitting.source_lists import SourceLists, known_demand, lists_by_source
 from recsys.models.names import SLOW_MODELS
 from recsys.retrieval.sources import Source
 from serving.bundle.manifest import Profile

@@ -16,8 +16,9 @@ from pipelines.config.run import RunConfig
 from recsys.data.batch import JaggedBatch
 from recsys.data.top_k import TopK, select_top_k
 from recsys.evaluation.ranking import RankingResult, evaluate_lists, joined_results
-from recsys.fitting.blend import ProfileBlend, fold_of_users, known_demand
+from recsys.fitting.blend import ProfileBlend
 from recsys.fitting.queries import ModelInputs
+from recsys.fitting.source_lists import fold_of_users, known_demand
 from recsys.retrieval.sources import Source, eligible_scores, lists_of, rank_by_all
 from serving.bundle.manifest import Profile
 from serving.bundle.ranker import LoadedRanker

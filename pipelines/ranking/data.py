@@ -25,8 +25,9 @@ from pipelines.ranking.examples import (
 )
 from pipelines.ranking.fit import has_both_classes
 from pipelines.ranking.out_of_sample import hold_back, refitted_sources
-from recsys.fitting.blend import SourceLists, known_demand, learned_blend
+from recsys.fitting.blend import learned_blend
 from recsys.fitting.queries import ModelInputs
+from recsys.fitting.source_lists import SourceLists, known_demand
 from recsys.retrieval.blend.candidate_features import CandidateBuilder
 from recsys.retrieval.sources import Source, behaviour_vectors
 from recsys.training.ranking_examples import RankingExamples, choose_tasks

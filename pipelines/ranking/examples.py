@@ -17,8 +17,8 @@ from pipelines.config.trainings import RankerTrainingConfig
 from pipelines.inputs.tensors import HeldOut
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Rows
-from recsys.fitting.blend import SourceLists
 from recsys.fitting.queries import ModelInputs
+from recsys.fitting.source_lists import SourceLists
 from recsys.models.item_weights.ease import fit_ease
 from recsys.models.ranker.network import Candidates
 from recsys.retrieval.blend.candidate_features import CandidateBuilder

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from recsys.data.batch import Jagged
 from recsys.evaluation.ranking import per_user_metric
-from recsys.fitting.blend import SourceLists, known_demand
 from recsys.fitting.catalogue import SPECS
 from recsys.fitting.queries import rank_queries
+from recsys.fitting.source_lists import SourceLists, known_demand
 from recsys.replay.experiment import RecipeFitter, lists_of_source
 
 

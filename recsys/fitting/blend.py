@@ -16,26 +16,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged
-from recsys.data.dataset import FitSplit
 from recsys.data.top_k import TopK, no_items
 from recsys.evaluation.ranking import list_ranks, per_user_metric
-from recsys.fitting.queries import EvaluationQueries, ModelInputs
+from recsys.fitting.source_lists import NUM_FOLDS, SourceLists
 from recsys.models.names import CONTENT
+from recsys.retrieval.blend.absence import longest_absence
 from recsys.retrieval.blend.candidate_features import blended_lists, fitted_blend
-from recsys.retrieval.blend.choices import kinds_of_rows, queries_found
+from recsys.retrieval.blend.choices import kinds_of_rows
 from recsys.retrieval.blend.config import FILL, BlendConfig
-from recsys.retrieval.blend.demand import demand_before
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import FEATURES
-from recsys.retrieval.sources import Source, joined_lists, lists_of, lists_of_rows, rank_by_all
+from recsys.retrieval.sources import joined_lists, lists_of_rows
 
 LEARNED, FUSION = "learned", "reciprocal_rank_fusion"
-NUM_FOLDS = 2
 NUM_STANDARD_ERRORS = 1.0
 """An alternative that beats the learned weights by more than this many standard errors of the
 paired difference is served, so no source is better than what is served by more."""
@@ -43,6 +40,8 @@ MIN_COMPARED = 30
 """Queries from which an alternative may be; fewer tell nothing."""
 DEMAND_STANDARD_ERRORS = 1.0
 """And weights that read demand those that do not."""
+ABSENCE_STANDARD_ERRORS = 2.0
+"""By which lists lose at most in which demand does not count for users who were away for long."""
 BLOCK = 512
 """Queries blended at a time."""
 SHARED_PLACES = 10
@@ -50,92 +49,6 @@ SHARED_PLACES = 10
 SHARED_QUERIES = 1_024
 """Queries of whose lists it is, the first ones."""
 CPU = torch.device("cpu")
-
-
-def known_demand(inputs: ModelInputs, split: FitSplit) -> Tensor | None:
-    """Measure each item's demand by the events that a model of a split may see, [N, D].
-
-    None without times.
-    """
-    ends = inputs.sequences.visible_end(split)
-    return demand_before(inputs.sequences, ends, inputs.sizes.num_item_rows)
-
-
-def fold_of_users(num_user_rows: int, seed: int) -> Tensor:
-    """Draw the half of each user row, [num_user_rows]."""
-    order = np.random.default_rng([seed, num_user_rows]).permutation(num_user_rows)
-    return torch.from_numpy(order % NUM_FOLDS)
-
-
-@dataclass(frozen=True)
-class SourceLists:
-    """Queries with the lists of every source."""
-
-    lists: dict[str, TopK]
-    """By source, [U, k] each."""
-    targets: Jagged
-    history_lengths: Tensor
-    """[U]"""
-    folds: Tensor
-    """Half of each query's user, [U]."""
-    item_counts: Tensor
-    """Events of each item that the sources were fitted on, [N]."""
-    demand: Tensor | None = None
-    """Demand of each item in the same events (``demand_before``), [N, D]; None without times."""
-
-    @classmethod
-    def of_queries(
-        cls,
-        lists: dict[str, TopK],
-        queries: EvaluationQueries,
-        item_counts: Tensor,
-        seed: int,
-        demand: Tensor | None = None,
-    ) -> SourceLists:
-        """Put lists, by source, with the queries that they answer; the seed draws the halves."""
-        folds = fold_of_users(queries.inputs.sequences.num_user_rows, seed)[queries.user_rows()]
-        targets, lengths = queries.held_out.targets, queries.history_lengths()
-        return cls(lists, targets, lengths, folds, item_counts, demand)
-
-    def __len__(self) -> int:
-        return self.targets.batch_size
-
-    def of(self, rows: Tensor, sources: Sequence[str]) -> SourceLists:
-        return SourceLists(
-            {name: lists_of_rows(self.lists[name], rows) for name in sources},
-            self.targets.take(rows),
-            self.history_lengths[rows],
-            self.folds[rows],
-            self.item_counts,
-            self.demand,
-        )
-
-    def to(self, device: torch.device) -> SourceLists:
-        return SourceLists(
-            {name: TopK(*(part.to(device) for part in top)) for name, top in self.lists.items()},
-            self.targets.to(device),
-            self.history_lengths.to(device),
-            self.folds.to(device),
-            self.item_counts.to(device),
-            None if self.demand is None else self.demand.to(device),
-        )
-
-    def num_found(self) -> int:
-        return len(queries_found(self.lists, self.targets))
-
-
-def lists_by_source(sources: Mapping[str, Source], queries: EvaluationQueries) -> dict[str, TopK]:
-    """Query every source, by model; the lists are by source, [U, k] each."""
-    if len(queries) == 0:
-        raise ValueError(
-            "no user has a held-out event in the validation split, so there is nothing to "
-            "choose a blend by; users need 3 or more events for leave_one_out"
-        )
-    parts = [
-        lists_of(rank_by_all(sources, batch.queries, batch.allowed, queries.list_length))
-        for batch in queries.batches()
-    ]
-    return {name: joined_lists([part[name] for part in parts]) for name in parts[0]}
 
 
 def learned_blend(
@@ -198,11 +111,11 @@ class ProfileBlend:
         folds = tuple(fold.with_demand(demand) for fold in self.folds)
         return ProfileBlend(served=self.served.with_demand(demand), folds=folds)
 
-    def with_new_item_odds(self, odds: float) -> ProfileBlend:
-        """Give items without events other odds."""
+    def with_settings(self, **settings: Any) -> ProfileBlend:
+        """Replace settings by which ready weights rank."""
         served, *folds = (copy.copy(one) for one in (self.served, *self.folds))
         for one in (served, *folds):
-            one.config = replace(one.config, new_item_odds=odds)
+            one.config = replace(one.config, **settings)
         return ProfileBlend(served=served, folds=tuple(folds))
 
     def lists(
@@ -247,6 +160,7 @@ class ProfileBlend:
         counts = examples.item_counts.to(device)
         for rows in torch.split(torch.arange(len(examples)), BLOCK):
             part = examples.of(rows, self.served.sources)
+            part = part.of_their_own(self.served.config.absent_days, length)
             part = replace(part, item_counts=counts, demand=None).to(device)
             with default_device(device):
                 folds = part.folds if by_half else None
@@ -339,6 +253,9 @@ def fit_blend(
         is_set = config.new_item_odds is not None
         found = judged_new_items(learned, measured, examples, metric, device, is_set=is_set)
         learned, values[LEARNED], document["new_items"] = found.blend, found.values, found.document
+        learned, values[LEARNED], document["absence"] = judged_absence(
+            learned, values[LEARNED], examples, metric, device
+        )
         usual, served = LEARNED, learned
         # What odds that are set cost is accepted.
         compared[LEARNED] = found.before if is_set else found.values
@@ -401,6 +318,7 @@ def source_gains(
         examples = replace(examples, demand=None)
     if fitted.document.get("new_items", {}).get("odds") == 1:
         config = replace(config, new_item_odds=1.0)
+    config = replace(config, absent_days=fitted.blend.served.config.absent_days)
     for name in names:
         others = [one for one in examples.lists if one != name]
         if not others or fitted.values is None:
@@ -447,6 +365,32 @@ def judged_demand(
     return chosen, values, {"demand": document}
 
 
+def judged_absence(
+    learned: ProfileBlend, values: Tensor, examples: SourceLists, metric: str, device: torch.device
+) -> tuple[ProfileBlend, Tensor, dict[str, Any]]:
+    """Find the days after which users are ranked by their own history; keep them if none lose.
+
+    Args:
+        values: What the weights reach by query, [U].
+    """
+    if (days := learned.served.config.absent_days) is not None:
+        return learned, values, {"days": days, "set": True}
+    days = longest_absence(examples.days_away)
+    if days is None:
+        return learned, values, {"days": None, "set": False}
+    found = learned.with_settings(absent_days=days)
+    measured = found.measured(examples, metric, by_half=True, device=device)
+    difference, error, _ = paired_difference(measured, values)
+    keeps = difference >= -ABSENCE_STANDARD_ERRORS * error
+    document = {
+        "days": days if keeps else None,
+        "set": False,
+        "difference": difference,
+        "standard_error": error,
+    }
+    return (found, measured, document) if keeps else (learned, values, document)
+
+
 class OddsOfNew(NamedTuple):
     """Weights with the odds that were kept for items without events."""
 
@@ -477,7 +421,7 @@ def judged_new_items(
     odds = learned.served.config.new_item_odds or 1.0
     if odds == 1:
         return OddsOfNew(learned, values, values, {"odds": 1.0, "set": is_set})
-    plain, k = learned.with_new_item_odds(1.0), length_of(metric)
+    plain, k = learned.with_settings(new_item_odds=1.0), length_of(metric)
     ranks = {
         name: blend.target_ranks(examples, k, by_half=True, device=device)
         for name, blend in (("before", plain), ("after", learned))

@@ -18,8 +18,9 @@ from torch import nn
 
 from recsys.data.dataset import Split
 from recsys.data.top_k import TopK
-from recsys.fitting.blend import FittedBlend, SourceLists, fit_blend
+from recsys.fitting.blend import FittedBlend, fit_blend
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSettings
+from recsys.fitting.source_lists import SourceLists
 from recsys.fitting.spec import Data, ModelSpec, Start, TrainingRun
 from recsys.models.names import MODELS
 from recsys.retrieval.blend.config import BlendConfig

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from recsys.evaluation.config import ReplayConfig
-from recsys.fitting.blend import FittedBlend, SourceLists
+from recsys.fitting.blend import FittedBlend
 from recsys.fitting.queries import GIVEN
+from recsys.fitting.source_lists import SourceLists
 from recsys.fitting.spec import device_named
 from recsys.replay.experiment import PreparedData
 from recsys.replay.fits import Replay, Say, Unit, list_units, run_step, run_unit

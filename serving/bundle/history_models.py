@@ -194,7 +194,10 @@ def _load_outside(
 
 
 def _load_blends(
-    directory: Path, manifest: BundleManifest, demand: Callable[[], Tensor | None]
+    directory: Path,
+    manifest: BundleManifest,
+    demand: Callable[[], Tensor | None],
+    last_time: int | None,
 ) -> Blends:
     """Load the learned blend of each profile that the bundle has."""
     there = {one for one in names.MODELS if one.name in manifest.models}
@@ -212,6 +215,8 @@ def _load_blends(
                 f"bundle has {sorted(allowed)}; fit the blend again and release them together"
             )
         blends[profile] = blend if blend.demand is None else blend.with_demand(demand())
+        if last_time is not None:
+            blends[profile] = blends[profile].as_of(last_time)
     return blends
 
 
@@ -247,8 +252,13 @@ def load_history_models(
     items: ItemCatalogue,
     semantic_ids: ItemSemanticIds | None,
     demand: Callable[[], Tensor | None],
+    last_time: int | None = None,
 ) -> HistoryModels:
-    """Load the models of a bundle as it was released; ``demand`` as of ``load_ranker``."""
+    """Load the models of a bundle as it was released; ``demand`` as of ``load_ranker``.
+
+    Args:
+        last_time: Unix second of the latest event; None without times.
+    """
     content = None
     if CONTENT_SIMILARITY in manifest.models:
         with reading(directory / CONTENT_SIMILARITY):
@@ -260,7 +270,7 @@ def load_history_models(
         ensemble=_load_sequence(directory, manifest, items, ENSEMBLE),
         generative=_load_generation(directory, manifest, items, semantic_ids),
         outside=_load_outside(directory, manifest, items),
-        blends=_load_blends(directory, manifest, demand),
+        blends=_load_blends(directory, manifest, demand, last_time),
     )
 
 

@@ -148,7 +148,8 @@ def _load_released(link: Link) -> Bundle:
     data = load_item_data(directory, manifest, catalogue)
     semantic_ids = read_semantic_ids([link])
     demand = cache(partial(users.measure_demand, num_item_rows))
-    models = load_history_models(directory, manifest, data.items, semantic_ids, demand)
+    last = None if users.times is None else int(np.max(users.times, initial=0))
+    models = load_history_models(directory, manifest, data.items, semantic_ids, demand, last)
     return Bundle(
         **vars(data),
         **vars(models),

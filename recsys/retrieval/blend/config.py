@@ -47,8 +47,19 @@ class BlendConfig:
     def __post_init__(self) -> None:
         if list(self.item_bounds) != sorted(set(self.item_bounds)):
             raise ValueError(f"item_bounds must rise, got {self.item_bounds}")
-        check_bounds(self, shrinkage_queries=">= 0 or inf", l2="> 0", new_item_odds="> 0")
+        check_bounds(
+            self,
+            shrinkage_queries=">= 0 or inf",
+            l2="> 0",
+            new_item_odds="> 0",
+            absent_days="> 0 or inf",
+        )
         check_bounds(self, max_queries=">= 1", max_candidates=">= 2", min_found=">= 1")
+
+    absent_days: float | None = None
+    """Days since a user's last event after which neither items' demand nor the list of popular
+    items counts (absence.py); None takes what 95% of the users who came back in validation did not
+    exceed, if it is later than train and does not lose by it; inf never."""
 
     @property
     def log_odds_of_new(self) -> float:

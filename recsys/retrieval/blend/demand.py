@@ -44,6 +44,8 @@ LONGEST = 4_095
 """Longest history by number of events; longer ones count as this long."""
 LENGTH_LOGS = torch.arange(LONGEST + 1, dtype=torch.float64).log1p()
 """By length: one table for one query and for many, whose logarithms may differ in the last bit."""
+LAPSED = -2
+"""Length of history that stands for that of a user who was away for long (absence.py)."""
 PARTS = 3
 """Parts of an item's demand: for everyone, for visitors without a history, and times the
 logarithm (log1p) of the history's length."""
@@ -91,10 +93,11 @@ def demand_before(sequences: Sequences, ends: Rows, num_item_rows: int) -> Tenso
 def history_parts(history_lengths: Tensor) -> Tensor:
     """Return how much each part counts for histories of some lengths, [B] -> [B, PARTS] float64.
 
-    Of a history of unknown length, -1, the first part alone does.
+    Of a history of unknown length, -1, the first part alone does; of ``LAPSED`` none.
     """
     logs = LENGTH_LOGS.to(history_lengths.device)[history_lengths.clamp(0, LONGEST)]
-    return torch.stack([torch.ones_like(logs), (history_lengths == 0).double(), logs], 1)
+    counts = (history_lengths != LAPSED).double()
+    return torch.stack([counts, (history_lengths == 0).double(), logs], 1)
 
 
 class DemandOfChoices(NamedTuple):

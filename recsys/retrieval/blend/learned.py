@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -41,6 +42,7 @@ from recsys.retrieval.blend.choices import (
 )
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.demand import (
+    DAY,
     DEMAND,
     DemandOfChoices,
     fit_with_demand,
@@ -139,6 +141,15 @@ class LearnedBlend:
             raise ValueError("weights and scales must be finite; fit the blend again")
         self.config, self.sources, self.loss = config, tuple(sources), loss
         self.weights, self.scales, self.demand, self.odds = weights, scales, demand, odds
+        self.lapsed_before = -math.inf
+        """Unix second; users whose last event is before it were away for long (``as_of``)."""
+
+    def as_of(self, moment: int) -> LearnedBlend:
+        """Count absences up to a moment, in unix seconds."""
+        moved = copy.copy(self)
+        if self.config.absent_days is not None:
+            moved.lapsed_before = moment - self.config.absent_days * DAY
+        return moved
 
     def with_demand(self, demand: Tensor | None) -> LearnedBlend:
         """Read the demand of items as of another moment, [N, D]; None adds nothing."""

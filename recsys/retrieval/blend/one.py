@@ -18,7 +18,7 @@ from torch import Tensor
 from recsys.data.top_k import OneList
 from recsys.kernels.one_query.op import BlendOfOne
 from recsys.retrieval.blend.choices import UNKNOWN_KIND, kinds_of
-from recsys.retrieval.blend.demand import LENGTH_LOGS, LONGEST
+from recsys.retrieval.blend.demand import LAPSED, LENGTH_LOGS, LONGEST
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import ABSENT, CONSTANT
 
@@ -194,7 +194,7 @@ class OneQueryBlend:
 def demand_by_history(num_events: int) -> tuple[float, float, float]:
     """Return the weights of an item's demand: always, for an empty history, by its length."""
     log = LOGS[min(max(0, num_events), LONGEST)]
-    return 1.0, float(num_events == 0), log
+    return float(num_events != LAPSED), float(num_events == 0), log
 
 
 def looked_up(values: Doubles, item_rows: Rows) -> Doubles:

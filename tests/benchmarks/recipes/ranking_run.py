@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from recsys.evaluation.ranking import distinct_targets, list_ranks
-from recsys.fitting.blend import ProfileBlend, SourceLists, fit_blend, known_demand
+from recsys.fitting.blend import ProfileBlend, fit_blend
 from recsys.fitting.queries import RankedQueries, rank_queries
+from recsys.fitting.source_lists import SourceLists, known_demand
 from recsys.fitting.spec import device_named
 from tests.benchmarks.recipes.fit import Experiment, FittedSource
 from tests.benchmarks.recipes.prepared import Prepared

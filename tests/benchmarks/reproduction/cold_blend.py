@@ -25,8 +25,9 @@ from torch import Tensor
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import distinct_targets, list_ranks
-from recsys.fitting.blend import ProfileBlend, SourceLists, learned_blend
+from recsys.fitting.blend import ProfileBlend, learned_blend
 from recsys.fitting.queries import EvaluationQueries, RankedQueries
+from recsys.fitting.source_lists import SourceLists
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.sources import joined_lists
 from tests.benchmarks.recipes.fit import Experiment

@@ -8,8 +8,9 @@ import torch
 from pipelines.candidates.rank import Blending
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
-from recsys.fitting.blend import ProfileBlend, known_demand
+from recsys.fitting.blend import ProfileBlend
 from recsys.fitting.queries import ModelInputs
+from recsys.fitting.source_lists import known_demand
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.demand import DEMAND, PARTS

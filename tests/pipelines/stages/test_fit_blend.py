@@ -15,13 +15,13 @@ from recsys.fitting.blend import (
     LEARNED,
     FittedBlend,
     ProfileBlend,
-    SourceLists,
     fit_blend,
     fusion_profile,
     single_profile,
     source_gains,
 )
 from recsys.fitting.queries import RetrievalSettings
+from recsys.fitting.source_lists import SourceLists
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.learned import LearnedBlend
 from serving.surfaces import HOME

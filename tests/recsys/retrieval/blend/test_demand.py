@@ -13,7 +13,8 @@ import torch
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import TopK
-from recsys.fitting.blend import FittedBlend, SourceLists, fit_blend
+from recsys.fitting.blend import FittedBlend, fit_blend
+from recsys.fitting.source_lists import SourceLists
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.demand import DAY, DEMAND, NEVER, PARTS, demand_before, item_demand
 from recsys.retrieval.blend.learned import LearnedBlend

@@ -50,7 +50,7 @@ def list_of(generator: torch.Generator, length: int, *, ties: bool) -> TopK:
     odds=st.sampled_from([1.0, 8.0]),
     demand=st.booleans(),
     lengths=st.lists(st.integers(0, 30), min_size=1, max_size=4),
-    num_events=st.integers(0, 12),
+    num_events=st.integers(-2, 12),
     k=st.integers(1, 60),
     off=st.sampled_from([[], ["one_query"]]),
 )
