@@ -120,15 +120,6 @@ class Diversity:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Calibration:
-    """How far a list follows the mix of the user's own history."""
-
-    strength: Share
-    property: Text = "category"
-    """Whose values are mixed: ``category``, or a property of the items."""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Exploration:
     """How lists try what the models are not sure of."""
 
@@ -177,7 +168,6 @@ class Surface:
     domain: Literal["restrict", "context"] = "context"
     """Whether a request's domain restricts the candidates to its items, or is context alone."""
     diversity: Diversity = Diversity(method="none")
-    calibration: Calibration | None = None
     caps: Mapping[Text, Count] = Field(default_factory=dict)
     """Most items of a list with the same value of a property: ``category``, ``brand``."""
     not_shown_within: Duration | None = None

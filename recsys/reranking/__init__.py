@@ -1,1 +1,1 @@
-"""One ranked list in, the shown list out: diversity, calibration, caps, exploration."""
+"""One ranked list in, the shown list out: diversity, caps, exploration."""

@@ -1,11 +1,10 @@
-"""Lists arranged after ranking: unlike items, few of a group, the user's mix, explored, steered.
+"""Lists arranged after ranking: unlike items, few of a group, explored, steered.
 
-Maximal marginal relevance, caps, calibration (Steck, RecSys 2018); exploration draws each slot from
-the candidates that are left, so the probability of a list is the product over its slots. Steering
-moves an item by a factor of its place, not of its score, which no two bundles share.
+Maximal marginal relevance and caps; exploration draws each slot from the candidates that are left,
+so the probability of a list is the product over its slots. Steering moves an item by a factor of
+its place, not of its score, which no two bundles share.
 
-Axes: n candidates, D width of item vectors, C classes, G most classes of one candidate, k list
-length.
+Axes: n candidates, D width of item vectors, C categories, k list length.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ MIN_INFERRED = 3
 MAX_INFERRED = 5
 LEAST_LIFT = 1.5
 """Share of the history over share of the catalogue, from which a category is a topic."""
-SMOOTHING = 0.01
-"""Share of the target in the list's own mix, so that a missing class is finitely bad."""
 
 
 def scale_relevance(scores: NDArray[np.floating]) -> Floats:
@@ -116,59 +113,6 @@ def capped(order: NDArray[np.int64], caps: Caps, k: int) -> NDArray[np.int64]:
             caps.take(place)
             chosen.append(place)
     return np.array(chosen, np.int64)
-
-
-def calibrated(
-    scores: NDArray[np.floating],
-    classes: NDArray[np.floating],
-    target: NDArray[np.floating],
-    k: int,
-    strength: float,
-) -> Places:
-    """Choose by relevance and by how near the list's mix is to the target's, greedily.
-
-    Each step maximises (1 - strength) * sum of relevance - strength * KL(target || mix). Of the
-    divergence only the classes that a candidate has depend on it, so that alone is computed.
-
-    Args:
-        scores: Of the candidates, best first, [n].
-        classes: Share of each class in each candidate, rows sum to 1 or 0, [n, C].
-        target: Mix of the history, sums to 1, [C].
-    """
-    if not 0 <= strength <= 1:
-        raise ValueError(f"strength must be in [0, 1], got {strength}")
-    number = min(k, len(scores))
-    wanted = np.asarray(target, np.float64)
-    if strength == 0 or not wanted.any():
-        return np.arange(number)
-    own = (1 - strength) * scale_relevance(scores)
-    there = wanted > 0
-    wanted, shares = wanted[there], np.asarray(classes, np.float64)[:, there]
-    which, parts = _sparse(shares)
-    weights = strength * wanted
-    mix = np.zeros(len(wanted))
-    chosen = np.empty(number, np.int64)
-    for slot in range(number):
-        step = (1 - SMOOTHING) / (slot + 1)
-        before = step * mix + SMOOTHING * wanted
-        gain = weights[which] * np.log1p(parts * (step / before)[which])  # [G, n]
-        chosen[slot] = best = int((own + gain.sum(0)).argmax())
-        own[best] = -np.inf
-        mix = mix + shares[best]
-    return chosen
-
-
-def _sparse(shares: Floats) -> tuple[Places, Floats]:
-    """Pack the classes that each candidate has, and their shares, both [G, n]; 0 where fewer."""
-    rows, columns = np.nonzero(shares)
-    counts = np.bincount(rows, minlength=len(shares))
-    # How many of its candidate's classes stand before each one.
-    before = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
-    size = (max(1, int(counts.max(initial=0))), len(shares))
-    which, parts = np.zeros(size, np.int64), np.zeros(size)
-    which[before, rows] = columns
-    parts[before, rows] = shares[rows, columns]
-    return which, parts
 
 
 class Slate(NamedTuple):

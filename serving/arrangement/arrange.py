@@ -1,12 +1,11 @@
-"""Arrange one list by rules, the user's mix, diversity, caps and exploration.
+"""Arrange one list by rules, diversity, caps and exploration.
 
-    ranked -> boost, bury -> calibration -> diversity -> caps, exploration -> pins -> shown
+    ranked -> boost, bury -> diversity -> caps, exploration -> pins -> shown
 
 Each step takes what the one before left, best first. Every list says how likely each of its slots
 was, given those before it, where anything in it was drawn.
 
-Axes: N item rows, n candidates, D width of item vectors, C categories of the candidates, k list
-length.
+Axes: N item rows, n candidates, D width of item vectors, k list length.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from recsys.reranking.lists import (
     Group,
     Policy,
     Slate,
-    calibrated,
     capped,
     chances_of_list,
     draw_slate,
@@ -45,7 +43,7 @@ from serving.surfaces import Exploration, Surface
 NO_ROWS: Rows = np.empty(0, np.int64)
 CATEGORY = "category"
 MAX_POOL = 500
-"""Candidates that calibration and diversity choose from."""
+"""Candidates that diversity chooses from."""
 EXPLORED = 100
 """Candidates that exploration draws from."""
 
@@ -192,13 +190,6 @@ class Arranger:
         if surface.caps or surface.exploration is not None:
             # Caps and draws leave some of those chosen out.
             number = 2 * number
-        if surface.calibration is not None and len(query.seen):
-            rows = ranked.item_rows[order[:pool]]
-            classes, target = self._mix(surface.calibration.property, rows, query.seen)
-            places = calibrated(
-                scores[:pool], classes, target, number, surface.calibration.strength
-            )
-            order, scores = _first(order, places)
         if strength > 0:
             vectors = self.vectors(ranked.item_rows[order[:pool]])
             places = mmr(scores[:pool], vectors, number, strength)
@@ -257,20 +248,6 @@ class Arranger:
         known = values != 0
         return values[known], owners[known]
 
-    def _mix(
-        self, name: str, rows: Rows, seen: Rows
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Shares of a property's values in candidates, [n, C], and in the history, [C]."""
-        every = np.concatenate([rows, seen])
-        values, owners = self._values(name, every)
-        distinct, columns = np.unique(values, return_inverse=True)
-        shares = np.zeros((len(every), max(1, len(distinct))))
-        np.add.at(shares, (owners, columns), 1.0)
-        shares /= np.maximum(shares.sum(1, keepdims=True), 1.0)
-        target = shares[len(rows) :].sum(0)
-        total = target.sum()
-        return shares[: len(rows)], target / total if total else target
-
     def vectors(self, rows: Rows) -> NDArray[np.float32]:
         """Unit vectors of items: of what they are about, else of the two-tower, [n, D]."""
         content = self._bundle.items.content
@@ -290,7 +267,6 @@ def _arranges(resolved: Resolved, request: Request) -> bool:
         request.diversity
         or any(rule.kind != "hide" for rule in resolved.rules)
         or surface.diversity.method != "none"
-        or surface.calibration is not None
         or surface.caps
         or surface.exploration is not None
     )

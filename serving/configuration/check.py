@@ -56,8 +56,6 @@ def _unfit_surface(
             f"{', '.join(sorted(sources))}"
         )
     named = {f"a cap of {name}": name for name in surface.caps}
-    if surface.calibration is not None:
-        named[f"calibration to {surface.calibration.property}"] = surface.calibration.property
     known = [CATEGORY, *bundle.properties.columns]
     for what, name in named.items():
         if name not in known:

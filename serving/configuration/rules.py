@@ -24,7 +24,6 @@ from serving.surfaces import (
     ALIASES,
     MAX_K,
     STRICT,
-    Calibration,
     Count,
     Diversity,
     Exploration,
@@ -198,7 +197,6 @@ class Overrides:
 
     weights: Annotated[Weights | None, Field(alias="sources")] = None
     diversity: Diversity | None = None
-    calibration: Calibration | None = None
     caps: Mapping[Text, Count] | None = None
     exploration: Exploration | None = None
 

@@ -235,7 +235,6 @@ def _rearranging(made: Made) -> str:
         f"rules ({', '.join(names)})": bool(names),
         "the caps of the surface": bool(surface.caps),
         "diversity": bool(made.query.request.diversity) or surface.diversity.method != "none",
-        "the mix of the history": surface.calibration is not None,
         "exploration": surface.exploration is not None,
     }
     return ", ".join(step for step, there in steps.items() if there) or "what has changed since"

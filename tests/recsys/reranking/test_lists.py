@@ -1,4 +1,4 @@
-"""Diversity, caps and calibration by their definitions."""
+"""Diversity and caps by their definitions."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.reranking.lists import SMOOTHING, Caps, calibrated, capped, mmr, scale_relevance
+from recsys.reranking.lists import Caps, capped, mmr, scale_relevance
 
 
 def world(seed, number=8, width=4):
@@ -69,29 +69,3 @@ def test_no_group_has_more_than_its_cap_and_no_item_is_left_out_in_vain(own, fir
         for place in set(range(len(own))) - set(found):
             earlier = Counter(g for other in found if other < place for g in own[other])
             assert any(earlier[group] >= limits[group[0]] for group in own[place])
-
-
-@pytest.mark.parametrize("strength", [0.2, 0.6, 1.0])
-def test_calibration_is_its_definition(strength):
-    def value(place, chosen):
-        mix = np.mean(classes[[*chosen, place]], axis=0)[:2]
-        smoothed = (1 - SMOOTHING) * mix + SMOOTHING * target[:2]
-        divergence = (target[:2] * np.log(target[:2] / smoothed)).sum()
-        return (1 - strength) * scale_relevance(scores)[place] - strength * divergence
-
-    for seed in range(10):
-        random = np.random.default_rng(seed)
-        classes = random.dirichlet(np.ones(3), 9)
-        # No event of the history is of the third class.
-        target = np.array([*random.dirichlet(np.ones(2)), 0.0])
-        scores = np.sort(random.normal(size=9))[::-1]
-        found = calibrated(scores, classes, target, 6, strength)
-        assert found.tolist() == greedily(9, 6, value)
-
-
-def test_a_list_follows_the_mix_of_the_history():
-    classes = np.repeat(np.eye(2), 10, axis=0)
-    scores = np.arange(20, 0, -1.0)
-    found = calibrated(scores, classes, np.array([0.7, 0.3]), 10, 0.99)
-    assert sum(found < 10) == 7
-    assert calibrated(scores, classes, np.array([0.7, 0.3]), 10, 0.0).tolist() == list(range(10))

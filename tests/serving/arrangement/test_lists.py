@@ -101,14 +101,6 @@ def test_diversity_of_a_request_and_of_a_surface_are_the_same(of, plain):
     assert listed(kept) == plain
 
 
-def test_a_list_follows_the_users_own_mix(of):
-    calibrated = {"surfaces": {"home": {"calibration": {"strength": 0.99}}}}
-    request = Request(session=["item-2", "item-4", "item-6", "item-9"], k=12)
-    reply = of(calibrated).answer(request)
-    even = sum("even" in (item.categories or ()) for item in reply.items)
-    assert even == 9
-
-
 @pytest.mark.parametrize("method", ["epsilon", "plackett_luce"])
 def test_what_is_explored_is_logged_and_can_be_made_again(of, bundle, method):
     recommender = of({"surfaces": {"home": {"exploration": {"method": method}}}})

@@ -36,7 +36,6 @@ def test_a_bundle_has_what_a_file_names_or_not(written, released):
             [surfaces.own]
             kind = "cart"
             sources = {{ensemble = 1, popularity = 0.1}}
-            calibration = {{strength = 0.5, property = "colour"}}
             filter = "item_id = 'nothing'"
             {fitting}
             [[rules]]
@@ -54,7 +53,6 @@ def test_a_bundle_has_what_a_file_names_or_not(written, released):
     assert code == 2
     assert "surface 'home' has a cap of brnd, which items of the bundle do not have" in said
     assert "surface 'own' has sources ensemble, and bundle v1 has" in said
-    assert "surface 'own' has calibration to colour" in said
     assert "the filter of surface 'own' holds for no item of bundle v1" in said
     assert "rule 'unknown' names items that bundle v1 does not have: no-such-item" in said
     assert "rule 'unknown': colour = 'red': character 1: items of bundle v1 have no" in said
