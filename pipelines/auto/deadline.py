@@ -19,7 +19,7 @@ from pipelines.stages.list import STAGES
 FIRST_BUNDLE, FIRST_EVENTS = 60.0, 500_000
 """Seconds from the begin of the command within which the first bundle is to be served, for logs of
 up to that many events."""
-RESERVED_SHARE = 3
+RESERVED_SHARE = 2
 """Part of the limit that the round in haste keeps at most: a busy machine's estimates are high."""
 HASTY, HASTY_ENDS = "bundle in haste", 4.0
 """Name of that round, and its estimated seconds to evaluate and release."""

@@ -373,21 +373,16 @@ def judged_absence(
     Args:
         values: What the weights reach by query, [U].
     """
-    if (days := learned.served.config.absent_days) is not None:
-        return learned, values, {"days": days, "set": True}
-    days = longest_absence(examples.days_away)
-    if days is None:
-        return learned, values, {"days": None, "set": False}
+    is_set = learned.served.config.absent_days is not None
+    days = learned.served.config.absent_days or longest_absence(examples.days_away)
+    if is_set or days is None:
+        return learned, values, {"days": days, "set": is_set}
     found = learned.with_settings(absent_days=days)
     measured = found.measured(examples, metric, by_half=True, device=device)
     difference, error, _ = paired_difference(measured, values)
     keeps = difference >= -ABSENCE_STANDARD_ERRORS * error
-    document = {
-        "days": days if keeps else None,
-        "set": False,
-        "difference": difference,
-        "standard_error": error,
-    }
+    document = {"days": days if keeps else None, "set": False, "difference": difference}
+    document["standard_error"] = error
     return (found, measured, document) if keeps else (learned, values, document)
 
 

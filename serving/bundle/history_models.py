@@ -194,10 +194,7 @@ def _load_outside(
 
 
 def _load_blends(
-    directory: Path,
-    manifest: BundleManifest,
-    demand: Callable[[], Tensor | None],
-    last_time: int | None,
+    directory: Path, manifest: BundleManifest, demand: Callable[[], Tensor | None]
 ) -> Blends:
     """Load the learned blend of each profile that the bundle has."""
     there = {one for one in names.MODELS if one.name in manifest.models}
@@ -215,8 +212,6 @@ def _load_blends(
                 f"bundle has {sorted(allowed)}; fit the blend again and release them together"
             )
         blends[profile] = blend if blend.demand is None else blend.with_demand(demand())
-        if last_time is not None:
-            blends[profile] = blends[profile].as_of(last_time)
     return blends
 
 
@@ -252,13 +247,8 @@ def load_history_models(
     items: ItemCatalogue,
     semantic_ids: ItemSemanticIds | None,
     demand: Callable[[], Tensor | None],
-    last_time: int | None = None,
 ) -> HistoryModels:
-    """Load the models of a bundle as it was released; ``demand`` as of ``load_ranker``.
-
-    Args:
-        last_time: Unix second of the latest event; None without times.
-    """
+    """Load the models of a bundle as it was released; ``demand`` as of ``load_ranker``."""
     content = None
     if CONTENT_SIMILARITY in manifest.models:
         with reading(directory / CONTENT_SIMILARITY):
@@ -270,7 +260,7 @@ def load_history_models(
         ensemble=_load_sequence(directory, manifest, items, ENSEMBLE),
         generative=_load_generation(directory, manifest, items, semantic_ids),
         outside=_load_outside(directory, manifest, items),
-        blends=_load_blends(directory, manifest, demand, last_time),
+        blends=_load_blends(directory, manifest, demand),
     )
 
 

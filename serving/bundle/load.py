@@ -148,8 +148,11 @@ def _load_released(link: Link) -> Bundle:
     data = load_item_data(directory, manifest, catalogue)
     semantic_ids = read_semantic_ids([link])
     demand = cache(partial(users.measure_demand, num_item_rows))
-    last = None if users.times is None else int(np.max(users.times, initial=0))
-    models = load_history_models(directory, manifest, data.items, semantic_ids, demand, last)
+    models = load_history_models(directory, manifest, data.items, semantic_ids, demand)
+    if users.times is not None:
+        now = int(np.max(users.times, initial=0))
+        blends = {profile: one.as_of(now) for profile, one in models.blends.items()}
+        models = replace(models, blends=blends)
     return Bundle(
         **vars(data),
         **vars(models),

@@ -64,7 +64,7 @@ PARTS = {"last": ("", without_last), "moment": (", after a moment", before_momen
 """What is kept back: words after a set's name, and how it is parted."""
 KINDS = {"new": "", "next": ", old items too"}
 POLL_S = 0.25
-TIMES = ("first_bundle_s", "total_s", "peak_gib")
+TIMES = ("first_bundle_s", "last_bundle_s", "total_s", "peak_gib")
 ASK = """
 import json, sys
 from pathlib import Path
@@ -109,10 +109,9 @@ def fit_peers(
         wanted = {kind: targets[kind] for kind in targets if name != ONLY_REPEATS or kind == "next"}
         if name in SETTINGS and wanted:
             found[name] = measure(own_peer(name), SETTINGS[name], log.history, wanted)
-    if RECENT in names:
-        found[RECENT] = {
-            "new": [round(x, 4) for x in recall_and_ndcg(recent_lists(log), log.target)]
-        }
+    for name in RECENT.keys() & set(names):
+        lists = recent_lists(log, RECENT[name])
+        found[name] = {"new": [round(x, 4) for x in recall_and_ndcg(lists, log.target)]}
     theirs = [name for name in names if name in OUTSIDE]
     if theirs and outside is not None:
         with tempfile.TemporaryDirectory() as folder:
@@ -150,21 +149,24 @@ def run_package(
     subprocess.run(recsys("data", "init", *tables), check=True, stdout=subprocess.DEVNULL, **quiet)
     command = recsys("run", "--config", next(work.glob("*.toml")).name)
     command += [*(["--budget", budget] if budget else []), *(f"--set={one}" for one in settings)]
-    first, peak = None, 0
+    first, last, served, peak = None, None, "", 0
     with (work / "run.log").open("w") as output:
         run = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, **quiet)
         while run.poll() is None:
             time.sleep(POLL_S)
             peak = max(peak, peak_kib(run.pid))
-            if first is None and any(work.glob("runs/*/bundles/current")):
-                first = time.monotonic() - begin
+            for link in work.glob("runs/*/bundles/current"):
+                if str(link.readlink()) != served:
+                    served, last = str(link.readlink()), time.monotonic() - begin
+                    first = last if first is None else first
     total = time.monotonic() - begin
     if run.returncode:
         print((work / "run.log").read_text()[-2_000:], f"\nended with {run.returncode} in {work}")
-    first = total if first is None else first
+    first, last = (total if one is None else one for one in (first, last))
     failed = {"failed": run.returncode} if run.returncode else {}
-    seconds = {"first_bundle_s": round(first, 1), "total_s": round(total, 1)}
-    return seconds | {"peak_gib": round(peak / 2**20, 2)} | failed
+    seconds = zip(TIMES, (first, last, total), strict=False)
+    of_run = {name: round(value, 1) for name, value in seconds}
+    return of_run | {"peak_gib": round(peak / 2**20, 2)} | failed
 
 
 def peak_kib(process: int) -> int:
@@ -245,8 +247,8 @@ def rows_of(numbers: Mapping[str, Any]) -> list[Row]:
 
 def table_of(numbers: Mapping[str, Any]) -> str:
     """Lay out sets by line, R@10 / N@10 of all by column."""
-    peers = [*SETTINGS, RECENT, *OUTSIDE]
-    head = ["set", "events", "what it has", "first bundle, s", "all, s", "peak, GiB"]
+    peers = [*SETTINGS, *RECENT, *OUTSIDE]
+    head = ["set", "events", "what it has", "first bundle, s", "last, s", "all, s", "peak, GiB"]
     head += ["ours", *peers, "ratio"]
     lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
     for name, found in numbers.items():
@@ -323,7 +325,7 @@ def measure_set(
     """Fit the peers of a set, or run the package on it and ask its bundle."""
     one, events = SETS[name], {"events": log.given.height}
     if options.peers is not None:
-        wanted = options.peers or [*SETTINGS, *OUTSIDE, *([RECENT] if words else [])]
+        wanted = options.peers or [*SETTINGS, *OUTSIDE, *(RECENT if words else [])]
         peers = fit_peers(one, log, wanted, options.outside)
         note_look(one, name, ", ".join(wanted))
         write_numbers(name + words, events | {"peers": peers})

@@ -31,9 +31,8 @@ SETTINGS: dict[str, tuple[float, ...]] = {
 """Regularisation; share of the length normalisation; none; what an event counts less for each
 later one of the user, 0 for not."""
 ONLY_REPEATS = "own items"
-RECENT = "popular of 30 days"
-"""Asked after a moment."""
-RECENT_SECONDS = 30 * 86_400
+RECENT = {f"popular of {days} days": days * 86_400 for days in (7, 30)}
+"""Seconds of their windows; asked after a moment."""
 USERS_AT_A_TIME = 500
 
 
@@ -187,9 +186,9 @@ def measure(
     return {kind: out[kind] for kind in targets}
 
 
-def recent_lists(log: Parted) -> Lists:
-    """List what was popular in the last days before the moment, without each history."""
-    since = log.given["time"].max() - RECENT_SECONDS
+def recent_lists(log: Parted, seconds: int) -> Lists:
+    """List what was popular in the last seconds before the moment, without each history."""
+    since = log.given["time"].max() - seconds
     counts = log.given.filter(pl.col("time") > since)["item"].value_counts(sort=True)["item"]
     best = counts.to_list()
     lists: Lists = {}
