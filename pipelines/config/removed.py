@@ -89,6 +89,7 @@ REMOVED_KEYS: Mapping[str, str] = {
     "release.gate.judges": "leave it out: rubrics agreed with clicks less than held-out events do",
     "release.gate.max_size_ratio": "leave it out: the size of a bundle refuses nothing",
     "release.gate.min_judged": "leave it out: it was for judges of lists",
+    "backtest.jobs": "leave it out: fits come one after the other, each on all cores",
     "monitoring.max_examples": "leave it out: the two-sample test was removed",
     "enrichment.gate": "leave it out: name the attributes to read in [[enrichment.attributes]]",
     **dict.fromkeys(

@@ -92,11 +92,9 @@ class ReplayConfig:
     full_every: int = 0
     """Steps from one training from scratch to the next in policy ``incremental``, such as 7 where
     a step is a day; 0 trains from scratch before the first step alone."""
-    jobs: int = 1
-    """Fits at a time, in processes of their own."""
 
     def __post_init__(self) -> None:
-        least = {"num_steps": ">= 1", "max_queries": ">= 1", "jobs": ">= 1", "full_every": ">= 0"}
+        least = {"num_steps": ">= 1", "max_queries": ">= 1", "full_every": ">= 0"}
         above = dict.fromkeys(("step_days", "new_passes", "new_rate"), "> 0")
         check_bounds(self, "backtest.", **least, **above)
         check_bounds(self, "backtest.", first_share="(0, 1)", replay_share="[0, 1]")

@@ -1,8 +1,5 @@
 """Fit and query the models of one policy, step by step: the part of a replay that takes time.
 
-A unit of work is one step of policy ``full``, or all steps of another policy, since each continues
-the one before. Units know nothing of each other, so they may run at a time.
-
 Axes: Q queries, k list length.
 """
 
@@ -282,32 +279,19 @@ class Replay:
         return Weights(by_model, new)
 
 
-class Unit(NamedTuple):
-    """Steps of one policy that are fitted one after the other."""
-
-    policy: str
-    numbers: tuple[int, ...]
-
-
-def list_units(replay: Replay) -> tuple[Unit, ...]:
-    """List the units after the first two steps, the longest first."""
-    later = tuple(range(2, len(replay.steps)))
-    if not later:
-        return ()
-    chains = tuple(Unit(name, later) for name in replay.config.policies if name != "full")
-    full = [Unit("full", (number,)) for number in later if "full" in replay.config.policies]
-    return (*chains, *reversed(full))
-
-
-def run_unit(replay: Replay, unit: Unit, say: Say) -> None:
-    """Fit and query a unit's steps that are not done."""
+def run_policy(replay: Replay, policy: str, say: Say) -> None:
+    """Fit and query the steps of a policy, after the first two, that are not done."""
     torch.manual_seed(replay.seed)
     members: list[Member] = []
-    for number in unit.numbers:
-        if not replay.folder.is_done(number, unit.policy):
-            members = run_step(replay, unit.policy, number, members)
-            seconds = read_json(replay.folder.done(number, unit.policy))["seconds"]
-            say(f"step {number} of {len(replay.steps) - 1}, {unit.policy}: {seconds:,.1f} s")
+    for number in range(2, len(replay.steps)):
+        if policy == "full":
+            # No step of it follows from another.
+            torch.manual_seed(replay.seed)
+            members = []
+        if not replay.folder.is_done(number, policy):
+            members = run_step(replay, policy, number, members)
+            seconds = read_json(replay.folder.done(number, policy))["seconds"]
+            say(f"step {number} of {len(replay.steps) - 1}, {policy}: {seconds:,.1f} s")
 
 
 def run_step(

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from recsys.fitting.queries import GIVEN
 from recsys.fitting.source_lists import SourceLists
 from recsys.fitting.spec import device_named
 from recsys.replay.experiment import PreparedData
-from recsys.replay.fits import Replay, Say, Unit, list_units, run_step, run_unit
+from recsys.replay.fits import Replay, Say, run_policy, run_step
 from recsys.replay.folder import (
     FIRST,
     KEPT,
@@ -105,14 +102,13 @@ def describe_replay(
         device=device,
         folder=ReplayFolder(folder),
     )
-    settings = asdict(replace(config, jobs=1))
     document: dict[str, Any] = {
         "data_set": prepared.name,
         "data_digest": prepared.data_digest,
         "recipe": prepared.recipe.digest(),
         "order": GIVEN,
         "seed": seed,
-        "config": settings,
+        "config": asdict(config),
         "steps": [asdict(step) for step in replay.steps],
     }
     text = json.dumps(document, sort_keys=True)
@@ -156,20 +152,10 @@ def run(replay: Replay, say: Say) -> None:
             run_step(replay, policy, number)
             seconds = read_json(replay.folder.done(number, policy))["seconds"]
             say(f"{policy} models: {seconds:,.1f} s")
-    units = [unit for unit in list_units(replay) if not is_done(replay, unit)]
-    if replay.config.jobs > 1 and len(units) > 1:
-        in_processes(replay, units, say)
-    else:
-        for unit in units:
-            run_unit(replay, unit, say)
     for policy in replay.config.policies:
+        run_policy(replay, policy, say)
         serve(replay, policy)
     shutil.rmtree(replay.folder.path / "checkpoints", ignore_errors=True)
-
-
-def is_done(replay: Replay, unit: Unit) -> bool:
-    """Return whether all steps of a unit are fitted and queried."""
-    return all(replay.folder.is_done(number, unit.policy) for number in unit.numbers)
 
 
 def write_queries(replay: Replay) -> None:
@@ -181,26 +167,3 @@ def write_queries(replay: Replay) -> None:
         path = replay.folder.queries(step.number)
         if not path.exists():
             replay.queries(step).save(path)
-
-
-def in_processes(replay: Replay, units: list[Unit], say: Say) -> None:
-    """Run units in processes of their own; the first error ends all of them."""
-    threads = max(1, (os.cpu_count() or 1) // replay.config.jobs)
-    context = get_context("spawn")
-    with ProcessPoolExecutor(replay.config.jobs, mp_context=context) as processes:
-        running = [processes.submit(unit_lines, replay, unit, threads) for unit in units]
-        try:
-            for done in as_completed(running):
-                for line in done.result():
-                    say(line)
-        except BaseException:
-            processes.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def unit_lines(replay: Replay, unit: Unit, threads: int) -> list[str]:
-    """Run a unit and return what it has to say."""
-    torch.set_num_threads(threads)
-    lines: list[str] = []
-    run_unit(replay, unit, lines.append)
-    return lines

@@ -2,7 +2,6 @@
 
 import shutil
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -150,17 +149,6 @@ def test_a_killed_replay_goes_on_and_ends_the_same(log, whole, tmp_path):
     before, after = lists(whole.folder.path), lists(folder)
     assert before.keys() == after.keys()
     assert all(np.array_equal(before[name], after[name]) for name in before)
-
-
-def test_processes_give_what_one_gives(log, whole, tmp_path, monkeypatch):
-    # As spawned, but that what they import is imported once.
-    forking = get_context("forkserver")
-    forking.set_forkserver_preload(["recsys.replay.replay"])
-    monkeypatch.setattr("recsys.replay.replay.get_context", lambda kind: forking)
-    other = replayed(log, tmp_path / "jobs", jobs=2, policies=("full",))
-    before, after = lists(whole.folder.path), lists(other.folder.path)
-    same = [np.array_equal(before[name], rows) for name, rows in after.items()]
-    assert np.mean(same) > 0.8  # another number of threads may round a score otherwise
 
 
 def test_lists_of_peers_are_measured_and_their_failures_kept(whole, tmp_path, log):
