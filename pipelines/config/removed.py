@@ -69,11 +69,6 @@ FIXED_IN_TRAININGS = (
     "schedule.decay_steps",
 )
 REMOVED_KEYS: Mapping[str, str] = {
-    "sequence.block = gated_delta": "use sparse, which is better on long and short histories",
-    "sequence.member_blocks = gated_delta": "use attention, hstu or sparse",
-    "generative_training.alignment": "leave it out: the blend gained nothing by rewards",
-    "generative_training.value_column": "leave it out; rules of a surface raise items of a value",
-    "generative.first_code_limit": "set diversity of a surface, which spreads the lists",
     "blend.history_bounds": "leave it out: weights by the length of the history gained nothing",
     "generative.memory_orders": "leave it out: the memory of n-grams lost to no memory",
     "ranker_training.compared": "run once with each ranker.trunk and use recsys compare",
@@ -91,12 +86,6 @@ REMOVED_KEYS: Mapping[str, str] = {
     "release.gate.min_judged": "leave it out: it was for judges of lists",
     "backtest.jobs": "leave it out: fits come one after the other, each on all cores",
     "monitoring.max_examples": "leave it out: the two-sample test was removed",
-    "enrichment.gate": "leave it out: name the attributes to read in [[enrichment.attributes]]",
-    **dict.fromkeys(
-        [f"enrichment.{key}" for key in ("samples", "sample_temperature", "agreement")],
-        "leave it out: a model that repeats its errors agrees with itself",
-    ),
-    "enrichment.keep_helpful": "leave it out: name the attributes in [[enrichment.attributes]]",
     "search.dim": "leave it out: spellings are compared without a text tower",
     "search.num_steps": "leave it out: spellings are compared without a text tower",
     "report": "leave it out: a report is named after its data set",
