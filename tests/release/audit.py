@@ -45,18 +45,15 @@ def ask(lock: Path, command: Sequence[str] = (sys.executable, "-m", "pip_audit")
             f"pip-audit gave no answer about {lock.name}, so nothing is known: "
             f"{done.stderr.strip()[-500:]}"
         ) from None
-    unread = [
-        f"{one['name']} was not checked: {one['skip_reason']}"
-        for one in packages
-        if "skip_reason" in one
-    ]
+    unread = [one for one in packages if "skip_reason" in one]
+    missing = f"{len(unread)} of {len(packages)} packages were not checked, the first because: "
     found = [
         f"{one['name']} {one['version']} has {fault['id']}; safe: {fault['fix_versions']}"
         for one in packages
         for fault in one.get("vulns", ())
         if ACCEPTED.keys().isdisjoint([fault["id"], *fault.get("aliases", ())])
     ]
-    return unread + found
+    return [missing + unread[0]["skip_reason"], *found] if unread else found
 
 
 def check(names: Sequence[str]) -> str:

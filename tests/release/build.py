@@ -1,20 +1,18 @@
 """``make release``: the files of a release, in ``dist/release``.
 
-    recsys_platform-0.1.0-py3-none-any.whl, recsys_platform-0.1.0.tar.gz
-    sbom.cdx.json                   packages of the CPU lock with licences (CycloneDX)
-    requirements-cpu.txt            the lock with each file's sha256, for this Python and system
-    SHA256SUMS                      of all these: sha256sum -c SHA256SUMS
-
-A lock with hashes is of one Python and system; run it on each that is to be had. Sign the files
-with the key or the identity of whoever releases them.
+recsys_platform-0.1.0-py3-none-any.whl, recsys_platform-0.1.0.tar.gz
+sbom.cdx.json                   packages of the CPU lock with licences (CycloneDX)
+requirements-py312-x86_64.txt   locks with each file's sha256, for each Python and processor
+SHA256SUMS                      of all these: sha256sum -c SHA256SUMS
+SHA256SUMS.sigstore.json        its signature, if CI gives an identity and sigstore is installed
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -24,6 +22,10 @@ from tests.release.wheel import ROOT, run
 
 FOLDER = ROOT / "dist" / "release"
 SUMS = "SHA256SUMS"
+PYTHONS = ("3.11", "3.12", "3.13")
+PROCESSORS = ("x86_64", "aarch64")
+IDENTITIES = ("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "SIGSTORE_ID_TOKEN")
+"""Variables by which GitHub and GitLab give a job an identity."""
 
 
 def build(folder: Path) -> None:
@@ -32,16 +34,20 @@ def build(folder: Path) -> None:
         run([sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)], ROOT)
 
 
-def hashed(lock: Path, pip: tuple[str, ...] = (sys.executable, "-m", "pip")) -> str:
-    """Return a lock with the sha256 of each package's file, as pip chooses it here.
+def hashed(lock: Path, *target: str) -> str:
+    """Return a lock with the sha256 of each package's file, as pip chooses it.
+
+    Args:
+        target: Options of pip that name another Python or system than this.
 
     Raises:
-        ValueError: A file of which the index says no sha256.
+        ValueError: A package that is not to be had, or of whose file the index says no sha256.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [*pip, "install", "--dry-run", "--ignore-installed", "--no-deps", "-q"]
-        run([*command, "--report", str(report), "-r", str(lock)], ROOT)
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "-q"]
+        command += ["--no-deps", *target, f"--target={folder}", "--report", str(report)]
+        run([*command, "-r", str(lock)], ROOT)
         packages = json.loads(report.read_text())["install"]
     lines = []
     for one in packages:
@@ -51,6 +57,26 @@ def hashed(lock: Path, pip: tuple[str, ...] = (sys.executable, "-m", "pip")) -> 
         pinned = f"{about['name'].lower()}=={about['version']}"
         lines.append(f"{pinned} --hash=sha256:{hashes['sha256']}\n")
     return "".join(sorted(lines))
+
+
+def write_locks(folder: Path, lock: Path) -> None:
+    """Write a lock with hashes for each Python and processor that is supported."""
+    for python in PYTHONS:
+        for processor in PROCESSORS:
+            systems = [f"manylinux_2_{n}_{processor}" for n in range(39, 4, -1)]
+            systems += [f"manylinux{n}_{processor}" for n in ("2014", "2010", "1")]
+            target = [f"--platform={one}" for one in systems]
+            text = hashed(lock, f"--python-version={python}", "--implementation=cp", *target)
+            name = f"requirements-py{python.replace('.', '')}-{processor}.txt"
+            (folder / name).write_text(text)
+
+
+def sign(folder: Path, command: tuple[str, ...] = (sys.executable, "-m", "sigstore")) -> str:
+    """Sign the digests with the identity of a CI job; return what was done."""
+    if not any(map(os.environ.get, IDENTITIES)):
+        return f"not signed: no identity in the environment ({' or '.join(IDENTITIES)})"
+    run([*command, "sign", f"--bundle={SUMS}.sigstore.json", SUMS], folder)
+    return f"signed: {SUMS}.sigstore.json"
 
 
 def write_sums(folder: Path) -> None:
@@ -67,11 +93,12 @@ def main() -> None:
     try:
         build(FOLDER)
         sbom.write(FOLDER / "sbom.cdx.json")
-        (FOLDER / "requirements-cpu.txt").write_text(hashed(ROOT / "requirements" / "cpu.txt"))
-    except (ValueError, subprocess.CalledProcessError) as error:
+        write_locks(FOLDER, ROOT / "requirements" / "cpu.txt")
+        write_sums(FOLDER)
+        signed = sign(FOLDER)
+    except ValueError as error:
         sys.exit(f"no release: {error}")
-    write_sums(FOLDER)
-    sys.stdout.write((FOLDER / SUMS).read_text())
+    sys.stdout.write(f"{(FOLDER / SUMS).read_text()}{signed}\n")
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def test_the_audit_names_what_is_vulnerable_and_is_no_answer_without_one(tmp_pat
         )
 
     answer(json.dumps({"dependencies": packages}))
-    unread = "strange was not checked: not on the index"
+    unread = "1 of 3 packages were not checked, the first because: not on the index"
     assert audit.ask(lock, asked) == [unread, "risky 1.0 has PYSEC-1; safe: ['1.1']"]
     monkeypatch.setattr(audit, "ACCEPTED", {"CVE-1": "only on Windows"})
     assert audit.ask(lock, asked) == [unread]
@@ -145,7 +145,7 @@ def test_the_audit_names_what_is_vulnerable_and_is_no_answer_without_one(tmp_pat
     (tmp_path / "requirements").mkdir()
     lock = tmp_path / "requirements" / "cpu.txt"
     answer(json.dumps({"dependencies": packages}))
-    with pytest.raises(ValueError, match="strange was not checked"):
+    with pytest.raises(ValueError, match="1 of 3 packages were not checked"):
         audit.check(["cpu"])
     monkeypatch.undo()
     answer("")
@@ -168,7 +168,9 @@ def test_a_release_is_built_with_digests_and_a_lock_that_pip_holds_files_to(tmp_
     monkeypatch.setenv("PIP_FIND_LINKS", str(files))
     (tmp_path / "lock.txt").write_text("thing==1.0\n")
     lock = tmp_path / "hashed.txt"
-    lock.write_text(build.hashed(tmp_path / "lock.txt"))
+    build.write_locks(tmp_path, tmp_path / "lock.txt")
+    assert len(list(tmp_path.glob("requirements-py*-*.txt"))) == 6
+    (tmp_path / "requirements-py313-aarch64.txt").rename(lock)
     pip = [sys.executable, "-m", "pip", "install", "-q", "--dry-run", "--require-hashes", "-r"]
     subprocess.run([*pip, str(lock)], check=True)
     digest = hashlib.sha256((files / "thing-1.0-py3-none-any.whl").read_bytes()).hexdigest()
@@ -178,6 +180,12 @@ def test_a_release_is_built_with_digests_and_a_lock_that_pip_holds_files_to(tmp_
     target = tmp_path / "release"
     build.build(target)
     build.write_sums(target)
+    signer = tmp_path / "signer.py"
+    signer.write_text("import pathlib, sys; pathlib.Path(sys.argv[2].split('=')[1]).touch()")
+    for identity, word in ("", "not signed"), ("token", "signed"):
+        monkeypatch.setenv("SIGSTORE_ID_TOKEN", identity)
+        assert build.sign(target, (sys.executable, str(signer))).startswith(f"{word}: ")
+        assert (target / "SHA256SUMS.sigstore.json").exists() == (word == "signed")
     assert (
         subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=target, check=False).returncode == 0
     )

@@ -1,14 +1,7 @@
-"""The wheel as a stranger installs it: built, in a fresh environment, used outside the checkout.
-
-    python -m tests.release.wheel                        build, install, check, demo, serve
-    python -m tests.release.wheel --python python3.12    in another Python
-
-The environment is made below ``--folder`` (default ``dist/fresh``) and removed at the end.
-"""
+"""The wheel as a stranger installs it: built, in a fresh environment, used outside the checkout."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -168,23 +161,3 @@ def check(python: str, folder: Path) -> list[str]:
         raise ValueError(f"recsys demo wrote no report below {folder / 'demo'}")
     lines.append(check_serving(recsys, folder / "demo" / "bundles", folder))
     return lines
-
-
-def main() -> None:
-    """Check the wheel and say what held."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--folder", type=Path, default=ROOT / "dist" / "fresh")
-    given = parser.parse_args()
-    folder = given.folder.absolute()
-    try:
-        lines = check(given.python, folder)
-    except ValueError as error:
-        sys.exit(f"wheel: {error}")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    sys.stdout.write("".join(f"wheel: {line}\n" for line in lines))
-
-
-if __name__ == "__main__":
-    main()
