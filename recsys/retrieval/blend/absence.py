@@ -28,14 +28,14 @@ and queries from which on that is told."""
 def days_away(sequences: Sequences, positions: Rows) -> Tensor | None:
     """Count the days from each query's last event to the end of train, [B]; 0 without a history.
 
-    None without times, or if some of the events asked for precede that end: then validation is of
-    each user's last events, and tells nothing of absences.
+    None without times, or if some of the events asked for are not after that end: then validation
+    is of each user's last events, and tells nothing of absences.
     """
     if sequences.times is None or len(positions) == 0:
         return None
     seen = sequences.times[sequences.positions_before(sequences.visible_end("train"))]
     now = int(seen.max(initial=0))
-    if int(sequences.times[positions].min()) < now:
+    if int(sequences.times[positions].min()) <= now:
         return None
     is_first = positions == sequences.offsets[sequences.users_of(positions)]
     last = np.asarray(sequences.times[np.maximum(positions - 1, 0)])
@@ -46,7 +46,7 @@ def longest_absence(days: Tensor | None) -> float | None:
     """Return the days away that all but a few of these queries do not exceed; None of too few."""
     if days is None or len(days) < MIN_QUERIES:
         return None
-    return float(days.quantile(1 - LAPSED_SHARE))
+    return float(days.quantile(1 - LAPSED_SHARE)) or None
 
 
 def of_their_own(

@@ -15,7 +15,12 @@ from recsys.data.dataset import Sequences
 from recsys.data.top_k import OneList, TopK
 from recsys.fitting.blend import fit_blend
 from recsys.fitting.source_lists import SourceLists
-from recsys.retrieval.blend.absence import days_away, of_their_own, one_of_their_own
+from recsys.retrieval.blend.absence import (
+    days_away,
+    longest_absence,
+    of_their_own,
+    one_of_their_own,
+)
 from recsys.retrieval.blend.candidate_features import blended_lists
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.demand import DAY, DEMAND, LAPSED, PARTS
@@ -38,7 +43,9 @@ def test_days_away_end_with_train_and_are_of_splits_by_time_alone() -> None:
     assert days.tolist() == [3.0, 0.0, 0.0]
     earlier = replace(log, times=np.array([2, 9, 5, 4, 7]) * DAY)
     assert days_away(earlier, np.array([1, 3])) is None
+    assert days_away(replace(log, times=np.full(5, DAY)), np.array([1, 3])) is None
     assert days_away(replace(log, times=None), np.array([1])) is None
+    assert longest_absence(torch.zeros(60)) is None
 
 
 def world(*, own: bool) -> SourceLists:
