@@ -35,9 +35,10 @@ def hasty_round(first: Round) -> Round | None:
     counts, *others = first.parts
     if first.name == HASTY or all(part.name == LAST for part in others):
         return None
-    off = [*COUNTED, "blend", *([SEARCH] if SEARCH in first.choices else [])]
+    off = [*COUNTED, *([SEARCH] if SEARCH in first.choices else [])]
     choices = merge(first.choices, {section: {"enabled": False} for section in off})
-    choices = merge(choices, {"evaluation": {"max_users": HASTY_USERS}})
+    few = {"evaluation": {"max_users": HASTY_USERS}, "blend": {"max_queries": HASTY_USERS}}
+    choices = merge(choices, few)
     parts = (counts, PlanPart(LAST, "", "to be served", HASTY_ENDS))
     deferred = dict.fromkeys([*first.deferred, *(f"{section}.enabled" for section in off)])
     return Round(name=HASTY, choices=choices, parts=parts, deferred=tuple(deferred))

@@ -47,7 +47,7 @@ def plan_first(planner: Planner) -> None:
             f"{planner.left:,.0f} s are left, so only what is popular, and what occurs together, "
             f"is served; from {POPULAR_ONLY:.0f} s on there is more, and --budget 5m trains models"
         )
-        planner.add_round(FIRST, choices | {"blend": {"enabled": False}}, parts, 0.0)
+        planner.add_round(FIRST, choices, parts, 0.0)
         planner.left = 0.0
         return
     for describe in (ease_part, repeats_part, knn_part, search_part):

@@ -197,6 +197,10 @@ class Automatic:
             except RefusedError as error:
                 refused = error
                 self.say(f"{one.name}: {error}")
+                if one.name == HASTY:
+                    planned.plan = replanned(
+                        planned, self.sources.own, self.seconds_left(), self.pace
+                    )
                 planned.save(self.base, max(0, number - 1))
                 continue
             is_new = number >= planned.finished

@@ -8,6 +8,7 @@ import pytest
 from pipelines.auto.deadline import FIRST_BUNDLE, HASTY, first_limit
 from pipelines.auto.make_plan import make_plan
 from pipelines.auto.plan import Round
+from pipelines.engine.errors import RefusedError
 from pipelines.presets.resolve import ConfigSources
 from tests.pipelines.auto.test_planner import MACHINE, SHOP
 from tests.pipelines.auto.test_rounds import automatic, outcome_of, planned, sources
@@ -21,14 +22,17 @@ class SlowStages:
 
     def __init__(self, slow: str, took: float = 0.0) -> None:
         self.slow, self.took, self.released, self.ran = slow, took, [], set()
+        self.refuses = False
 
     def __call__(self, stages, config):
         for stage in stages:
-            self.ran.add((stage.name, config.ease.enabled, config.blend.enabled))
+            self.ran.add((stage.name, config.ease.enabled))
             if stage.name == self.slow and config.ease.enabled and not self.released:
                 time.sleep(0.0 if self.took else 30.0)
             if stage.name == "release":
                 self.released.append(config.ease.enabled)
+                if self.refuses and not config.ease.enabled:
+                    raise RefusedError("below popularity")
         return [outcome_of(one.name, self.took if one.name == self.slow else 0.0) for one in stages]
 
 
@@ -42,14 +46,14 @@ def first(monkeypatch: pytest.MonkeyPatch) -> Round:
     return replace(one, parts=parts)
 
 
-@pytest.mark.parametrize("own", [(), ("ease.enabled=true", "blend.enabled=true")])
+@pytest.mark.parametrize("own", [(), ("ease.enabled=true",)])
 @pytest.mark.parametrize("stage", ["fit_baselines", "fit_blend", "evaluate", "refit"])
 def test_a_late_first_round_is_served_in_haste_and_the_rest_follows(sources, first, stage, own):
     sources = ConfigSources(path=sources.path, workspace=sources.workspace, assignments=own)
     said: list[str] = []
     stages, plan, run = SlowStages(stage), planned(first), automatic(sources, said)
     run.run(plan, stages)
-    assert (stage, True, True) in stages.ran
+    assert (stage, True) in stages.ran
     assert time.perf_counter() - run.begin < 5 * LIMIT
     # What counts alone first; then, beside it, all that was cut.
     assert stages.released == [False, True]
@@ -60,7 +64,14 @@ def test_a_late_first_round_is_served_in_haste_and_the_rest_follows(sources, fir
     assert note in said
     stages.ran.clear()
     automatic(sources, said).run(plan, stages)
-    assert ("fit_baselines", False, False) not in stages.ran
+    assert ("fit_baselines", False) not in stages.ran
+
+
+def test_a_refused_round_in_haste_leaves_it_to_the_next(sources, first):
+    stages, plan = SlowStages("fit_blend"), planned(first)
+    stages.refuses = True
+    automatic(sources, []).run(plan, stages)
+    assert (stages.released, plan.finished) == ([False, True], 2)
 
 
 @pytest.mark.parametrize(("took", "released"), [(0.01, [True]), (1.0, [False, True])])
