@@ -117,7 +117,12 @@ class Shop:
                 if one is not None
             ]
             config = place / "shop.toml"
-            write_config(places, config, force=True)
+            try:
+                write_config(places, config, force=True)
+            except ValueError as error:
+                raise ValueError(
+                    f"{error}; columns={{OURS: YOURS}} names those of a frame"
+                ) from None
             planned = {"auto": {"budget": budget}} if alone is None else {}
             sources = ConfigSources(
                 path=config,
@@ -335,24 +340,49 @@ def _rows(reply: Reply) -> Iterator[dict[str, Any]]:
 
 def _as_place(table: Table, target: Path, names: Mapping[str, str]) -> str:
     """Return a path or an address, or write a frame with other names of columns as Parquet."""
-    import polars as pl
-
     if isinstance(table, str | Path):
         if names:
             raise ValueError(f"columns are for frames; read {table} into one, or rename in it")
         return str(table)
-    if not isinstance(table, pl.DataFrame):
-        if hasattr(table, "__arrow_c_stream__"):
-            table = pl.DataFrame(table)
-        elif hasattr(table, "to_dict"):
-            table = pl.DataFrame(table.to_dict("list"))
-        else:
-            raise ValueError(
-                f"{target.name} are a {type(table).__name__}; give a frame of Polars or pandas, an "
-                "Arrow table, or the path of a file"
-            )
+    table = _read_frame(table, target.name)
     if missing := names.keys() - set(table.columns):
         raise ValueError(f"columns names {sorted(missing)}; the frame has {table.columns}")
     path = target.with_suffix(".parquet")
     table.rename(names).write_parquet(path)
     return str(path)
+
+
+def _read_frame(table: Any, name: str) -> pl.DataFrame:
+    """Read a frame or an Arrow table; columns get types that files have.
+
+    Values of several types and categories become texts, whole floats of pandas integers (it has no
+    missing ones), and a named index of pandas a column.
+    """
+    import polars as pl
+
+    if hasattr(table, "to_dict") and hasattr(table, "index"):
+        table = table.reset_index() if any(table.index.names) else table
+        try:
+            frame = pl.DataFrame(table)
+        # Arrow refuses columns of several types, and may not be installed.
+        except (TypeError, ValueError, ImportError):
+            frame = pl.DataFrame({str(one): table[one].tolist() for one in table}, strict=False)
+        table = frame.with_columns(_whole(one) for one in frame if one.dtype.is_float())
+    elif hasattr(table, "__arrow_c_stream__"):
+        table = pl.DataFrame(table)
+    if not isinstance(table, pl.DataFrame):
+        raise ValueError(
+            f"{name} are a {type(table).__name__}; give a frame of Polars or pandas, an Arrow "
+            "table, or the path of a file"
+        )
+    mixed = [
+        pl.Series(one.name, one.to_list(), strict=False) for one in table if one.dtype == pl.Object
+    ]
+    return table.with_columns(mixed).with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
+
+
+def _whole(column: pl.Series) -> pl.Series:
+    """Return a column of whole numbers and missing ones as integers."""
+    known = column.fill_nan(None)
+    exact = ((known == known.round()) & (known.abs() < 2**53)).all()
+    return known.cast(int) if exact else column

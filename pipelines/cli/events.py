@@ -13,11 +13,6 @@ from pipelines.cli.output import print_lines
 app = typer.Typer(no_args_is_help=True)
 
 
-@app.callback()
-def events() -> None:
-    """Keep the command ``consume`` a name of its own."""
-
-
 @app.command()
 def consume(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="kafka://HOST:PORT/TOPIC.")],
@@ -53,7 +48,7 @@ def consume(
       recsys events consume kafka://broker:9092/orders --store sqlite:runs/shop/online \
 --rename customer=user_id --rename paid=purchase
     """
-    from pipelines.inputs.kafka_events import DeadLetters, MessageReader, TopicConsumer
+    from pipelines.inputs.kafka_events import MessageReader, TopicConsumer
     from pipelines.inputs.opened_store import TIMEOUT_MS
     from serving.online.opening import open_store
     from serving.online.store import StoreError
@@ -69,7 +64,7 @@ def consume(
     if kept is None:
         raise ValueError("store 'none' holds nothing; name sqlite:FOLDER or redis://HOST")
     try:
-        counts = consumer.run(kept, DeadLetters(dead_letters), reader)
+        counts = consumer.run(kept, dead_letters, reader)
     finally:
         kept.close()
     where = f", see {dead_letters}" if counts.broken else ""

@@ -21,11 +21,6 @@ SHORT = 12
 app = typer.Typer(no_args_is_help=True)
 
 
-@app.callback()
-def ids() -> None:
-    """Keep ``train`` a command of a group."""
-
-
 def find_made(workspace: Workspace, stage: str, what: str) -> Path:
     """Return a stage's artefact; refuse one that is missing or made from another catalogue."""
     features, made = workspace.manifest("build_features"), workspace.manifest(stage)

@@ -214,11 +214,6 @@ def enter_registry(bundles: Path, change: Decision) -> None:
         send(outbox, config)
 
 
-@items_app.callback()
-def items() -> None:
-    """Keep the command ``sync`` a name of its own."""
-
-
 @items_app.command()
 def sync(
     run: BundleRun,

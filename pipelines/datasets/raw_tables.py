@@ -186,7 +186,8 @@ def fill_ids(table: RawTable) -> None:
         if not free:
             raise ValueError(
                 f"{table.path}: no column looks like {ours} (ids that repeat); its columns "
-                f"are {', '.join(sample.columns)}. Rename one to {ours}"
+                f"are {', '.join(sample.columns)}. Rename one to {ours}, or in "
+                f"Python: columns={{{ours!r}: NAME}}"
             )
         table.columns[ours] = free[0]
         table.notes.append(
@@ -212,7 +213,8 @@ def events_first(tables: list[RawTable]) -> list[RawTable]:
         raise ValueError(
             f"{chosen.path}: no column looks like a time or an order of a user's events; "
             f"its columns are {', '.join(chosen.sample.columns)}. Known are numbers since 1970, "
-            "ISO times and dates such as 31.12.2024 or 12/31/2024"
+            "ISO times and dates such as 31.12.2024 or 12/31/2024. Rename one to event_time, or in "
+            "Python: columns={'event_time': NAME}"
         )
     return [chosen, *(table for table in tables if table is not chosen)]
 

@@ -6,14 +6,12 @@ place in the topic. A batch that is read again after a kill is therefore stored 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from threading import Event as Signal
@@ -34,12 +32,9 @@ MAX_BATCH = 1_000
 WAIT_SECONDS = 0.2
 GATHER_SECONDS = 0.005
 """How long a message waits for others to be stored with."""
-CHECK_SECONDS = 1.0
 PAUSE_SECONDS = (0.5, 30.0)
 """First and longest pause before a store is tried again."""
 MAX_DEAD_CHARACTERS = 10_000
-MAX_TOPIC = 80
-"""Characters of a topic that ids of events repeat; a longer name is hashed."""
 _ADDRESS = re.compile(r"kafka://([^@/\s,:]+:\d+(?:,[^@/\s,:]+:\d+)*)/([\w.-]{1,249})")
 
 
@@ -109,39 +104,27 @@ class MessageReader:
 
 
 def _place(message: Message) -> str:
-    topic = str(message.topic())
-    if len(topic) > MAX_TOPIC:
-        topic = sha256(topic.encode()).hexdigest()
-    return f"{topic}:{message.partition()}:{message.offset()}"
+    # An id has at most 128 characters, a topic's name 249.
+    return f"{str(message.topic())[-80:]}:{message.partition()}:{message.offset()}"
 
 
-class DeadLetters:
-    """A file of messages that are no events, a line each."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def add(self, broken: Sequence[tuple[Message, str]]) -> None:
-        """Append messages; they are on the disk on return."""
-        if not broken:
-            return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.touch(mode=0o600)
-        with self.path.open("ab") as file:
-            for message, why in broken:
-                text = (message.value() or b"").decode(errors="replace")[:MAX_DEAD_CHARACTERS]
-                line = {"place": _place(message), "why": why, "message": text}
-                file.write(json.dumps(line).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+def write_dead_letters(path: Path, broken: Sequence[tuple[Message, str]]) -> None:
+    """Append messages that are no events, a line each; they are on the disk on return."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    with path.open("ab") as file:
+        for message, why in broken:
+            text = (message.value() or b"").decode(errors="replace")[:MAX_DEAD_CHARACTERS]
+            line = {"place": _place(message), "why": why, "message": text}
+            file.write(orjson.dumps(line) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 class TopicConsumer:
     """Moves events of a topic to a store until it is told to stop."""
 
-    def __init__(
-        self, address: str, group: str, said: Callable[[str], None], stop: Signal | None = None
-    ) -> None:
+    def __init__(self, address: str, group: str, said: Callable[[str], None]) -> None:
         """Take the address of a topic.
 
         Args:
@@ -157,11 +140,11 @@ class TopicConsumer:
             )
         self.servers, self.topic = found.groups()
         self._group, self._said = group, said
-        self.stop = stop or Signal()
+        self.stop = Signal()
         self.counts = Consumed()
         self._faults: set[str] = set()
 
-    def run(self, store: OnlineStore, dead: DeadLetters, reader: MessageReader) -> Consumed:
+    def run(self, store: OnlineStore, dead_letters: Path, reader: MessageReader) -> Consumed:
         """Store events; messages that are none go to a file."""
         with self._consumer() as consumer:
             while not self.stop.is_set():
@@ -176,7 +159,8 @@ class TopicConsumer:
                     self._check(consumer)
                 if messages:
                     events, broken = _sort(messages, reader)
-                    dead.add(broken)
+                    if broken:
+                        write_dead_letters(dead_letters, broken)
                     if not self._store(store, events):
                         break
                     self.counts.broken += len(broken)
@@ -197,7 +181,6 @@ class TopicConsumer:
             for name, value in os.environ.items()
             if name.startswith(SETTINGS)
         }
-        settings.setdefault("auto.offset.reset", "earliest")
         ours = {
             "bootstrap.servers": self.servers,
             "group.id": self._group,
@@ -207,7 +190,9 @@ class TopicConsumer:
             "log_level": 0,
         }
         try:
-            consumer: Consumer = kafka.Consumer({**settings, **ours})
+            consumer: Consumer = kafka.Consumer(
+                {"auto.offset.reset": "earliest", **settings, **ours}
+            )
         except kafka.KafkaException as error:
             raise ValueError(f"{error.args[0].str()}; see the variables {SETTINGS}*") from None
         try:
@@ -229,7 +214,7 @@ class TopicConsumer:
     def _check(self, consumer: Consumer) -> None:
         """Ask whether the topic is there again after a fault."""
         with suppress(import_module("confluent_kafka").KafkaException):
-            found = consumer.list_topics(self.topic, timeout=CHECK_SECONDS)
+            found = consumer.list_topics(self.topic, timeout=1.0)
             if found.topics[self.topic].error is None:
                 self._faults.clear()
                 self._said(f"kafka: topic {self.topic} answers again")

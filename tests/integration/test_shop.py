@@ -3,12 +3,14 @@
 import json
 import shutil
 import sqlite3
+import sys
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 
+from pipelines.shop import _as_place
 from recsys import Shop
 from serving.recommend import Recommender
 
@@ -113,13 +115,38 @@ def test_one_model_makes_lists_alone(events: pl.DataFrame, shop: Shop) -> None:
         Shop.load(shop.bundle, model="sequence")
 
 
-def test_a_failed_fit_leaves_no_folder(
+def test_a_failed_fit_leaves_no_folder_and_says_how_to_name_columns(
     events: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ValueError, match="columns names"):
         Shop.fit(events, columns={"user_id": "nothing"})
+    with pytest.raises(ValueError, match=r"columns=\{'event_time': NAME"):
+        Shop.fit(events.rename({"ts": "q3"}))
     assert list(tmp_path.iterdir()) == []
+
+
+DAYS = pd.to_datetime(["2026-01-01", "2026-01-02"])
+FRAMES = {
+    "mixed ids": (pd.DataFrame({"user": [7, "ann"]}), ["7", "ann"]),
+    "objects": (pl.DataFrame({"user": pl.Series([7, "a"], dtype=pl.Object)}), ["7", "a"]),
+    "a missing integer": (pd.DataFrame({"user": [7, None]}), [7, None]),
+    "halves": (pd.DataFrame({"price": [7.5, None]}), [7.5, None]),
+    "categories": (pd.DataFrame({"user": pd.Categorical(["a", "b"])}), ["a", "b"]),
+    "an index": (pd.DataFrame({"user": [1, 2]}, index=pd.Series(DAYS, name="ts")), list(DAYS)),
+}
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_columns_of_frames_become_types_that_files_have(frame: str, tmp_path: Path) -> None:
+    given, expected = FRAMES[frame]
+    found = pl.read_parquet(_as_place(given, tmp_path / "events", {})).to_series()
+    assert found.to_list() == expected
+
+
+def test_frames_of_polars_need_no_pandas(monkeypatch: pytest.MonkeyPatch, shop: Shop) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert shop.recommend(["u0"], k=2).height == 2
 
 
 def test_what_is_no_table_and_no_list_is_refused(shop: Shop, tmp_path: Path) -> None:

@@ -1,11 +1,7 @@
-"""The software bill of materials: what a CPU installs, with versions, licences and who needs whom.
-
-python -m tests.release.sbom dist/sbom.cdx.json     CycloneDX 1.6, JSON
-"""
+"""The software bill of materials (CycloneDX): packages, versions, licences and who needs whom."""
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
@@ -68,8 +64,3 @@ def write(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(JsonV1Dot6(bom).output_as_string(indent=2), encoding="utf-8")
     return len(bom.components)
-
-
-if __name__ == "__main__":
-    target = Path(sys.argv[1] if len(sys.argv) > 1 else "dist/sbom.cdx.json")
-    sys.stdout.write(f"{target}: {write(target)} packages\n")

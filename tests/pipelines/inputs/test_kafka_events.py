@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.inputs.kafka_events import DeadLetters, MessageReader, TopicConsumer
+from pipelines.inputs.kafka_events import MessageReader, TopicConsumer
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import StoreError
 
@@ -73,11 +73,12 @@ def event(number: int, **fields: Any) -> dict[str, Any]:
     return {"user_id": "ann", "item_id": f"sku-{number}", "event_type": "click", **fields}
 
 
-def send(topic: str, *messages: Any) -> None:
+def send(topic: str, *messages: Any, key: str | None = None) -> None:
     servers, name = topic.removeprefix("kafka://").split("/")
     producer = kafka.Producer({"bootstrap.servers": servers, "log_level": 0})
     for one in messages:
-        producer.produce(name, one if isinstance(one, bytes) else json.dumps(one).encode())
+        value = one if isinstance(one, bytes) else json.dumps(one).encode()
+        producer.produce(name, value, key=key)
     assert producer.flush(20) == 0
 
 
@@ -99,7 +100,7 @@ class Consumption:
         self.dead = folder / "dead.jsonl"
         self.store = store
         self.consumer = TopicConsumer(topic, "shop", self.said.append)
-        work = (store, DeadLetters(self.dead), MessageReader.parse(rename))
+        work = (store, self.dead, MessageReader.parse(rename))
         self._thread = threading.Thread(target=self._run, args=work)
         self._thread.start()
 
@@ -207,7 +208,7 @@ def test_a_store_and_a_broker_that_go_away_are_said_and_tried_again(tmp_path, mo
 def test_the_command_stores_until_it_is_told_to_end(topic, tmp_path):
     words = [sys.executable, "-m", "pipelines.cli.main", "events", "consume", topic]
     words += ["--store", f"sqlite:{tmp_path / 'online'}", "--dead-letters", str(tmp_path / "dead")]
-    send(topic, event(1), b"?")
+    send(topic, event(1), b"?", key="one partition")
     command = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "dead").exists() and command.poll() is None:
         time.sleep(0.5)
@@ -231,7 +232,7 @@ def test_passwords_come_by_variables_and_are_not_repeated(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=expected) as refused:
-        TopicConsumer(address, "shop", print).run(None, DeadLetters(tmp_path), MessageReader())
+        TopicConsumer(address, "shop", print).run(None, tmp_path, MessageReader())
     assert "hunter2" not in str(refused.value)
 
 
@@ -241,4 +242,4 @@ def test_a_wrong_name_and_a_missing_package_are_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     consumer = TopicConsumer("kafka://broker:9092/clicks", "shop", print)
     with pytest.raises(ValueError, match=r"recsys-platform\[kafka\]"):
-        consumer.run(None, DeadLetters(tmp_path), MessageReader())
+        consumer.run(None, tmp_path, MessageReader())
