@@ -2,7 +2,8 @@
 
     python -m examples.data news FOLDER      writes events.csv and, where there is one, items.csv
 
-Movies are MovieLens-100K: recsys data fetch movielens-100k.
+Movies are MovieLens-100K: recsys data fetch movielens-100k. Three shops are Amazon's Beauty, Sports
+and Toys, from a mirror (RECSYS_DATA_MIRROR).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from pipelines.datasets.fetch import fetch
+from pipelines.datasets.registry import find_dataset
 from tests.recsys.testing.world_text import DOMAINS, TOPICS
 from tests.recsys.testing.worlds import WorldConfig, world
 
@@ -157,6 +160,62 @@ def ids_only() -> Files:
     return {"events": events.sort("event_time")}
 
 
+SHOPS = ("beauty", "sports", "toys")
+OTHER_USERS = 3_000
+"""Users of one shop that the example has beside all users of several."""
+LEAST_EVENTS = 5
+"""Events of an item in the example."""
+
+
+def joined_shops() -> Files:
+    """Join the logs of three shops, whose users have one id in all, with a column ``domain``.
+
+    Toys has no times: a user's purchases there are spread over the time of those in other shops.
+    So all logs have only an order.
+    """
+    tables = {shop: fetch(find_dataset(f"amazon-{shop}")) for shop in SHOPS}
+    events, items = [], []
+    for shop, fetched in tables.items():
+        log = pl.read_parquet(fetched.directory / "events.parquet")
+        time = pl.col("event_time").dt.epoch("s") if "event_time" in log.columns else pl.lit(None)
+        place = (pl.col("sequence_index") + 0.5) / pl.len().over("user_id")
+        events.append(
+            log.select("user_id", "item_id", time.cast(pl.Float64).alias("time"), place=place)
+        )
+        catalogue = pl.read_parquet(fetched.directory / "items.parquet")
+        items.append(catalogue.select("item_id", "title", "categories", domain=pl.lit(shop)))
+    first, last = (getattr(pl.col("time"), end)().over("user_id") for end in ("min", "max"))
+    spread = (first + pl.col("place") * (last - first)).fill_null(0.0)
+    moment = pl.col("time").fill_null(spread)
+    log = pl.concat(events).sort("user_id", moment, "place", "item_id")
+    index = pl.int_range(pl.len()).over("user_id")
+    return {
+        "events": log.select("user_id", "item_id", sequence_index=index),
+        "items": pl.concat(items).unique("item_id", keep="first", maintain_order=True),
+    }
+
+
+def three_shops() -> Files:
+    """Keep users of several of three shops, some of one, and items with five of their events."""
+    whole = joined_shops()
+    shop_of = whole["items"].select("item_id", "domain")
+    shops = (
+        whole["events"]
+        .join(shop_of, on="item_id")
+        .group_by("user_id")
+        .agg(pl.col("domain").n_unique())
+    )
+    alone = shops.filter(pl.col("domain") == 1).sort("user_id").sample(OTHER_USERS, seed=26)
+    users = pl.concat([shops.filter(pl.col("domain") > 1), alone])
+    events = whole["events"].join(users.select("user_id"), on="user_id", how="semi")
+    events = events.filter(pl.len().over("item_id") >= LEAST_EVENTS).sort(
+        "user_id", "sequence_index"
+    )
+    items = whole["items"].join(events, on="item_id", how="semi")
+    texts = pl.col("categories").list.join("|")
+    return {"events": events, "items": items.with_columns(texts)}
+
+
 WORLDS: dict[str, Callable[[], Files]] = {
     "shop": shop,
     "news": news,
@@ -164,18 +223,20 @@ WORLDS: dict[str, Callable[[], Files]] = {
     "groceries": groceries,
     "ids-only": ids_only,
 }
+MIRRORED = {"three-shops": three_shops}
+"""Made of public data sets that only a mirror has."""
 
 
 def write(name: str, folder: Path) -> dict[str, int]:
     """Write an example's CSV files; return the rows of each."""
     folder.mkdir(parents=True, exist_ok=True)
-    tables = WORLDS[name]()
+    tables = (WORLDS | MIRRORED)[name]()
     for table, rows in tables.items():
         rows.write_csv(folder / f"{table}.csv")
     return {table: rows.height for table, rows in tables.items()}
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] not in WORLDS:
-        sys.exit(f"usage: python -m examples.data {'|'.join(WORLDS)} FOLDER")
+    if len(sys.argv) != 3 or sys.argv[1] not in WORLDS | MIRRORED:
+        sys.exit(f"usage: python -m examples.data {'|'.join(WORLDS | MIRRORED)} FOLDER")
     write(sys.argv[1], Path(sys.argv[2]))

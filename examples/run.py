@@ -12,14 +12,14 @@ import re
 import sys
 from pathlib import Path
 
-from examples.data import WORLDS, write
+from examples.data import MIRRORED, WORLDS, write
 from pipelines.cli.main import app
 from pipelines.engine.artifacts import read_json
 from serving.recommend import Recommender
 from serving.schemas import Request
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = ("movies", *WORLDS)
+EXAMPLES = ("movies", *WORLDS, *MIRRORED)
 NUM_LISTS = 2
 K = 5
 TODAY = "available_from >= '2026-03-15'"
@@ -35,7 +35,7 @@ def run(name: str, workspace: Path, settings: tuple[str, ...] = ()) -> str:
     if name not in EXAMPLES:
         raise ValueError(f"no example {name!r}; there are {', '.join(EXAMPLES)}")
     command = ["run", str(ROOT / "examples" / f"{name}.toml"), "--quiet"]
-    if name in WORLDS:
+    if name != "movies":
         for table in write(name, workspace / "data"):
             place = str((workspace / "data" / f"{table}.csv").absolute())
             command += ["--set", f"data.{table}={json.dumps(place)}"]

@@ -134,6 +134,26 @@ class RefusedAdapterError(RefusedError):
         self.judgement = judgement
 
 
+MIN_USERS = 2
+"""Held-out users without whom a step cannot be selected, or an adapter judged."""
+
+
+def refuse_few(config: RunConfig, domain: str, num_users: int) -> None:
+    """Stop if a domain has too few held-out users, as a small one may.
+
+    Args:
+        num_users: Users who select the step, or who judge, whichever are fewer.
+    """
+    few = Verdict(
+        name=f"held-out users of domain {domain}",
+        value=num_users,
+        bound=MIN_USERS,
+        passed=num_users >= MIN_USERS,
+        reason="as many select the step, and as many others judge",
+    )
+    refuse_harm(config, domain, Judgement(verdicts=[few], metrics={}, changes=[]))
+
+
 def refuse_harm(config: RunConfig, domain: str, judgement: Judgement) -> None:
     """Write the verdicts and stop if one of them failed."""
     verdicts = judgement.verdicts

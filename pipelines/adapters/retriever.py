@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import recsys.models.names as names
+from pipelines.adapters.gate import refuse_few
 from pipelines.adapters.task import DomainQueries, Judged, Task
 from recsys.data.batch import JaggedBatch
 from recsys.data.windows import (
@@ -56,11 +57,7 @@ def train_and_rank(task: Task) -> tuple[Judged, int]:
     config = task.config.adapter
     model = load_base(task, task.config.workspace / f"train_{task.base}" / GIVEN / task.base)
     selecting, judging = task.queries(0), task.queries(1)
-    if min(selecting.num_queries, judging.num_queries) < 2:
-        raise ValueError(
-            f"domain {task.name!r} has {selecting.num_queries} held-out users to select a step by "
-            f"and {judging.num_queries} to judge by; it needs 2 of each"
-        )
+    refuse_few(task.config, task.name, min(selecting.num_queries, judging.num_queries))
     base = measure(task, model.score, judging)
     base_within = measure(task, model.score, judging, within=True)
     adapter = new_adapter(task, model)

@@ -24,6 +24,9 @@ UNOBSERVED = float("nan")
 MIN_OF_A_TYPE = 20
 """Events of a type, and of all others, below which it is no task."""
 
+SCALE = 5.0
+"""Times ``like_from`` that a rating is, at most."""
+
 
 class Outcomes(NamedTuple):
     """Values and types of held-out events."""
@@ -47,12 +50,18 @@ def choose_tasks(outcomes: Outcomes, like_from: float) -> tuple[tuple[str, ...],
     """Choose the tasks that held-out events have labels for, with the reason.
 
     A type of event is a task where it has at least ``MIN_OF_A_TYPE`` events and others have too.
+    Values far above ``like_from`` are prices or amounts, so they are no likes.
     """
     known = outcomes.values[~outcomes.values.isnan()]
     liked = int((known >= like_from).sum())
     tasks, reasons = [NEXT], []
     if len(known) == 0:
         reasons.append("events have no values, so there are no likes")
+    elif float(known.max()) > SCALE * like_from > 0:
+        reasons.append(
+            f"values reach {float(known.max()):g}, so they are no ratings of which {like_from:g} "
+            "is a like; set ranker_training.like_from if they are"
+        )
     elif liked in (0, len(known)):
         reasons.append(
             f"{liked} of {len(known)} held-out events are likes (value >= {like_from:g}): "

@@ -205,6 +205,11 @@ def test_a_run_adapts_to_the_domains_that_are_named_and_skips_them_the_next_time
     assert whole["name"] == f"domain {TOYS}"
     assert whole["low"] <= whole["difference"] <= whole["high"]
 
+    # A domain of a few items has hardly a held-out user.
+    small = recsys(*run, "--set", "adapter.validation_users=1")
+    assert small.exit_code == 0, small.output
+    assert f"{TOYS!r} is refused, the base serves the domain: held-out users of" in small.output
+
 
 @pytest.mark.parametrize(
     ("more", "said"),

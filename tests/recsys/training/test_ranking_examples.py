@@ -41,6 +41,7 @@ def test_a_task_of_one_class_is_left_out_and_said() -> None:
         ([5.0, 4.0, NAN], (NEXT,), "2 of 2", "one class"),
         ([1.0, 3.5], (NEXT,), "0 of 2", "one class"),
         ([5.0, 1.0, 2.0, 3.0], (NEXT, LIKE), "25%"),
+        ([19.99, 1.5, 249.0], (NEXT,), "values reach 249", "no ratings"),
     ):
         found, said = choose_tasks(Outcomes.of_values(torch.tensor(values)), 4.0)
         assert found == names
