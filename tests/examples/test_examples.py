@@ -5,10 +5,12 @@ import re
 import tomllib
 from pathlib import Path
 
+import polars as pl
 import pytest
 
-from examples.data import WORLDS, write
+from examples.data import MIRRORED, WORLDS, joined_shops, write
 from examples.run import EXAMPLES, ROOT, page_of, run
+from pipelines.datasets.fetch import Fetched
 from pipelines.presets.resolve import ConfigSources
 
 NOT_SHOWN = ("tracking.enabled=false", "search.meaning_words=200")
@@ -58,8 +60,41 @@ def test_an_example_prints_what_its_page_shows(name: str, tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.mirror
 @pytest.mark.skipif("RECSYS_DATA_MIRROR" not in os.environ, reason="RECSYS_DATA_MIRROR is not set")
-def test_the_example_of_movies_prints_what_its_page_shows(tmp_path: Path) -> None:
-    assert_like_the_page("movies", run("movies", tmp_path, NOT_SHOWN))
+@pytest.mark.parametrize("name", ["movies", *MIRRORED])
+def test_an_example_of_public_data_prints_what_its_page_shows(name: str, tmp_path: Path) -> None:
+    assert_like_the_page(name, run(name, tmp_path, NOT_SHOWN))
+
+
+def test_logs_of_three_shops_are_one_log_in_the_order_of_their_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = {
+        "beauty": {"A": [("b1", 10), ("b2", 50)], "B": [("b1", 10)]},
+        "sports": {"A": [("s1", 15)]},
+        "toys": {"A": [("t1", None), ("t2", None)], "C": [("t2", None), ("t1", None)]},
+    }
+    for shop, users in logs.items():
+        rows = [
+            {"user_id": user, "item_id": item, "sequence_index": place, "event_time": time}
+            for user, events in users.items()
+            for place, (item, time) in enumerate(events)
+        ]
+        (folder := tmp_path / shop).mkdir()
+        events = pl.DataFrame(rows, schema_overrides={"event_time": pl.Int64})
+        time = pl.from_epoch("event_time", "s")
+        events = events.drop("event_time") if shop == "toys" else events.with_columns(time)
+        events.write_parquet(folder / "events.parquet")
+        items = events.select("item_id", title="item_id", categories=pl.concat_list("item_id"))
+        items.unique().write_parquet(folder / "items.parquet")
+    monkeypatch.setattr("examples.data.find_dataset", lambda name: name.removeprefix("amazon-"))
+    made = lambda shop: Fetched(directory=tmp_path / shop, source="planted")  # noqa: E731
+    monkeypatch.setattr("examples.data.fetch", made)
+    joined = joined_shops()
+    # Purchases without times are spread over those with: t1 at 20, t2 at 40.
+    order = dict(joined["events"].group_by("user_id").agg("item_id").iter_rows())
+    assert order == {"A": ["b1", "s1", "t1", "t2", "b2"], "B": ["b1"], "C": ["t2", "t1"]}
+    shops = dict(joined["items"].select("item_id", "domain").iter_rows())
+    assert shops == {item: {"b": "beauty", "s": "sports", "t": "toys"}[item[0]] for item in shops}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
