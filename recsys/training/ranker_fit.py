@@ -84,7 +84,7 @@ def ranker_loss(
 
 def has_one_shape(model: Ranker, losses: StepLosses) -> bool:
     """Whether a step needs no look at the data where all items are encoded."""
-    same = model.num_item_rows == model.inputs.num_item_rows and not model.inputs.query_dense
+    same = model.num_item_rows == model.inputs.num_item_rows
     shape = losses.shape
     places = shape.num_queries * (shape.num_candidates + shape.max_history)
     return same and model.encodes_all(places)

@@ -143,7 +143,6 @@ class RankingExamples(NamedTuple):
         return RankingBatch(
             self.queries_of(chosen),
             Jagged(rows.flatten(), offsets),
-            None,
             self.candidates.features[index].flatten(0, 1),
         )
 
@@ -273,7 +272,6 @@ class FixedLists(NamedTuple):
         batch = RankingBatch(
             JaggedBatch(queries),
             Jagged(candidates, ends),
-            None,
             dense.view(-1, self.num_features) if self.num_features else None,
         )
         drawn = Drawn(candidates.view(shape), labels.view(*shape, -1), weights.view(shape))

@@ -28,8 +28,6 @@ class RankerInputs(FeatureSizes):
     """Sizes of the ranker's inputs, and the tasks it predicts (row 0 of every id included)."""
 
     tasks: tuple[str, ...] = ("click",)
-    query_dense: tuple[str, ...] = ()
-    """Names of the dense features of a query."""
     candidate_dense: tuple[str, ...] = ()
     """Names of the dense features of a candidate, such as sources' scores."""
     base_feature: str = ""
@@ -50,12 +48,12 @@ class RankerInputs(FeatureSizes):
             )
 
 
-def read_inputs(*, num_slots: int = 0, **sizes: Any) -> RankerInputs:
+def read_inputs(*, num_slots: int = 0, query_dense: object = (), **sizes: Any) -> RankerInputs:
     """Read the inputs of a saved ranker, of an earlier version too."""
-    if num_slots:
+    if num_slots or query_dense:
         raise ValueError(
-            "this ranker learned position bias from shown lists (num_slots = "
-            f"{num_slots}), which this version does not read; train it and release again"
+            "this ranker learned position bias from shown lists, or reads dense features of a "
+            "query, which this version does not; train it and release again"
         )
     return RankerInputs(**sizes)
 
@@ -121,8 +119,12 @@ class RankerConfig:
 
 def num_fields(inputs: RankerInputs) -> int:
     """Count the fields that are crossed: item, history, and what else there is."""
-    user = bool(inputs.user_features or inputs.query_dense)
-    return 2 + user + bool(inputs.context_features) + bool(inputs.candidate_dense)
+    return (
+        2
+        + bool(inputs.user_features)
+        + bool(inputs.context_features)
+        + bool(inputs.candidate_dense)
+    )
 
 
 def count_flops(config: RankerConfig, inputs: RankerInputs) -> dict[str, int]:

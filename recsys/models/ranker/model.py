@@ -5,9 +5,9 @@ the user's history; fields cross (DCN-v2); a trunk follows, by default a sparse 
 then a small head for each task. With a ``base_feature`` the model learns a correction of that
 score, and equals it at first.
 
-Training: cross entropy of each task, with learned task weights and a position-bias model
-(``layers/examination.py``). Serving: calibrated probabilities and one score of them, computed for
-one query's candidates in tiles of one size, so that bits do not depend on the batch.
+Training: cross entropy of each task, with learned task weights. Serving: calibrated probabilities
+and one score of them, computed for one query's candidates in tiles of one size, so that bits do not
+depend on the batch.
 
 Axes: B queries, C candidates of a query, M candidates of a batch, D width of a field, W width of
 all fields, T tasks, E experts, K experts of each candidate, N item rows.
@@ -139,7 +139,7 @@ class Ranker(CatalogueModel):
             vectors: Field of each event, [M, D].
         """
         ready = self.attention.prepare(history, vectors)
-        return QueryReader(ready, self.query_fields(batch.queries, batch.query_dense))
+        return QueryReader(ready, self.query_fields(batch.queries))
 
     def rank(
         self,
@@ -255,12 +255,11 @@ class Ranker(CatalogueModel):
         if batch.queries.batch_size > 1:
             number = torch.tensor([query], device=self._content.device)
             features = {name: value.take(number) for name, value in features.items()}
-        dense = None if batch.query_dense is None else batch.query_dense[query : query + 1]
         kinds = [name for _, names in self.query_fields.kinds for name in names]
-        if dense is None and all(len(features[name].values) == 1 for name in kinds):
+        if all(len(features[name].values) == 1 for name in kinds):
             rows = {name: int(features[name].values) for name in kinds}
             return self.reader_of_one(features["history"].values, rows)
-        one = RankingBatch(JaggedBatch(features), batch.candidates, dense)
+        one = RankingBatch(JaggedBatch(features), batch.candidates)
         history = latest(features["history"], self.config.max_history)
         events = functional.embedding(self._known(history.values), self.all_item_inputs())
         return self.read(one, history, events)

@@ -95,14 +95,12 @@ class RankingBatch(NamedTuple):
     """``history`` (item rows, oldest first), ``user.<name>`` and ``context.<name>``."""
     candidates: Jagged
     """Item rows of each query's candidates, M in all."""
-    query_dense: Tensor | None = None
-    """[B, F of a query]."""
     candidate_dense: Tensor | None = None
     """[M, F of a candidate]."""
 
     def to(self, device: torch.device) -> RankingBatch:
-        dense = (None if one is None else one.to(device) for one in self[2:])
-        return RankingBatch(self.queries.to(device), self.candidates.to(device), *dense)
+        dense = None if self.candidate_dense is None else self.candidate_dense.to(device)
+        return RankingBatch(self.queries.to(device), self.candidates.to(device), dense)
 
 
 class Candidates(NamedTuple):
@@ -125,35 +123,28 @@ class Candidates(NamedTuple):
         """Build a ranker's batch of these queries with all their candidates."""
         present = self.present
         candidates = Jagged(self.item_rows[present], cut_offsets(present.sum(1)))
-        return RankingBatch(queries, candidates, None, self.features[present])
+        return RankingBatch(queries, candidates, self.features[present])
 
 
 def check_batch(batch: RankingBatch, inputs: RankerInputs) -> None:
     """Refuse dense features that are missing, too many, or not finite."""
-    sizes = (batch.queries.batch_size, len(batch.candidates.values))
-    if batch.candidates.batch_size != sizes[0]:
+    num_queries = batch.queries.batch_size
+    if batch.candidates.batch_size != num_queries:
         raise ValueError(
-            f"{sizes[0]} queries but candidates of {batch.candidates.batch_size}; give each "
+            f"{num_queries} queries but candidates of {batch.candidates.batch_size}; give each "
             "query its candidates, none as an empty list"
         )
-    for what, names, dense, count in (
-        ("query_dense", inputs.query_dense, batch.query_dense, sizes[0]),
-        ("candidate_dense", inputs.candidate_dense, batch.candidate_dense, sizes[1]),
-    ):
-        shape = None if dense is None else tuple(dense.shape)
-        if shape != ((count, len(names)) if names else None):
-            raise ValueError(
-                f"{what} must be {(count, len(names)) if names else None} for the columns "
-                f"{names}, got {shape}"
-            )
-        if dense is not None and dense.device.type == "cpu":
-            bad = ~dense.isfinite()
-            if bad.any():
-                row, column = bad.nonzero()[0].tolist()
-                raise ValueError(
-                    f"{what} column {names[column]!r} is {float(dense[row, column])} in row "
-                    f"{row}; fill missing values before ranking"
-                )
+    names, dense = inputs.candidate_dense, batch.candidate_dense
+    shape = None if dense is None else tuple(dense.shape)
+    expected = (len(batch.candidates.values), len(names)) if names else None
+    if shape != expected:
+        raise ValueError(f"candidate_dense must be {expected} for the columns {names}, got {shape}")
+    if dense is not None and dense.device.type == "cpu" and (bad := ~dense.isfinite()).any():
+        row, column = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"candidate_dense column {names[column]!r} is {float(dense[row, column])} in row "
+            f"{row}; fill missing values before ranking"
+        )
 
 
 MIN_DEVIATION = 1e-4
@@ -191,22 +182,18 @@ class QueryFields(nn.Module):
                 ("user", inputs.user_features),
                 ("context", inputs.context_features),
             )
-            if features or (kind == "user" and inputs.query_dense)
+            if features
         ]
         tables = inputs.query_tables(dim)
         self.tables = EmbeddingBags(tables, config.backend) if tables else None
-        self.dense = nn.Linear(len(inputs.query_dense), dim) if inputs.query_dense else None
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in self.kinds)
 
-    def forward(self, queries: JaggedBatch, dense: Tensor | None) -> Tensor:
+    def forward(self, queries: JaggedBatch) -> Tensor:
         """Encode queries, [B, fields * D]."""
         pooled = {} if self.tables is None else self.tables(queries)
         fields = []
-        for (kind, names), norm in zip(self.kinds, self.norms, strict=True):
-            parts = [pooled[name] for name in names]
-            if kind == "user" and self.dense is not None and dense is not None:
-                parts.append(self.dense(dense))
-            fields.append(norm(sum(parts)))
+        for (_, names), norm in zip(self.kinds, self.norms, strict=True):
+            fields.append(norm(sum(pooled[name] for name in names)))
         if not fields:
             return queries["history"].offsets.new_zeros(queries.batch_size, 0).float()
         return torch.cat(fields, dim=1)

@@ -3,7 +3,7 @@
 Beauty, Sports and Toys of Amazon have one id for each user. N@10 among a shop's items, history left
 out, of: a model of each shop's events alone (own); one model of all events (shared), which is the
 base; the base fine-tuned whole on each shop (full); the base and an adapter of each shop (adapter).
-Of validation 2,000 users users pick each training's best step; odd ones are the number on validation,
+Of validation 2,000 even users pick each best step; odd ones are the number on validation,
 and the gate's verdict. With ``--test`` also the test events of all users, which is a look for the
 ledger.
 

@@ -81,7 +81,6 @@ def batch_of(shown: Shown, requests: Rows, *, dense: bool) -> tuple[RankingBatch
     batch = RankingBatch(
         JaggedBatch(queries),
         ragged([shown.items[first:last] for first, last in bounds]),
-        None,
         torch.from_numpy(shown.features[places]).float() if dense else None,
     )
     return batch, torch.from_numpy(shown.clicked[places]).float()[:, None]

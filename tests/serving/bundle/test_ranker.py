@@ -96,7 +96,6 @@ def test_served_scores_are_batch_scores_bit_for_bit(recommender):
             torch.cat([own for _, own, _ in made]),
             torch.tensor([0, *(len(own) for _, own, _ in made)]).cumsum(0),
         ),
-        None,
         torch.cat([numbers for _, _, numbers in made]),
     )
     scores = recommender.bundle.ranker.model.score(batch)
@@ -183,7 +182,7 @@ def test_appended_items_are_ranked_and_old_ones_keep_their_scores(parts, tmp_pat
     after = load_bundle(tmp_path / "bundle-v1+1")
     model = after.ranker.model
     query, own, numbers = candidates(Recommender(before), "user-3")
-    batch = RankingBatch(query.features, Jagged(own, torch.tensor([0, len(own)])), None, numbers)
+    batch = RankingBatch(query.features, Jagged(own, torch.tensor([0, len(own)])), numbers)
     assert torch.equal(model.score(batch), before.ranker.model.score(batch))
     fresh = torch.tensor([41])
     alone = model.score_candidates(model.encode_reader(batch, 0), fresh, numbers[:1])

@@ -48,7 +48,7 @@ def asked(count: int = 70, events: int = 4, seed: int = 1) -> RankingBatch:
     )
     rows = torch.randint(1, 200, (count,), generator=generator)
     numbers = torch.randn(count, 2, generator=generator)
-    return RankingBatch(queries, Jagged(rows, torch.tensor([0, count])), None, numbers)
+    return RankingBatch(queries, Jagged(rows, torch.tensor([0, count])), numbers)
 
 
 @pytest.mark.parametrize("events", [0, 1, 9])

@@ -21,7 +21,6 @@ INPUTS = RankerInputs(
     num_categories=5,
     user_features={"segment": 4},
     context_features={"hour": 7},
-    query_dense=("age",),
     candidate_dense=("price", "score"),
 )
 CONFIG = RankerConfig(
@@ -61,7 +60,6 @@ def batch_of(sizes: list[int], seed: int = 2) -> RankingBatch:
     return RankingBatch(
         queries,
         candidates,
-        torch.randn(len(sizes), 1, generator=generator),
         torch.randn(sum(sizes), 2, generator=generator),
     )
 
@@ -73,7 +71,6 @@ def only(batch: RankingBatch, query: int) -> RankingBatch:
     return RankingBatch(
         JaggedBatch({name: value.take(number) for name, value in batch.queries.features.items()}),
         batch.candidates.take(number),
-        batch.query_dense[query : query + 1],
         batch.candidate_dense[begin:end],
     )
 
@@ -131,7 +128,9 @@ def test_counted_operations_are_those_of_a_forward(trunk):
         own.forward = lambda rows, experts, weights: loop_over_experts(
             rows, own.up, own.down, experts, weights
         )
-    reader = model.encode_reader(batch_of([1]), 0)
+    batch = batch_of([1])
+    history = batch.queries["history"]
+    reader = model.read(batch, history, model.all_item_inputs()[history.values])
     items, dense = torch.randn(1, 50, 8), torch.randn(1, 50, 2)
     # With gradients: oneDNN's products, which serve, are not counted.
     with FlopCounterMode(display=False) as counter:
@@ -184,7 +183,7 @@ def test_bad_input_is_named():
     assert_refused(
         {
             "column 'score' is nan in row 4": scoring(candidate_dense=spoiled),
-            r"query_dense must be \(2, 1\)": scoring(query_dense=None),
+            r"candidate_dense must be \(5, 2\)": scoring(candidate_dense=None),
             "candidates of 1": scoring(candidates=batch.candidates.take(torch.tensor([0]))),
             "'purchase' has 0 positive of 5": lambda: model.fit_calibration(logits, labels),
             r"task_values names \['view'\]": lambda: ranker(
