@@ -139,11 +139,7 @@ MIN_USERS = 2
 
 
 def refuse_few(config: RunConfig, domain: str, num_users: int) -> None:
-    """Stop if a domain has too few held-out users, as a small one may.
-
-    Args:
-        num_users: Users who select the step, or who judge, whichever are fewer.
-    """
+    """Stop if too few users select the step, or judge, as in a small domain."""
     few = Verdict(
         name=f"held-out users of domain {domain}",
         value=num_users,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path
 
 import torch
@@ -54,16 +54,11 @@ MOST_QUERY_FIELDS = 10_000
 
 
 def _per_query(batch: RankingBatch) -> list[tuple[int, Tensor, Tensor | None]]:
-    bounds = batch.candidates.offsets.tolist()
     dense = batch.candidate_dense
     return [
-        (
-            query,
-            batch.candidates.values[begin:end],
-            None if dense is None else dense[begin:end],
-        )
-        for query, (begin, end) in enumerate(pairwise(bounds))
-        if end > begin
+        (query, batch.candidates.values[own], None if dense is None else dense[own])
+        for query, own in enumerate(starmap(slice, pairwise(batch.candidates.offsets.tolist())))
+        if own.stop > own.start
     ]
 
 

@@ -26,14 +26,8 @@ from recsys.layers.moe.router import Routing
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 
 
-def _has_onednn() -> bool:
-    # What torch's own compiler calls; no public function multiplies plain tensors by oneDNN.
-    return bool(torch._C._has_mkldnn) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-HAS_ONEDNN = _has_onednn()
-
-
+# What torch's own compiler calls; no public function multiplies plain tensors by oneDNN.
+HAS_ONEDNN = bool(torch._C._has_mkldnn) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 NARROW = 128 * 128
 """Weights of a layer below which torch's own product takes less time."""
 
@@ -323,7 +317,6 @@ class Trunk(nn.Module):
         """Transform crossed fields, [M, W] -> [M, W].
 
         Args:
-            crossed: [M, W].
             routing: Of ``routing_of_items``; None lets the router decide.
         """
         normed = self.norm(crossed)
