@@ -25,7 +25,6 @@ from recsys.layers.moe.experts import SparseMoe, SparseMoeConfig
 from recsys.layers.moe.router import Routing
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 
-
 # What torch's own compiler calls; no public function multiplies plain tensors by oneDNN.
 HAS_ONEDNN = bool(torch._C._has_mkldnn) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 NARROW = 128 * 128
