@@ -21,7 +21,7 @@ RENAMED_KEYS: Mapping[str, str] = {
 }
 """Old and new name of a key or a section, in the order in which they are renamed."""
 FIXED_KEYS: Mapping[str, str] = {
-    "torchrun": "device_memory host_memory batch_size",
+    "torchrun": "device_memory host_memory batch_size sharding",
     "filters": "earliest_year",
     "enrichment": ("max_reply_tokens max_attempts max_text_chars max_unreachable batch_size"),
     "enrichment.endpoint": "first_wait_seconds temperature",

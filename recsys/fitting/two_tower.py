@@ -36,10 +36,10 @@ from recsys.training.passes import TrainingConfig
 def untrained_two_tower(
     inputs: ModelInputs, config: TwoTowerConfig, run: TrainingRun, split: FitSplit = "train"
 ) -> TwoTower:
-    """Build a model that knows how often each item occurs in a split, on the run's device."""
+    """Build a model that knows how often each item occurs in a split, on the host."""
     counts = inputs.item_counts(split)
     torch.manual_seed(run.seed)
-    return TwoTower(config, inputs.sizes, inputs.catalogue, counts).to(run.device)
+    return TwoTower(config, inputs.sizes, inputs.catalogue, counts)
 
 
 def fixed_loss(
@@ -101,6 +101,9 @@ def fit_two_tower(
     # An increment without new labels only takes new rows and counts.
     num_examples = len(positions) if new is None else max(1, len(positions))
     model = untrained_two_tower(inputs, config, run, split)
+    # Before the model moves: its tables may be larger than one device.
+    run.ranks.shard(model, training.optimizer, run.device)
+    model = model.to(run.device)
     order = BatchOrder(num_examples, training.batch_size, run.seed)
 
     def loss_at(step: int) -> Tensor:

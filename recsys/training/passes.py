@@ -16,7 +16,6 @@ ROWS_PAY_FROM = 1 << 25
 """Elements of a layer's tables from which moving rows beats a dense step: on an H200 the dense step
 of the two-tower took 0.9 times as long as by rows at 1.5M elements, 1.07 times at 64M and 1.8 times
 at 640M (``tests/benchmarks/results/kernels/training_step_cuda.md``)."""
-Sharding = Literal["auto", "table_wise", "row_wise", "column_wise"]
 REFIT_WARMUP_SHARE = 0.1
 """Least share of a continued refit's steps in which the rate rises: the optimizer starts fresh."""
 
@@ -76,7 +75,7 @@ class AdamWConfig:
     """How the matrices inside blocks move: by Adam, or by Muon's orthogonal steps."""
     max_row_norm: float | None = 1.0
     """Norm to which each row's gradient is clipped if tables move by rows: a global norm is known
-    only after they have moved. Sharded tables cannot clip and need inf, which never clips."""
+    only after they have moved; inf never clips."""
 
     def __post_init__(self) -> None:
         kinds = ("auto", "dense", "adam", "rowwise_adam", "rowwise_adagrad")
@@ -264,12 +263,10 @@ class RankerFitConfig(TrainingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingConfig:
-    """Which tables are spread over ranks, and how."""
+    """Which tables are spread over ranks."""
 
     shard_from: int = ROWS_PAY_FROM
     """Elements of a layer's tables from which they are sharded; smaller ones are on every rank."""
-    sharding: Sharding = "auto"
-    """How; ``auto`` lets the planner choose for each table."""
 
     def __post_init__(self) -> None:
         check_bounds(self, shard_from=">= 0")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -38,8 +39,15 @@ class Ranks:
         """Return the share of a step's batch for a loss."""
         return WHOLE
 
-    def shard(self, model: nn.Module, config: AdamWConfig) -> None:
-        """Spread large tables over the ranks; the model is on its device, without an optimizer."""
+    def shard(
+        self, model: nn.Module, config: AdamWConfig, device: torch.device | None = None
+    ) -> None:
+        """Spread large tables over the ranks, before the model has an optimizer.
+
+        Args:
+            device: Where the rows go; None is where the model is. Tables that are larger than one
+                device are on the host until then.
+        """
 
     def begin(self, model: nn.Module) -> None:
         """Start all ranks from the same weights, each with draws of its own."""

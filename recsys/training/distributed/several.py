@@ -1,9 +1,9 @@
 """The ranks of a training in several processes: its parts of a step, its sums, its whole state.
 
 Data parallel: each rank computes the loss of its part of the step's batch, and gradients of weights
-that every rank holds are averaged in one buffer. Large tables are sharded by TorchRec
-(``sharded.py``), whose backward moves their rows. In-batch negatives are those of the whole batch,
-so that a step means the same on any number of ranks.
+that every rank holds are averaged in one buffer. Large tables are split by rows (``sharded.py``),
+which their backward moves. In-batch negatives are those of the whole batch, so that a step means
+the same on any number of ranks.
 
 Axes: P labels of a part.
 """
@@ -102,7 +102,8 @@ def gathered_texts(text: str) -> list[str]:
 def gathered(values: Tensor) -> Tensor:
     """Join 1-D tensors of any lengths from all ranks, in the order of the ranks."""
     size = dist.get_world_size()
-    length = torch.tensor([len(values)], device=values.device)
+    # Between the hosts, which know their lengths: no device is waited for.
+    length = torch.tensor([len(values)])
     lengths = [torch.empty_like(length) for _ in range(size)]
     dist.all_gather(lengths, length)
     counts = torch.cat(lengths).tolist()
@@ -155,8 +156,12 @@ class SeveralRanks(Ranks):
     def share(self, step: int, seed: int) -> StepShare:
         return RankPart(step, seed)
 
-    def shard(self, model: nn.Module, config: AdamWConfig) -> None:
-        self._tables = shard_tables(model, config, self._config)
+    def shard(
+        self, model: nn.Module, config: AdamWConfig, device: torch.device | None = None
+    ) -> None:
+        if self._tables is None:
+            device = device or next(model.parameters()).device
+            self._tables = shard_tables(model, config, self._config, device)
 
     def begin(self, model: nn.Module) -> None:
         with torch.no_grad():
@@ -184,7 +189,10 @@ class SeveralRanks(Ranks):
         buffer = torch.cat([*parts, has])
         dist.all_reduce(buffer)
         buffer /= self.size
-        present = (buffer[-len(weights) :] > 0).tolist()
+        present = [True] * len(weights)
+        if any(one.grad is None for one in weights):
+            # Only then the device is waited for.
+            present = (buffer[-len(weights) :] > 0).tolist()
         place = 0
         for one, is_there in zip(weights, present, strict=True):
             part = buffer[place : place + one.numel()].view_as(one)
@@ -277,7 +285,7 @@ def _known(states: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def present_ranks(config: ShardingConfig | None = None) -> Ranks:
-    """Return the ranks of the process group that was joined; one alone without one."""
-    if dist.is_available() and dist.is_initialized():
+    """Return the ranks of the process group that was joined; one alone without others."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return SeveralRanks(config)
     return ALONE

@@ -28,10 +28,11 @@ from recsys.training.progress import SilentProgress
 
 NUM_ITEMS, NUM_USERS, DIM, BATCH = 97, 60, 16, 24
 CASES = {
-    "replicated": ("dense", "auto"),
-    "row_wise": ("rowwise_adagrad", "row_wise"),
-    "table_wise": ("rowwise_adagrad", "table_wise"),
+    "replicated": ("dense", math.inf),
+    "adagrad": ("rowwise_adagrad", math.inf),
+    "clipped": ("adam", 0.002),
 }
+"""Rule of the tables and norm of a row's gradient."""
 NUM_STEPS = 6
 
 
@@ -68,11 +69,11 @@ class StoppedError(Exception):
 
 def run(case: str, folder: Path | None, stop_at: int | None = None) -> dict[str, torch.Tensor]:
     """Train; without a process group alone."""
-    tables, sharding = CASES[case]
+    tables, max_row_norm = CASES[case]
     shard_from = 10**9 if case == "replicated" else 0
-    ranks = present_ranks(ShardingConfig(shard_from=shard_from, sharding=sharding))
+    ranks = present_ranks(ShardingConfig(shard_from=shard_from))
     trained, (histories, labels, users) = model(), world()
-    optimizer = AdamWConfig(tables=tables, max_row_norm=math.inf)
+    optimizer = AdamWConfig(tables=tables, max_row_norm=max_row_norm)
     ranks.shard(trained, optimizer)
     losses = []
 

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,11 @@ from safetensors.torch import load_file
 from recsys.data.versions import own_versions
 from recsys.training.checkpoint import load_latest
 from recsys.training.distributed.several import COMPARED, RanksError, check_versions, local_device
-from recsys.training.distributed.sharded import Shard, choose_rule, shard_tables
+from recsys.training.distributed.sharded import choose_rule
 from recsys.training.passes import AdamWConfig, ShardingConfig
 from tests.recsys.training.distributed import ranks_at_work
 from tests.recsys.training.distributed.ranks_at_work import CASES
 
-pytest.importorskip("torchrec")
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[4]
 
@@ -30,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     work = Path(ranks_at_work.__file__)
     done = subprocess.run(
-        [sys.executable, "-m", *command, work, folder, *CASES, "row_wise@4", "table_wise@5"],
+        [sys.executable, "-m", *command, work, folder, *CASES, "adagrad@4", "clipped@5"],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
         capture_output=True,
@@ -44,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_updates_of_sharded_tables_are_counted(folder: Path) -> None:
     """Adam's bias corrections need their number."""
-    checkpoint = load_latest(folder / "table_wise-checkpoints")
+    checkpoint = load_latest(folder / "clipped-checkpoints")
     steps = {
         name: int(value)
         for name, value in checkpoint.tensors["optimizer"].items()
@@ -72,8 +70,8 @@ def test_two_ranks_train_what_one_process_trains(folder: Path, alone, case: str)
 
 
 def test_one_process_goes_on_with_the_checkpoint_of_two(folder: Path, alone) -> None:
-    found = ranks_at_work.run("row_wise", folder / "row_wise-checkpoints")
-    assert_same(alone["row_wise"], found, since=3)
+    found = ranks_at_work.run("adagrad", folder / "adagrad-checkpoints")
+    assert_same(alone["adagrad"], found, since=3)
 
 
 def test_ranks_of_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,30 +92,9 @@ def test_rules_and_sizes_decide_what_is_sharded() -> None:
     small, all_of_it = ShardingConfig(), ShardingConfig(shard_from=0)
     assert choose_rule(layer, AdamWConfig(tables="rowwise_adagrad"), small) is None
     assert choose_rule(layer, AdamWConfig(tables="dense"), all_of_it) is None
-    # FBGEMM has no Adam on a CPU: such tables stay whole on every rank.
+    # One process moves every row at every step on a CPU, and so does each of several.
     assert choose_rule(layer, AdamWConfig(), all_of_it) is None
-    assert choose_rule(layer, AdamWConfig(tables="rowwise_adagrad"), all_of_it) == "rowwise_adagrad"
-    with pytest.raises(ValueError, match="'adam' cannot be sharded on cpu, only"):
-        choose_rule(layer, AdamWConfig(tables="adam"), all_of_it)
-
-
-def test_sharded_tables_refuse_to_drop_the_clip_of_rows() -> None:
-    everything = ShardingConfig(shard_from=0)
-    default = AdamWConfig(tables="rowwise_adagrad")
-    for config in (default, replace(default, max_row_norm=0.5)):
-        with pytest.raises(
-            ValueError, match=f"max_row_norm is {config.max_row_norm}; set .* = inf"
-        ):
-            shard_tables(ranks_at_work.model(), config, everything)
-    # Nothing is sharded, so nothing is lost.
-    assert shard_tables(ranks_at_work.model(), AdamWConfig(), ShardingConfig()) is None
-
-
-def test_a_part_is_cut_out_of_tables_and_of_numbers_a_row() -> None:
-    shard = Shard(offsets=(2, 0), sizes=(3, 4), owner=0)
-    whole = torch.arange(24.0).view(6, 4)
-    assert shard.of(whole).equal(whole[2:5])
-    assert shard.of(whole[:, 0]).tolist() == [8, 12, 16]
+    assert choose_rule(layer, AdamWConfig(tables="adam"), all_of_it) == "adam"
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
