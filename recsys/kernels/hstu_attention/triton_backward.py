@@ -25,21 +25,25 @@ from recsys.kernels.hstu_attention.triton_kernel import (
     _elapsed,
     _load_rows,
     _place,
-    _sigmoid,
     _store_rows,
+    _tanh,
     _time_bucket,
     _time_span,
     blocks_of,
+    half_scale,
     kernel_widths,
 )
 
 
 @triton.jit
-def _score_gradient(s, dp, on_gpu: tl.constexpr, exact: tl.constexpr):
-    """Compute weights p and the gradient of their scores s from the gradient of the weights."""
-    g = _sigmoid(s, on_gpu, exact)
-    p = s * g
-    return p, dp * (g + p * (1.0 - g))
+def _score_gradient(half, dp, on_gpu: tl.constexpr, exact: tl.constexpr):
+    """Compute weights p and twice the gradient of the scores, of which ``half`` is the half."""
+    if on_gpu and not exact:
+        t = _tanh(half)
+        return half * t + half, dp * (half * (1.0 - t * t) + t) + dp
+    g = 1.0 / (1.0 + tl.exp(-2.0 * half))
+    p = 2.0 * half * g
+    return p, 2.0 * dp * (g + p * (1.0 - g))
 
 
 @triton.jit
@@ -110,7 +114,7 @@ def _score_gradients(
     q, k, v, do, begin_m, begin, span, place, bias, scale, on_gpu: tl.constexpr,
     exact: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the scores of queries from begin_m on and keys from begin on, [m, n]."""
+    """Twice the gradients of the scores of queries from begin_m on and keys from begin on."""
     s = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
     s = _add_bias(s, begin_m, begin, span, place, bias, on_gpu, False)
     dp = tl.dot(do, tl.trans(v), input_precision="tf32x3")
@@ -176,7 +180,7 @@ def backward(
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     widths, pairs = kernel_widths(q, v), (len(offsets) - 1) * q.shape[1]
     blocks = blocks_of("keys", q, v, biased=bias.present)
-    scalars = (q.shape[2] ** -0.5, 1.0 / max_length)
+    scalars = (half_scale(q), 1.0 / max_length)
     strides = (q.stride(0), k.stride(0), v.stride(0), do.stride(0))
     _backward_keys[(triton.cdiv(max_length, blocks["block_n"]), pairs)](
         q, k, v, do, dk, dv, offsets, *bias.tensors(), *scalars,
@@ -307,7 +311,7 @@ def backward_biases(
     )
     _backward_biases[(BIAS_PARTS, num_blocks, heads)](
         q, k, v, do, position_parts, time_parts, offsets, *bias.tensors(),
-        bias.position_buckets, q.shape[2] ** -0.5, 1.0 / max_length,
+        bias.position_buckets, half_scale(q), 0.5 / max_length,
         q.stride(0), k.stride(0), v.stride(0), do.stride(0),
         len(offsets) - 1, num_blocks, max_length, num_positions=counts[0], num_times=counts[1],
         **bias.sizes(q), **kernel_widths(q, v), block=block, parts=BIAS_PARTS,

@@ -143,10 +143,10 @@ class Bias(NamedTuple):
     """The biases as the kernels take them; absent ones are None."""
 
     positions: Tensor | None
-    """[H, PAD + max_length + PAD] float32: the bias of each distance, from -PAD on."""
+    """[H, PAD + max_length + PAD] float32: half the bias of each distance, from -PAD on."""
     position_buckets: Tensor | None
     times: Tensor | None
-    """[H, TIME_ENTRIES] float32: the bias of each power of two of seconds."""
+    """[H, TIME_ENTRIES] float32: half the bias of each power of two of seconds."""
     query_times: Tensor | None
     """[M + PAD] float64, which holds seconds up to 2^53 exactly; one second later."""
     key_times: Tensor | None
@@ -185,12 +185,12 @@ def _lay_out(
         there = (distance >= 0) & (distance < max_length) & (at < heads * stride)
         bucket = tl.load(buckets + distance, mask=there, other=0)
         bias = tl.load(weights + at // stride * num_positions + bucket, mask=there, other=0.0)
-        tl.store(positions + at, bias, mask=at < heads * stride)
+        tl.store(positions + at, 0.5 * bias, mask=at < heads * stride)
     if num_times > 0:
         bucket = tl.minimum(at % 72, num_times - 1)
         there = at < heads * 72
         bias = tl.load(time_weights + at // 72 * num_times + bucket, mask=there, other=0.0)
-        tl.store(times + at, bias, mask=there)
+        tl.store(times + at, 0.5 * bias, mask=there)
         there = at < events
         seconds = tl.load(query_times + at, mask=there, other=0).to(tl.float64) + 1.0
         tl.store(query_seconds + at, seconds, mask=at < events + 256)
@@ -289,14 +289,19 @@ MAX_BIASED_BLOCK = 128
 
 
 @triton.jit
-def _sigmoid(x, on_gpu: tl.constexpr, exact: tl.constexpr):
-    """Sigmoid by one hardware tanh (relative error about 2^-11), or exactly."""
+def _tanh(x):
+    """Compute tanh by one hardware instruction, relative error about 2^-11."""
+    return tl.inline_asm_elementwise(
+        "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _silu(half, on_gpu: tl.constexpr, exact: tl.constexpr):
+    """SiLU of twice a number: x sigmoid(x) is x/2 + x/2 tanh(x/2)."""
     if on_gpu and not exact:
-        t = tl.inline_asm_elementwise(
-            "tanh.approx.f32 $0, $1;", "=f,f", [0.5 * x], dtype=tl.float32, is_pure=True, pack=1
-        )
-        return 0.5 * t + 0.5
-    return 1.0 / (1.0 + tl.exp(-x))
+        return half * _tanh(half) + half
+    return 2.0 * half / (1.0 + tl.exp(-2.0 * half))
 
 
 @triton.jit
@@ -344,7 +349,7 @@ def _forward_step(
     span = _time_span(begin_m, q.shape[0], begin, block_n, place, bias)
     s = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
     s = _add_bias(s, begin_m, begin, span, place, bias, on_gpu, False)
-    p = s * _sigmoid(s, on_gpu, exact)
+    p = _silu(s, on_gpu, exact)
     if masked:
         i = begin_m + tl.arange(0, q.shape[0])
         p = tl.where(_allowed(i[:, None], j[None, :], place), p, 0.0)
@@ -381,6 +386,11 @@ def _forward(
                 dim_k, dim_v, block_dk, block_dv, block_n, True, on_gpu, exact,
             )  # fmt: skip
         _store_rows(out, acc * inverse_length, i, place, stride_o, dim_v, block_dv)
+
+
+def half_scale(q: Tensor) -> float:
+    """Return what makes halves of scores, which a SiLU by tanh takes, of products."""
+    return float(0.5 * q.shape[2] ** -0.5)
 
 
 def kernel_widths(q: Tensor, v: Tensor) -> dict[str, int]:
@@ -426,7 +436,7 @@ def forward(
     grid = (triton.cdiv(max_length, blocks["block_m"]), (len(offsets) - 1) * q.shape[1])
     _forward[grid](
         q, k, v, out, offsets, *bias.tensors(),
-        q.shape[2] ** -0.5, 1.0 / max_length, q.stride(0), k.stride(0), v.stride(0), out.stride(0),
+        half_scale(q), 1.0 / max_length, q.stride(0), k.stride(0), v.stride(0), out.stride(0),
         **bias.sizes(q), **kernel_widths(q, v), **blocks,
     )  # fmt: skip
     return out
