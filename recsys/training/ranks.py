@@ -42,12 +42,7 @@ class Ranks:
     def shard(
         self, model: nn.Module, config: AdamWConfig, device: torch.device | None = None
     ) -> None:
-        """Spread large tables over the ranks, before the model has an optimizer.
-
-        Args:
-            device: Where the rows go; None is where the model is. Tables that are larger than one
-                device are on the host until then.
-        """
+        """Spread large tables over the ranks' devices, before the model has an optimizer."""
 
     def begin(self, model: nn.Module) -> None:
         """Start all ranks from the same weights, each with draws of its own."""

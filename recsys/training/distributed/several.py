@@ -180,8 +180,10 @@ class SeveralRanks(Ranks):
         weights = [one for one in self._replicated(model) if one.requires_grad]
         if not weights:
             return
-        device = weights[0].device
-        has = torch.tensor([float(one.grad is not None) for one in weights], device=device)
+        device, all_there = weights[0].device, all(one.grad is not None for one in weights)
+        has = torch.ones(len(weights), device=device)
+        if not all_there:
+            has = torch.tensor([float(one.grad is not None) for one in weights], device=device)
         parts = [
             torch.zeros(one.numel(), device=device) if one.grad is None else one.grad.flatten()
             for one in weights
@@ -190,8 +192,7 @@ class SeveralRanks(Ranks):
         dist.all_reduce(buffer)
         buffer /= self.size
         present = [True] * len(weights)
-        if any(one.grad is None for one in weights):
-            # Only then the device is waited for.
+        if not all_there:  # only then the device is waited for
             present = (buffer[-len(weights) :] > 0).tolist()
         place = 0
         for one, is_there in zip(weights, present, strict=True):

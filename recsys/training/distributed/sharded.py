@@ -155,9 +155,7 @@ class ShardedRowUpdates:
 
     refuses_ids = False
 
-    def __init__(
-        self, layer: EmbeddingBags, config: RowUpdateConfig, device: torch.device
-    ) -> None:
+    def __init__(self, layer: EmbeddingBags, config: RowUpdateConfig, device: torch.device) -> None:
         """Take this rank's rows of a layer to a device; the layer keeps views of them."""
         tables, rank, self._size = layer.tables, dist.get_rank(), dist.get_world_size()
         counts = [-(-one.num_rows // self._size) for one in tables.values()]
