@@ -61,6 +61,11 @@ class ContentConfig:
     """Pooling of a language model's or Hugging Face folder's states: mean, or last token."""
     max_tokens: int = 512
     """Most tokens of a text that a language model or Hugging Face folder reads."""
+    passage_prefix: str | None = None
+    """What the model expects before each text, such as "passage: "; None reads ``prompts`` of the
+    folder's config_sentence_transformers.json."""
+    query_prefix: str | None = None
+    """The same before the words of queries, such as "query: "."""
     endpoint: EmbeddingEndpointConfig | None = None
     images: ImagesConfig | None = None
     """Images of the items, encoded like a column of ``columns``; None reads none."""

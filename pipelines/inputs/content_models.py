@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.content import ENCODERS, LANGUAGE_MODELS, ContentConfig, EnrichItemsConfig
-from pipelines.engine.artifacts import files_under
+from pipelines.engine.artifacts import files_under, read_json
 from recsys.content.encoder import (
     Encoder,
     HashEncoder,
     JoinedEncoder,
+    PrefixedEncoder,
     SentenceTransformerEncoder,
     WordEncoder,
 )
@@ -40,11 +41,30 @@ def make_encoder(config: ContentConfig) -> Encoder | None:
         return HashEncoder()
     if config.encoder == "endpoint":
         assert config.endpoint is not None
-        return EndpointEncoder(config.endpoint)
+        return _prefixed(EndpointEncoder(config.endpoint), config, {})
     path = packaged_smollm2() if config.encoder == "smollm2" else Path(config.encoder)
+    encoder: Encoder
     if (path / "modules.json").is_file():
-        return SentenceTransformerEncoder(path, name=f"{path.name}-{model_digest(path)}")
-    return TransformerEncoder(path, pooling=config.pooling, max_tokens=config.max_tokens)
+        encoder = SentenceTransformerEncoder(path, name=f"{path.name}-{model_digest(path)}")
+    else:
+        encoder = TransformerEncoder(path, pooling=config.pooling, max_tokens=config.max_tokens)
+    return _prefixed(encoder, config, read_prompts(path))
+
+
+def read_prompts(folder: Path) -> Mapping[str, str]:
+    """Read the prefixes by kind of text that a model names; none if it adds one by itself."""
+    file = folder / "config_sentence_transformers.json"
+    document = read_json(file) if file.is_file() else {}
+    return {} if document.get("default_prompt_name") else document.get("prompts") or {}
+
+
+def _prefixed(encoder: Encoder, config: ContentConfig, prompts: Mapping[str, str]) -> Encoder:
+    """Put the configured prefixes before texts and queries, else those of the model."""
+    passage, query = config.passage_prefix, config.query_prefix
+    if passage is None:
+        passage = prompts.get("passage") or prompts.get("document") or ""
+    query = prompts.get("query", "") if query is None else query
+    return PrefixedEncoder(encoder, passage, query) if passage or query else encoder
 
 
 def make_language_model(config: EnrichItemsConfig, device: str = "auto") -> LanguageModel | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from recsys.content.embedding_cache import encode_cached
-from recsys.content.encoder import Encoder, HashEncoder, JoinedEncoder, Vectors
+from recsys.content.encoder import Encoder, HashEncoder, JoinedEncoder, PrefixedEncoder, Vectors
 from recsys.content.minilm import MINILM_PACKAGE, MiniLMEncoder
 from recsys.models.text_search.meaning import Meanings
 from recsys.models.text_search.tokens import ItemText, fold
@@ -71,11 +71,13 @@ def fit_meanings(
         encoder = encoder.first
     if encoder is None or isinstance(encoder, HashEncoder) or not most_words:
         return None
+    prefix = ""
+    if isinstance(encoder, PrefixedEncoder):
+        prefix, encoder = encoder.query_prefix, encoder.encoder
     words, values = list_words(encoder, most_words), list_values(texts)
     items = np.asarray(content[:, : encoder.dim], np.float32)
     if not words or not values or not items.any():
         return None
-    prefix = getattr(encoder, "query_prefix", "")
     read = [f"{prefix}{word}" for word in (*words.values(), *values)]
     vectors = encode_cached(read, encoder, cache)
     return Meanings.build(list(words), vectors[: len(words)], items, values, vectors[len(words) :])

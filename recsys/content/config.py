@@ -41,6 +41,8 @@ class EndpointConfig:
     """Before the first retry; doubles each time, unless the server says how long (at most 60 s)."""
     concurrency: int = 4
     """Requests in flight at once."""
+    requests_per_second: float | None = None
+    """Most requests that begin in a second, retries included; None sets no limit."""
     temperature: float | None = None
     """None leaves it to the server; some models take no other."""
     token_limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
@@ -59,7 +61,7 @@ class EndpointConfig:
             raise ValueError(
                 "api_key_variable must be the name of an environment variable, not the key itself"
             )
-        check_bounds(self, timeout_seconds="> 0", concurrency="> 0")
+        check_bounds(self, timeout_seconds="> 0", concurrency="> 0", requests_per_second="> 0")
         check_bounds(self, max_retries=">= 0", first_wait_seconds=">= 0")
 
 
@@ -69,8 +71,12 @@ class EmbeddingEndpointConfig(EndpointConfig):
 
     dim: int
     """Width of its vectors; a reply of another width is an error, not a surprise."""
+    send_dimensions: bool = False
+    """Whether to ask for this width as ``dimensions``, from models that can give several."""
+    concurrency: int = 8
+    """Requests in flight at once."""
     batch_size: int = 64
-    """Texts a request, which is also what a killed run has to pay for again."""
+    """Texts a request, which are what a killed run pays for again, times ``concurrency``."""
     max_text_chars: int = 8_000
     """Characters of a text that are sent, since servers refuse texts that are too long."""
 

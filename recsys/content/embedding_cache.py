@@ -18,7 +18,9 @@ import io
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -66,14 +68,25 @@ def encode_cached(
     # Texts of like length share a shard, so that the encoder pads little.
     todo = sorted(missing, key=lambda key: (-len(missing[key]), key))
     shards = [todo[begin : begin + shard_rows] for begin in range(0, len(todo), shard_rows)]
-    encoded = 0
-    for shard in shards:
+
+    def encode(shard: list[str]) -> Halves:
         rows = encoder.encode([missing[key] for key in shard]).astype(np.float16)
         _write_shard(folder, encoder, shard, rows)
-        known.update(zip(shard, rows, strict=True))
-        encoded += len(shard)
-        if progress is not None:
-            progress(encoded, len(todo))
+        return rows
+
+    encoded = 0
+    # Whatever fails, shards in flight are waited for and written: they may be paid for.
+    with ExitStack() as stack:
+        made: Iterator[Halves] = map(encode, shards)
+        if (number := getattr(encoder, "concurrency", 1)) > 1:
+            executor = ThreadPoolExecutor(number)
+            stack.callback(executor.shutdown, cancel_futures=True)
+            made = executor.map(encode, shards)
+        for shard, rows in zip(shards, made, strict=True):
+            known.update(zip(shard, rows, strict=True))
+            encoded += len(shard)
+            if progress is not None:
+                progress(encoded, len(todo))
     logger.info(
         "encoded texts", extra={"encoder": encoder.name, "texts": len(texts), "encoded": len(todo)}
     )

@@ -216,6 +216,23 @@ def normalized(vectors: NDArray[np.floating]) -> Vectors:
     return scaled
 
 
+class PrefixedEncoder:
+    """An encoder of a model that expects a prefix before texts, and another before queries."""
+
+    def __init__(self, encoder: Encoder, passage: str, query: str) -> None:
+        """Take the encoder; ``query`` is for whoever encodes queries with it."""
+        self.encoder, self.passage_prefix, self.query_prefix = encoder, passage, query
+        self.name = f"{encoder.name}-{code_of(passage):x}" if passage else encoder.name
+        self.dim, self.shard_rows = encoder.dim, encoder.shard_rows
+        self.concurrency = getattr(encoder, "concurrency", 1)
+
+    def encode(
+        self, texts: Sequence[str], progress: Callable[[int], None] | None = None
+    ) -> Vectors:
+        prefixed = [f"{self.passage_prefix}{text}" if text.strip() else "" for text in texts]
+        return self.encoder.encode(prefixed, progress)
+
+
 class JoinedEncoder:
     """A sentence encoder's vectors with hashed words, the first one's columns first.
 

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from recsys.content.config import EndpointConfig
+from recsys.content.config import EmbeddingEndpointConfig, EndpointConfig
 from recsys.content.prompt import (
     TEMPLATE_TOKENS,
     Completion,
@@ -63,6 +64,7 @@ class Endpoint:
         self._openai = openai
         self._sleep = sleep
         self._takes_schemas = True
+        self._pace, self._free = threading.Lock(), 0.0
         # One place retries, here, because every attempt must be charged.
         self._client = openai.OpenAI(
             api_key=self._key,
@@ -121,7 +123,13 @@ class Endpoint:
 
     def embed(self, texts: Sequence[str]) -> list[Any]:
         """Ask for one vector a text; the reply's ``data`` in the order of the texts, unchecked."""
-        body = {"model": self.config.model, "input": list(texts), "encoding_format": "float"}
+        body: dict[str, Any] = {
+            "model": self.config.model,
+            "input": list(texts),
+            "encoding_format": "float",
+        }
+        if isinstance(self.config, EmbeddingEndpointConfig) and self.config.send_dimensions:
+            body["dimensions"] = self.config.dim
         reply = self.request(self._client.embeddings.with_raw_response.create, body)
         data = reply.get("data")
         if not isinstance(data, list) or not all(isinstance(one, dict) for one in data):
@@ -154,6 +162,7 @@ class Endpoint:
                 self._sleep(self._wait_seconds(attempt, retry_after))
                 if may_be_paid:
                     charge()
+            self._wait_turn()
             try:
                 reply = json.loads(create(**body).text)
                 if isinstance(reply, dict):
@@ -177,6 +186,15 @@ class Endpoint:
             "see whether the server is up and run again: what is done is kept",
             may_be_paid=may_be_paid,
         )
+
+    def _wait_turn(self) -> None:
+        """Wait until another request may begin."""
+        if self.config.requests_per_second is not None:
+            with self._pace:
+                now = time.monotonic()
+                wait = max(0.0, self._free - now)
+                self._free = now + wait + 1 / self.config.requests_per_second
+            self._sleep(wait)
 
     def _chat_body(self, prompt: Prompt, schema: Schema, max_tokens: int) -> dict[str, Any]:
         words, held = SCHEMA_FOLLOWS + json.dumps(dict(schema)), self._takes_schemas

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from recsys.content.config import EmbeddingEndpointConfig
-from recsys.content.encoder import Vectors, normalized
+from recsys.content.encoder import Vectors, encodable, normalized
 from recsys.content.endpoint import Endpoint
 from recsys.content.prompt import EndpointError
 
@@ -24,7 +24,7 @@ class EndpointEncoder:
         self._endpoint = endpoint or Endpoint(config)
         self.name = f"{self._endpoint.name}-{config.dim}-{config.max_text_chars}"
         self.dim = config.dim
-        self.shard_rows = config.batch_size
+        self.shard_rows, self.concurrency = config.batch_size, config.concurrency
 
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
@@ -35,8 +35,7 @@ class EndpointEncoder:
             end = min(begin + self._config.batch_size, len(texts))
             rows = [row for row in range(begin, end) if texts[row].strip()]
             if rows:
-                sent = [texts[row][: self._config.max_text_chars] for row in rows]
-                sent = [text.encode("utf-8", "replace").decode() for text in sent]
+                sent = encodable([texts[row][: self._config.max_text_chars] for row in rows])
                 vectors[rows] = self._checked(self._endpoint.embed(sent))
             if progress is not None:
                 progress(end)

@@ -8,7 +8,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from recsys.content.encoder import HashEncoder
+from pipelines.config.content import ContentConfig
+from pipelines.inputs.content_models import make_encoder, read_prompts
+from recsys.content.config import EmbeddingEndpointConfig
+from recsys.content.encoder import HashEncoder, PrefixedEncoder
 from recsys.content.language_model import model_digest
 from serving.filtering.compile import known_properties
 from serving.recommend import Recommender
@@ -271,6 +274,24 @@ def test_a_model_beside_the_file_is_taken_and_a_changed_one_encodes_again(
         made = json.loads((tmp_path / "run/embed_items/content.json").read_text())
         assert made["dim"] == hidden
         assert made["encoder"] == f"mine-mean-512-{model_digest(folder)}"
+
+
+def test_prefixes_are_those_of_the_model_unless_they_are_set(tmp_path):
+    names = tmp_path / "config_sentence_transformers.json"
+    assert read_prompts(tmp_path) == {}
+    names.write_text('{"prompts": {"query": "query: ", "passage": "passage: "}}')
+    assert read_prompts(tmp_path) == {"query": "query: ", "passage": "passage: "}
+    names.write_text('{"prompts": {"query": "q"}, "default_prompt_name": "query"}')
+    assert read_prompts(tmp_path) == {}
+    server = EmbeddingEndpointConfig(base_url="http://127.0.0.1:9/v1", model="m", dim=2)
+    plain = make_encoder(ContentConfig(encoder="endpoint", endpoint=server))
+    prefixed = make_encoder(
+        ContentConfig(encoder="endpoint", endpoint=server, passage_prefix="p: ")
+    )
+    assert isinstance(prefixed, PrefixedEncoder)
+    assert (prefixed.passage_prefix, prefixed.query_prefix) == ("p: ", "")
+    # Other vectors have another name.
+    assert prefixed.name != plain.name
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import json
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -11,7 +12,7 @@ from recsys.content.attribute_schema import BUILT_IN
 from recsys.content.attributes import SCHEMA
 from recsys.content.config import EmbeddingEndpointConfig, EndpointConfig
 from recsys.content.embedding_cache import encode_cached
-from recsys.content.encoder import HashEncoder
+from recsys.content.encoder import HashEncoder, PrefixedEncoder
 from recsys.content.endpoint import Endpoint
 from recsys.content.endpoint_encoder import EndpointEncoder
 from recsys.content.prompt import (
@@ -199,11 +200,13 @@ def encoder_of(base_url: str) -> EndpointEncoder:
 def test_a_server_that_dies_half_way_loses_nothing_that_was_paid(tmp_path):
     texts = [f"soap number {i:02d}" for i in range(20)]
     served: list[str] = []
+    lock = threading.Lock()
 
     def dying(request: Request) -> Reply:
-        if len(served) == 12:
-            return Reply({"error": {"message": "down"}}, 500)
-        served.extend(request["input"])
+        with lock:
+            if len(served) == 12:
+                return Reply({"error": {"message": "down"}}, 500)
+            served.extend(request["input"])
         return embeddings_reply(HashEncoder(16).encode(request["input"]).tolist())
 
     with openai_server(embed=dying) as server:
@@ -216,6 +219,35 @@ def test_a_server_that_dies_half_way_loses_nothing_that_was_paid(tmp_path):
     assert len(paid) == 12
     assert sorted(paid + served) == texts
     assert np.allclose(vectors, HashEncoder(16).encode(texts), atol=1e-3)
+
+
+@pytest.mark.parametrize("rate", [None, 20.0])
+def test_batches_are_read_at_once_at_most_at_the_rate_that_is_set(tmp_path, rate):
+    texts = [f"soap number {i:02d}" for i in range(24)]
+    moments: list[float] = []
+
+    def slow(request: Request) -> Reply:
+        moments.append(time.monotonic())
+        assert request["dimensions"] == 16
+        time.sleep(0.3)
+        return embeddings_reply(HashEncoder(16).encode(request["input"]).tolist())
+
+    with openai_server(embed=slow) as server:
+        config = EmbeddingEndpointConfig(
+            base_url=server.base_url,
+            model="m",
+            dim=16,
+            batch_size=4,
+            send_dimensions=True,
+            requests_per_second=rate,
+        )
+        encoder = PrefixedEncoder(EndpointEncoder(config), "passage: ", "query: ")
+        vectors = encode_cached(texts, encoder, tmp_path)
+    assert all(text.startswith("passage: ") for one in server.requests for text in one["input"])
+    expected = HashEncoder(16).encode([f"passage: {text}" for text in texts])
+    assert np.allclose(vectors, expected, atol=1e-3)
+    spread = max(moments) - min(moments)
+    assert spread < 0.25 if rate is None else spread > 0.2
 
 
 def test_a_bad_vector_is_refused_and_nothing_of_its_batch_is_kept(tmp_path):
