@@ -5,8 +5,6 @@ Nothing is kept between turns: each reply has the request of the next one.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from pydantic import ValidationError
 
 from recsys.data.filters import AnyOf, parse
@@ -30,18 +28,13 @@ MAX_SPLIT = 100
 """Next items that a question is about."""
 
 
-class Refined(NamedTuple):
-    """A list, and how to go on."""
-
-    made: Made
-    request: Request
-    """Request of the next turn."""
-    split: Split | None
-    """What to ask; None if nothing splits the next items."""
-
-
-def refine(recommender: Recommender, given: RefineRequest, *, names_history: bool) -> Refined:
+def refine(
+    recommender: Recommender, given: RefineRequest, *, names_history: bool
+) -> tuple[Made, Request, Split | None]:
     """Change a request by what is said, and make its list.
+
+    Returns:
+        The list, the request of the next turn, and what to ask if something splits the next items.
 
     Raises:
         RequestError: Its filter has grown too long.
@@ -86,7 +79,7 @@ def refine(recommender: Recommender, given: RefineRequest, *, names_history: boo
     rows = [] if later is None else later.item_rows[:MAX_SPLIT].tolist()
     columns = {CATEGORY: bundle.catalogue.categories, **bundle.properties.columns}
     values = {name: [one.value_of(row) for row in rows] for name, one in columns.items()}
-    return Refined(made, following, most_even_split(values, numbers, " ".join(texts)))
+    return made, following, most_even_split(values, numbers, " ".join(texts))
 
 
 def _tested(test: NumberTest, column: NumberColumn, before: Request, bundle: Bundle) -> str | None:

@@ -77,7 +77,7 @@ def test_what_is_wanted_becomes_the_query_and_its_plural_a_value(recommender):
     _, request, _ = refine(recommender, given, names_history=True)
     assert (request.query, request.steer) == ("even", "no odd")
     given = RefineRequest(say="no even", request=request)
-    assert refine(recommender, given, names_history=True).request.surface == "home"
+    assert refine(recommender, given, names_history=True)[1].surface == "home"
 
 
 def test_a_loaded_bundle_has_its_titles_indexed_for_every_forked_worker(bundles, monkeypatch):

@@ -63,26 +63,13 @@ class Turn(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A value that some items have, or a number that theirs is at most."""
+    """What splits items into two parts, and a question about it."""
 
-    name: str
-    value: str
+    question: str
+    answers: tuple[str, str]
+    """What to say for each part."""
     share: float
-    """Of the items, those that have it."""
-    is_ordered: bool
-
-    @property
-    def question(self) -> str:
-        """In words, with a question mark."""
-        return f"{self.answers[0]}, or over?" if self.is_ordered else f"{self.value}, or not?"
-
-    @property
-    def answers(self) -> tuple[str, str]:
-        """What to say for each of both answers."""
-        if self.is_ordered:
-            label = _label(self.name)
-            return f"{label} up to {self.value}", f"{label} over {self.value}"
-        return f"more {self.value}", f"no {self.value}"
+    """Of the items, those in the first part."""
 
 
 def read_turn(said: str, numbers: Iterable[str]) -> Turn:
@@ -165,36 +152,27 @@ def most_even_split(
     known = set(map(value_key, words_of(said, len(said))))
     splits, numbers = list[Split](), set(ordered)
     for name, values in columns.items():
-        found = _thresholds if name in numbers else _shares
-        splits += [Split(name, *one, name in numbers) for one in found(values)]
-    even = [
-        split
-        for split in splits
-        if LEAST_SHARE <= split.share <= 1 - LEAST_SHARE
-        and (split.is_ordered or _can_be_said(split.value, known))
-    ]
+        splits += _thresholds(name, values) if name in numbers else _shares(values, known)
+    even = [one for one in splits if LEAST_SHARE <= one.share <= 1 - LEAST_SHARE]
     return min(even, key=lambda split: abs(split.share - 0.5), default=None)
 
 
-def _can_be_said(value: str, known: set[str]) -> bool:
-    """Return whether a wish may name a value, and none has yet."""
-    topics = parse_wish(f"no {value}")
-    is_new = not known.issuperset(map(value_key, words_of(value)))
-    return is_new and [value_key(one.words) for one in topics] == [value_key(value)]
-
-
-def _shares(values: Sequence[object]) -> Iterator[tuple[str, float]]:
-    """List each text and the share of the items that have it."""
+def _shares(values: Sequence[object], known: set[str]) -> Iterator[Split]:
+    """Split by each text that a wish can name and none has yet."""
     texts = [set(one) if isinstance(one, list) else {one} for one in values if one is not None]
     for text, number in Counter(text for one in texts for text in one).items():
-        if isinstance(text, str):
-            yield text, number / len(values)
+        topics = parse_wish(f"no {text}")
+        is_new = not known.issuperset(map(value_key, words_of(str(text))))
+        if is_new and [value_key(one.words) for one in topics] == [value_key(str(text))]:
+            yield Split(f"{text}, or not?", (f"more {text}", f"no {text}"), number / len(values))
 
 
-def _thresholds(values: Sequence[object]) -> Iterator[tuple[str, float]]:
-    """List each number or date, and the share of the items that have at most it."""
+def _thresholds(name: str, values: Sequence[object]) -> Iterator[Split]:
+    """Split after each number or date."""
     known: list[Any] = sorted(one for one in values if one is not None)
     if len(known) >= LEAST_KNOWN * len(values):
         for place, (value, after) in enumerate(pairwise(known), start=1):
             if value != after:
-                yield str(value).partition("T")[0].removesuffix(".0"), place / len(values)
+                number = str(value).partition("T")[0].removesuffix(".0")
+                below, above = f"{_label(name)} up to {number}", f"{_label(name)} over {number}"
+                yield Split(f"{below}, or over?", (below, above), place / len(values))

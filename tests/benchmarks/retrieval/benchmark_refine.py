@@ -77,10 +77,9 @@ class Users:
     def answer(self, film: int, split: Split | None, found: list[str], way: str) -> str:
         said = []
         if split is not None and way != CORRECTIONS:
-            if split.is_ordered:
-                said.append(split.answers[self.years[film] > float(split.value)])
-            else:
-                said.append(split.answers[split.value not in self.categories[film]])
+            value = split.answers[0].split(maxsplit=1)[1].removeprefix("year up to ")
+            above = self.years[film] > float(value) if value.isdigit() else True
+            said.append(split.answers[above and value not in self.categories[film]])
         if way != ANSWERS or split is None:
             rows = [self.row_of(item_id) for item_id in found]
             names = Counter(name for row in rows for name in self.categories[row])
