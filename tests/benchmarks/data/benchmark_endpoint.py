@@ -1,4 +1,4 @@
-"""Time the embeddings of texts by a server that takes 100 ms for a request, one at a time and by default.
+"""Time the embeddings of texts by a server of 100 ms a request, one at a time and by default.
 
 The server answers any number of requests at once, with vectors of 384 numbers. Each turn of both
 reads texts that no turn before had.
