@@ -7,19 +7,30 @@ import { detailsOf, notesOf } from "./words.js";
 const at = (id) => document.getElementById(id);
 let opened = null; // {id, column, page}
 
-// page: act(id, type, column), hide(card)
+// page: act(id, type, column), hide(card), refuse(card, type, column)
 export async function openItem(id, from, column, page) {
   const dialog = at("item");
   opened = { id, column, page };
   const [card] = await server.titled([id]);
   at("item-title").textContent = card.title;
   at("item-details").textContent = detailsOf(card);
+  at("categories").replaceChildren(...card.categories.map((name) => hideCategory(name, column, page)));
   at("similar-note").textContent = "";
   at("similar-list").replaceChildren();
   at("why").hidden = true;
   dialog.onclose = () => from?.isConnected && from.focus();
   dialog.showModal();
   await Promise.all([why(id, column), similar(id, page, column)]);
+}
+
+function hideCategory(name, column, page) {
+  const button = document.createElement("button");
+  Object.assign(button, { type: "button", className: "plain small", textContent: `Hide ${name}` });
+  button.addEventListener("click", () => {
+    at("item").close();
+    page.refuse({ item_id: `category:${name}`, title: name }, "hide", column);
+  });
+  return button;
 }
 
 async function why(id, column) {

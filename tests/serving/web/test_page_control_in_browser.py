@@ -107,6 +107,16 @@ def test_a_hidden_item_is_gone_from_every_surface_until_it_is_undone(open_page, 
         page.click("#undo")
     assert listed(page) == before
     assert page.is_hidden("#toast")
+    page.click("#list .more >> nth=0")
+    category = page.inner_text("#categories button >> nth=0").removeprefix("Hide ")
+    with new_list(page):
+        page.click("#categories button >> nth=0")
+    query = "&".join(f"id={item_id}" for item_id in listed(page))
+    items = ask(controlled, f"/v1/items?{query}")["items"]
+    assert all(category not in item["categories"] for item in items)
+    with new_list(page):
+        page.click("#undo")
+    assert listed(page) == before
 
 
 def test_a_list_is_corrected_and_its_question_answered(open_page, controlled):
