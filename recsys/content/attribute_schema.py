@@ -20,13 +20,7 @@ from recsys.content.attributes import (
     TEXT_ATTRIBUTES,
 )
 from recsys.content.config import AttributeConfig, check_attributes
-from recsys.content.prompt import (
-    Prompt,
-    PromptExample,
-    Schema,
-    may_be_null,
-    type_of,
-)
+from recsys.content.prompt import Prompt, PromptExample, Schema, may_be_null, type_of
 
 OWN_INSTRUCTIONS = """\
 You read attributes of items of a catalogue off their text, for a recommender system. The user \

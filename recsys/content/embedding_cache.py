@@ -18,9 +18,8 @@ import io
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -49,11 +48,7 @@ def encode_cached(
     if isinstance(encoder, JoinedEncoder):
         # The second one is quick; the first one's vectors are shared with runs that use it alone.
         first = encode_cached(
-            texts,
-            encoder.first,
-            cache_dir,
-            shard_rows=shard_rows,
-            progress=progress,
+            texts, encoder.first, cache_dir, shard_rows=shard_rows, progress=progress
         )
         return encoder.joined(first, texts)
     shard_rows = encoder.shard_rows if shard_rows is None else shard_rows
@@ -74,14 +69,10 @@ def encode_cached(
         _write_shard(folder, encoder, shard, rows)
         return rows
 
-    encoded = 0
+    encoded, number = 0, getattr(encoder, "concurrency", 1)
     # Whatever fails, shards in flight are waited for and written: they may be paid for.
-    with ExitStack() as stack:
-        made: Iterator[Halves] = map(encode, shards)
-        if (number := getattr(encoder, "concurrency", 1)) > 1:
-            executor = ThreadPoolExecutor(number)
-            stack.callback(executor.shutdown, cancel_futures=True)
-            made = executor.map(encode, shards)
+    with ThreadPoolExecutor(number) as executor:
+        made = executor.map(encode, shards) if number > 1 else map(encode, shards)
         for shard, rows in zip(shards, made, strict=True):
             known.update(zip(shard, rows, strict=True))
             encoded += len(shard)

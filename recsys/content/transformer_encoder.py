@@ -12,12 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from recsys.content.encoder import (
-    Vectors,
-    batches_of_size,
-    encodable,
-    encoded_in_batches,
-)
+from recsys.content.encoder import Vectors, batches_of_size, encodable, encoded_in_batches
 from recsys.content.language_model import load_transformer, model_digest
 
 Pooling = Literal["mean", "last"]
