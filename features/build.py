@@ -251,7 +251,6 @@ class _Build:
         report.duplicates = ordered.num_duplicates
         report.over_user_cap = ordered.num_over_cap
         report.events = int(core.user_counts.sum())
-        report.k_core_rounds = core.num_rounds
         report.dropped_by_k_core = ordered.length - report.events
         if report.events == 0:
             raise self._nothing_left()

@@ -64,7 +64,6 @@ class Core(NamedTuple):
     """[I]"""
     user_counts: Rows
     """[U]"""
-    num_rounds: int
 
 
 def k_core(
@@ -82,10 +81,8 @@ def k_core(
         item_counts: Events of each item, [I].
     """
     min_user_events, min_item_events = max(1, min_user_events), max(1, min_item_events)
-    num_rounds = 0
     while True:
         users, items = user_counts >= min_user_events, item_counts >= min_item_events
-        num_rounds += 1
         if users[user_counts > 0].all() and items[item_counts > 0].all():
-            return Core(users, items, user_counts, num_rounds)
+            return Core(users, items, user_counts)
         user_counts, item_counts = count(users, items)

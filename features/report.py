@@ -21,7 +21,6 @@ class FeaturesReport:
     duplicates: int = 0
     over_user_cap: int = 0
     dropped_by_k_core: int = 0
-    k_core_rounds: int = 0
     events: int = 0
     users: int = 0
     items: int = 0

@@ -138,10 +138,7 @@ class Exploration:
             object.__setattr__(self, own, default)
 
 
-_EXPLORING = {
-    "epsilon": ("epsilon", 0.05),
-    "plackett_luce": ("temperature", 0.5),
-}
+_EXPLORING = {"epsilon": ("epsilon", 0.05), "plackett_luce": ("temperature", 0.5)}
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

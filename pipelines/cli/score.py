@@ -89,6 +89,7 @@ def score(
     since = int(active_since.replace(tzinfo=UTC).timestamp()) if active_since else None
     if named := users or items:
         keys, name = read_ids(named, "item_id" if items else "user_id")
+    filters = {"categories": categories, "where": where}
     request = ScoreRequest(
         bundle=str(path),
         out=str(out or path.parent.parent / "lists" / f"{path.name}-{surface}"),
@@ -96,7 +97,7 @@ def score(
         config=None if serving_config is None else str(serving_config.absolute()),
         k=k,
         profile=profile,
-        filter=chosen_items(categories, where),
+        filter={name: value for name, value in filters.items() if value},
         active_since=since,
         keys_are="item_id" if items else "user_id" if users or active_since else None,
         keys_name=name,
@@ -109,12 +110,6 @@ def score(
         print_json({"out": request.out, **found})
     else:
         print_lines(describe_lists(request.out, found), note=True)
-
-
-def chosen_items(categories: list[str] | None, where: str | None) -> dict[str, object]:
-    """Build the filter of a request."""
-    wanted: dict[str, object] = {"categories": categories, "where": where}
-    return {name: value for name, value in wanted.items() if value}
 
 
 def read_ids(named: str, column: str) -> tuple[list[str], str]:

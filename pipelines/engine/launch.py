@@ -16,7 +16,6 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import RunLog, plain
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
 from pipelines.engine.stage import Stage, StageContext, StageRows
@@ -33,17 +32,12 @@ RAISED: dict[str, type[Exception]] = {
 """Errors of a rank that the launching process raises as they are."""
 
 
-def count_ranks(stage: Stage, config: RunConfig) -> int:
-    """Count the ranks that a stage works on; 0 for this process alone."""
-    if config.engine != "torchrun" or not stage.on_ranks(config):
-        return 0
-    return config.torchrun.machines * num_ranks(config)
-
-
 def run_stage(stage: Stage, context: StageContext) -> StageRows:
     """Run a stage's function, here or on several ranks as the configuration says."""
-    size = count_ranks(stage, context.config)
-    return on_ranks(stage, context, size) if size else stage.function(context)
+    config = context.config
+    if config.engine != "torchrun" or not stage.on_ranks(config):
+        return stage.function(context)
+    return on_ranks(stage, context, config.torchrun.machines * num_ranks(config))
 
 
 def on_ranks(stage: Stage, context: StageContext, size: int) -> StageRows:

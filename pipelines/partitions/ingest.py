@@ -186,7 +186,7 @@ class Ingest:
         aside = SetAside(
             files=files, reason=reason, since=self._since, schema_changed=schema_changed
         )
-        self.manifest = self.manifest.with_set_aside(key, aside)
+        self.manifest = replace(self.manifest, set_aside={**self.manifest.set_aside, key: aside})
 
     def _read(self, key: str, files: Files) -> None:
         if parse_begin(key) > self.now + timedelta(days=1):

@@ -122,10 +122,6 @@ class PartitionsManifest:
         others = {one: value for one, value in self.set_aside.items() if one != key}
         return replace(self, partitions={**self.partitions, key: partition}, set_aside=others)
 
-    def with_set_aside(self, key: str, aside: SetAside) -> PartitionsManifest:
-        """Return a manifest with a version of a partition set aside."""
-        return replace(self, set_aside={**self.set_aside, key: aside})
-
     @property
     def newest(self) -> str | None:
         """Key of the latest partition."""

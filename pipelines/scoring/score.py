@@ -44,10 +44,7 @@ Task = tuple[ScoreRequest, Job, int, Sequence[str]]
 
 
 def score(
-    request: ScoreRequest,
-    report: Report = lambda _: None,
-    *,
-    keys: Sequence[str] | None = None,
+    request: ScoreRequest, report: Report = lambda _: None, *, keys: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """Make the lists of a job that are missing; return numbers of the job and of this run.
 

@@ -37,9 +37,7 @@ def raw_files(config: RunConfig) -> Mapping[str, Path]:
 
 
 def embed_items(
-    context: StageContext,
-    columns: ColumnEncoder | None = None,
-    keep: Sequence[str] | None = None,
+    context: StageContext, columns: ColumnEncoder | None = None, keep: Sequence[str] | None = None
 ) -> StageRows:
     """Write [num_item_rows, D] float32; row 0 and items of which nothing is known are zeros.
 

@@ -91,19 +91,13 @@ def as_table(values: Mapping[str, Tensor | Floats]) -> Floats:
     return table
 
 
-def distinct_rows(table: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Distinct rows of a table [U, M] -> [G, M] and how often each occurs, [G]."""
-    rows, counts = np.unique(table, axis=0, return_counts=True)
-    return rows, counts.astype(np.int64)
-
-
 def resampled_means(table: Floats, num_resamples: int, seed: int) -> Floats:
     """Means of samples of U users drawn with replacement from U, [R, M].
 
     Args:
         table: Values of every user, [U, M], without NaN.
     """
-    rows, counts = distinct_rows(table)
+    rows, counts = np.unique(table, axis=0, return_counts=True)  # [G, M], [G]
     num_users = len(table)
     draw = np.random.default_rng(seed)
     means = np.empty((num_resamples, table.shape[1]))

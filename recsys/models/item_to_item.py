@@ -179,12 +179,7 @@ class ItemToItem(ItemWeights):
 
     @classmethod
     def fit(
-        cls,
-        item_rows: Rows,
-        starts: Rows,
-        ends: Rows,
-        num_item_rows: int,
-        config: ItemToItemConfig,
+        cls, item_rows: Rows, starts: Rows, ends: Rows, num_item_rows: int, config: ItemToItemConfig
     ) -> ItemToItem:
         """Count co-occurrences in the part of each user's sequence a model may see.
 

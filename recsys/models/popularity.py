@@ -43,11 +43,7 @@ class Popularity:
 
     @classmethod
     def fit(
-        cls,
-        item_rows: Rows,
-        times: Rows | None,
-        num_item_rows: int,
-        config: PopularityConfig,
+        cls, item_rows: Rows, times: Rows | None, num_item_rows: int, config: PopularityConfig
     ) -> Popularity:
         """Count the events a model may see.
 

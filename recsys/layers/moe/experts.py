@@ -179,13 +179,7 @@ class Experts(nn.Module):
     """E networks O(relu(F(x))) without biases, of which each row visits K."""
 
     def __init__(
-        self,
-        num_experts: int,
-        dim: int,
-        hidden_dim: int,
-        output_dim: int,
-        *,
-        block_rows: int = 32,
+        self, num_experts: int, dim: int, hidden_dim: int, output_dim: int, *, block_rows: int = 32
     ) -> None:
         super().__init__()
         if min(num_experts, dim, hidden_dim, output_dim, block_rows) < 1:

@@ -103,10 +103,7 @@ class ItemWeights:
     """Scores items by the weights from a user's latest items."""
 
     def __init__(
-        self,
-        table: WeightTable,
-        history: HistoryWeights,
-        settings: Mapping[str, Any] | None = None,
+        self, table: WeightTable, history: HistoryWeights, settings: Mapping[str, Any] | None = None
     ) -> None:
         self.num_item_rows = len(table.offsets) - 1
         self.table, self.history, self.settings = table, history, dict(settings or {})

@@ -107,10 +107,7 @@ class ScoredItems(NamedTuple):
 
 
 def sampled_items(
-    labels: Tensor,
-    num_uniform: int,
-    item_counts: Tensor,
-    generator: torch.Generator | None = None,
+    labels: Tensor, num_uniform: int, item_counts: Tensor, generator: torch.Generator | None = None
 ) -> ScoredItems:
     """Join the labels and uniform draws, each item once.
 
@@ -327,10 +324,7 @@ class SequenceModel(RetrievalModel):
             rows = torch.arange(1, self.inputs.num_item_rows, device=labels.device)
             return ScoredItems(rows, None)
         return sampled_items(
-            share.all_labels(labels),
-            draws,
-            self.item_tower.item_counts,
-            share.draws(labels.device),
+            share.all_labels(labels), draws, self.item_tower.item_counts, share.draws(labels.device)
         )
 
     def _ranked_among(self, rows: Tensor, ranked: Tensor, labels: Tensor) -> ScoredItems:
