@@ -49,23 +49,13 @@ def consume(
 --rename customer=user_id --rename paid=purchase
     """
     from pipelines.inputs.kafka_events import MessageReader, TopicConsumer
-    from pipelines.inputs.opened_store import TIMEOUT_MS
-    from serving.online.opening import open_store
-    from serving.online.store import StoreError
+    from pipelines.inputs.opened_store import opened
 
     reader = MessageReader.parse(rename or ())
     consumer = TopicConsumer(topic, group, lambda line: print_lines(line, note=True))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: consumer.stop.set())
-    try:
-        kept = open_store(store, timeout_ms=TIMEOUT_MS)
-    except StoreError as error:
-        raise ValueError(str(error)) from None
-    if kept is None:
-        raise ValueError("store 'none' holds nothing; name sqlite:FOLDER or redis://HOST")
-    try:
+    with opened(store, readonly=False) as kept:
         counts = consumer.run(kept, dead_letters, reader)
-    finally:
-        kept.close()
     where = f", see {dead_letters}" if counts.broken else ""
     print_lines(f"{counts}{where}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from features.forget_list import ForgetList
+from features.reading.databases import masked
 from pipelines.config.run import RunConfig
 from pipelines.engine.forgotten import add_to_list, list_path
 from pipelines.engine.workspace import bundles_dir
@@ -41,16 +42,16 @@ def export_store(url: str, out: Path) -> StoreReport:
 
 
 @contextmanager
-def opened(url: str) -> Iterator[OnlineStore]:
-    """Open the store of an address until the block ends."""
+def opened(url: str, *, readonly: bool = True) -> Iterator[OnlineStore]:
+    """Open the store of an address until the block ends; one that is written may be new."""
     place = Path(url.removeprefix(SQLITE))
-    if url.startswith(SQLITE) and not place.is_dir():
+    if readonly and url.startswith(SQLITE) and not place.is_dir():
         raise ValueError(
             f"there is no online store in {place}; it is made by the first recsys serve, in the "
             "folder online of the run's workspace unless --store says otherwise"
         )
     try:
-        store = open_store(url, timeout_ms=TIMEOUT_MS, readonly=True)
+        store = open_store(url, timeout_ms=TIMEOUT_MS, readonly=readonly)
         if store is None:
             raise ValueError(f"store {url!r} holds nothing; name sqlite:FOLDER or redis://HOST")
         try:
@@ -58,7 +59,7 @@ def opened(url: str) -> Iterator[OnlineStore]:
         finally:
             store.close()
     except StoreError as error:
-        raise UnreadableStoreError(f"cannot read the online store {url}: {error}") from error
+        raise UnreadableStoreError(f"cannot read the store {masked(url)}: {error}") from error
 
 
 def with_forgotten(config: RunConfig) -> RunConfig:

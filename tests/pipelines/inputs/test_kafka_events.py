@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from pipelines.inputs.kafka_events import MessageReader, TopicConsumer
+from pipelines.inputs.opened_store import UnreadableStoreError, opened
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import StoreError
 
@@ -234,6 +235,10 @@ def test_passwords_come_by_variables_and_are_not_repeated(
     with pytest.raises(ValueError, match=expected) as refused:
         TopicConsumer(address, "shop", print).run(None, tmp_path, MessageReader())
     assert "hunter2" not in str(refused.value)
+    store = opened("redis://:hunter2@127.0.0.1:1/0")
+    with pytest.raises(UnreadableStoreError) as away, store as found:
+        found.hidden_items()
+    assert "hunter2" not in str(away.value)
 
 
 def test_a_wrong_name_and_a_missing_package_are_refused(tmp_path, monkeypatch):
