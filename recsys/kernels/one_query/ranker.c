@@ -459,14 +459,15 @@ static void order_by_scores(const float *scores, i64 n, i64 *places, i64 *other)
 
 /* Merge lists and order the first places by the network's scores: the best k items.
  *
- * given: S lists, history and its length, fields of the query's features, k; then of each list the
- * scores, the rows, the length and the number of its source. weights: of demand.
+ * given: S lists, history and its length, fields of the query's features, k, the scores and the rows
+ * of all lists; then the length of each and the number of its source. weights: of demand.
  * Items after the ranked places follow as they were merged, with the lowest score. */
 i64 rank(const Ranking *all, const i64 *given, const double *weights, float *scores, i64 *rows,
          i64 *ranks, float *contributions) {
-    i64 lists = given[0], m = given[2], wanted = given[4], total = 0, at = 0;
-    const i64 *history = (const i64 *)given[1], *from_scores = given + 5, *from_rows = from_scores + lists;
-    const i64 *lengths = from_rows + lists, *chosen = lengths + lists;
+    i64 lists = given[0], m = given[2], wanted = given[4], total = 0;
+    const float *listed_scores = (const float *)given[5];
+    const i64 *history = (const i64 *)given[1], *listed_rows = (const i64 *)given[6];
+    const i64 *lengths = given + 7, *chosen = lengths + lists;
     i64 tasks = all->network->num_tasks;
     i64 most = all->num_candidates > wanted ? all->num_candidates : wanted;
     for (i64 list = 0; list < lists; list++) total += lengths[list];
@@ -474,22 +475,18 @@ i64 rank(const Ranking *all, const i64 *given, const double *weights, float *sco
     if (most < 1) return 0;
     i64 latest = m < all->network->num_recency ? m : all->network->num_recency;
     i64 dim = all->network->dim, wide = padded(dim + 1), columns = all->features->num_features;
-    i64 *whole = take(LISTED, (size_t)(total + most * (3 + lists)) * sizeof(i64));
-    float *parts = take(SCORED, (size_t)(total + most * (2 + tasks + columns + 3 * lists) +
+    i64 *whole = take(LISTED, (size_t)(most * (3 + lists)) * sizeof(i64));
+    float *parts = take(SCORED, (size_t)(most * (2 + tasks + columns + 3 * lists) +
                                          (latest + 1) * (dim + wide)) * sizeof(float));
     if (!whole || !parts) return NO_MEMORY;
-    for (i64 list = 0; list < lists; at += lengths[list++]) {
-        memcpy(whole + at, (const i64 *)from_rows[list], (size_t)lengths[list] * sizeof(i64));
-        memcpy(parts + at, (const float *)from_scores[list], (size_t)lengths[list] * sizeof(float));
-    }
-    Merged merged = {.rows = whole + total, .scores = parts + total};
+    Merged merged = {.rows = whole, .scores = parts};
     merged.ranks = merged.rows + most, merged.contributions = merged.scores + most;
     merged.leads = merged.contributions + most * lists;
     merged.z_scores = merged.leads + most * lists;
     i64 *places = merged.ranks + most * lists, *other = places + most;
     float *dense = merged.z_scores + most * lists, *predicted = dense + most * columns;
     float *own = predicted + most * tasks, *values = own + most, *keyed = values + (latest + 1) * dim;
-    i64 found = merge(all->blend, parts, whole, lengths, chosen, lists, weights, most, &merged);
+    i64 found = merge(all->blend, listed_scores, listed_rows, lengths, chosen, lists, weights, most, &merged);
     if (found < 1) return found;
     i64 n = found < all->num_candidates ? found : all->num_candidates;
     memset(dense, 0, (size_t)(n * columns) * sizeof(float));

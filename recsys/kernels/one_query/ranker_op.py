@@ -195,15 +195,15 @@ class RankingOfOne:
             demand: Weights of an item's demand, as of a blend.
             fields: Of the query's features, see `NetworkOfOne.logits`.
         """
-        kept = [np.ascontiguousarray(one.scores, np.float32) for one in lists]
-        rows = [np.ascontiguousarray(one.item_rows, np.int64) for one in lists]
-        lengths = [len(one) for one in rows]
-        shape = taken, _ = min(k, sum(lengths)), len(lists)
+        listed = np.concatenate([one.scores for one in lists], dtype=np.float32)
+        rows = np.concatenate([one.item_rows for one in lists], dtype=np.int64)
+        shape = taken, _ = min(k, len(rows)), len(lists)
         best, scores = np.empty(taken, np.int64), np.empty(taken, np.float32)
         ranks, shares = np.empty(shape, np.int64), np.empty(shape, np.float32)
         given = [
-            *(len(lists), history.data_ptr(), history.shape[0], memory_address(fields)),
-            *(taken, *map(memory_address, kept), *map(memory_address, rows), *lengths, *chosen),
+            *(len(lists), history.data_ptr(), history.shape[0], memory_address(fields), taken),
+            *(memory_address(listed), memory_address(rows)),
+            *(*(len(one.item_rows) for one in lists), *chosen),
         ]
         out = [memory_address(one) for one in (scores, best)]
         out += [memory_address(one) for one in (ranks, shares)]

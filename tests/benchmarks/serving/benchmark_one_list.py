@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[3]
+CASES = ("with the ranker", "without", "unknown visitor")
 STAGES = ("hydrate", "filter", "retrieve", "rank", "select")
 
 
@@ -41,20 +42,21 @@ def answer_rounds(bundles: Path, ranker: Path | None, num_requests: int) -> None
     loaded = bundle.ranker if ranker is None else LoadedRanker.load(ranker, bundle.items)
     users = list(bundle.users.user_ids)[1:]
     chosen = np.random.default_rng(0).choice(len(users), num_requests)
-    requests = [Request(user_id=users[row], k=20) for row in chosen]
-    found = {
-        "with the ranker": Recommender(replace(bundle, ranker=loaded), ServingOptions()),
-        "without": Recommender(replace(bundle, ranker=None), ServingOptions()),
-    }
+    known = [Request(user_id=users[row], k=20) for row in chosen]
+    ranked = Recommender(replace(bundle, ranker=loaded), ServingOptions())
+    plain = Recommender(replace(bundle, ranker=None), ServingOptions())
+    found = dict(
+        zip(CASES, ((ranked, known), (plain, known), (ranked, [Request(k=20)] * 400)), strict=True)
+    )
     for name in sys.stdin:
-        recommender = found[name.strip()]
+        recommender, requests = found[name.strip()]
         stages: dict[str, list[float]] = {stage: [] for stage in STAGES}
         begin = time.process_time()
         for request in requests:
             timings = recommender.answer(request).timings_ms
             for stage in STAGES:
                 stages[stage].append(1_000 * timings[stage])
-        passed = 1e6 * (time.process_time() - begin) / num_requests
+        passed = 1e6 * (time.process_time() - begin) / len(requests)
         medians = {stage: statistics.median(values) for stage, values in stages.items()}
         print(json.dumps({"list": passed, **medians}), flush=True)
 
@@ -97,7 +99,7 @@ def measure(options: argparse.Namespace) -> list[Any]:
     if options.before is not None:
         variants["before"] = Variant(options.before, given, "")
     rows = []
-    for case in ("with the ranker", "without"):
+    for case in CASES:
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
         for number in range(options.rounds + 1):
             for name, variant in variants.items():
