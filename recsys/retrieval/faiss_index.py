@@ -41,6 +41,9 @@ from recsys.retrieval.faiss_library import (
 )
 
 FORMAT = 1
+MOST_HIDDEN = 128
+"""Items that a mask may leave out and as many more are searched for instead: to look at the mask at
+each vector takes 4% to 10% longer."""
 FOURCC = {"flat": b"IxFI", "hnsw": b"IHNf", "ivf_sq8": b"IxRF"}
 # fourcc, width, rows, two unused words, is_trained, metric (0 is the inner product).
 HEADER = struct.Struct("<4siqqqBi")
@@ -248,8 +251,13 @@ class FaissIndex:
         takes less time than a search among them.
         """
         scanned = self.kind == "flat"
-        if not scanned and not self._few_enough(self._count(mask)):
-            return OneList.of(self.search(query[None], k, mask))
+        if not scanned and not self._few_enough(num_allowed := self._count(mask)):
+            hidden = self.num_item_rows - 1 - num_allowed
+            if hidden > MOST_HIDDEN:
+                return OneList.of(self.search(query[None], k, mask))
+            scores, rows = OneList.of(self.search(query[None], k + hidden))
+            shown = mask.allows(rows)
+            return OneList(scores[shown][:k], rows[shown][:k])
         flat = self._flat if scanned else None
         if scanned and flat is None:
             flat = self._flat = self._vectors()

@@ -135,8 +135,8 @@ i64 nearest(const float *vectors, i64 dim, const float *query, const u8 *allowed
     Best best;
     if (!open_best(&best, k)) return NO_MEMORY;
     for (i64 row = 1; row < n; row++) {
-        if (!allowed[row]) continue;
         float score = dot(vectors + row * dim, query, dim);
+        if (!allowed[row]) continue;
         if (!isfinite(score)) return NOT_A_NUMBER;
         offer(&best, score, row);
     }
@@ -185,16 +185,6 @@ typedef struct {
     i64 max_events, distinct;
 } Weights;
 
-/* Have the first weights of an item on their way before they are read. */
-static inline void fetch(const Weights *table, i64 row) {
-    i64 begin = table->offsets[row], end = table->offsets[row + 1];
-    end = end - begin > 128 ? begin + 128 : end;
-    for (i64 at = begin; at < end; at += 16) {
-        __builtin_prefetch(table->others + at);
-        __builtin_prefetch(table->amounts + at);
-    }
-}
-
 /* Rank items by their weights from those of a history, the oldest first, [m]. */
 i64 by_weights(const Weights *table, const i64 *history, i64 m, const u8 *allowed, i64 num_allowed,
                i64 k, float *out, i64 *rows) {
@@ -228,7 +218,6 @@ i64 by_weights(const Weights *table, const i64 *history, i64 m, const u8 *allowe
     for (i64 i = count - 1; i >= 0; i--) {
         i64 row = history[event[i]], end = table->offsets[row + 1];
         float own = weight[event[i]];
-        if (i) fetch(table, history[event[i - 1]]);
         for (i64 at = table->offsets[row]; at < end && !few; at++)
             sums[table->others[at]] += own * table->amounts[at];
         for (i64 at = table->offsets[row]; at < end && few; at++) {

@@ -47,7 +47,7 @@ def made(kind: str, items: torch.Tensor = ITEMS) -> VectorIndex:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("share", [None, 0.5, 0.1, 0.01, 0.0])
+@pytest.mark.parametrize("share", [None, 0.98, 0.5, 0.1, 0.01, 0.0])
 def test_every_kind_gives_the_best_scores_under_a_mask(kind: str, share: float | None) -> None:
     index = made(kind)
     mask = None
