@@ -19,8 +19,6 @@ from torch import Tensor
 
 GROUP = 32
 """Item rows of a group in a fused search: the bits of one mask word."""
-FEW_OF = 1_000
-"""Rows left out are counted themselves if they are fewer than one in this many."""
 _AnyMemory = c_char * 0
 MAX_COUNTED = 1 << 22
 """Scores looked at together where ties are settled."""
@@ -58,7 +56,6 @@ class ItemMask:
         allowed.flags.writeable = False
         self._allowed, self._left_out = allowed, left_out
         self._count: int | None = None
-        self._bytes: NDArray[np.uint8] | None = None
 
     @classmethod
     def all_but(cls, num_item_rows: int, rows: NDArray[np.int64]) -> ItemMask:
@@ -80,10 +77,7 @@ class ItemMask:
     @property
     def bytes(self) -> NDArray[np.uint8]:
         """The packed bits, [ceil(num_item_rows / 8)], bit i of byte j is row 8 j + i."""
-        if self._bytes is None:
-            # Every index of a request reads it.
-            self._bytes = np.packbits(self._allowed, bitorder="little")
-        return self._bytes
+        return np.packbits(self._allowed, bitorder="little")
 
     def __and__(self, other: ItemMask) -> ItemMask:
         return ItemMask(self._allowed & self._same_size(other))
@@ -110,11 +104,7 @@ class ItemMask:
 
     def count(self) -> int:
         if self._count is None:
-            few = self._left_out
-            if few is None or FEW_OF * len(few) > self.num_item_rows:
-                self._count = int(np.count_nonzero(self._allowed))
-            else:
-                self._count = self.num_item_rows - len({0, *few.tolist()})
+            self._count = int(np.count_nonzero(self._allowed))
         return self._count
 
     def rows(self) -> NDArray[np.int64]:
