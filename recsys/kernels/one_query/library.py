@@ -30,8 +30,7 @@ OPTIONS = (
     *("-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
     *("-shared", "-fPIC"),
 )
-"""Sums of products round twice, as numpy's do, so that equal scores stay equal; `vectors.h` fuses
-those of long rows itself."""
+"""Products are not fused, as numpy's are not, so that equal scores stay equal; see `vectors.h`."""
 BY_CAPABILITY = {"AVX2": ("-mavx2", "-mfma"), "AVX512": ("-mavx2", "-mfma")}
 """Options for the instructions that torch uses here; none for other processors."""
 MAX_SECONDS = 120.0

@@ -200,13 +200,10 @@ class RankingOfOne:
         shape = taken, _ = min(k, len(rows)), len(lists)
         best, scores = np.empty(taken, np.int64), np.empty(taken, np.float32)
         ranks, shares = np.empty(shape, np.int64), np.empty(shape, np.float32)
-        given = [
-            *(len(lists), history.data_ptr(), history.shape[0], memory_address(fields), taken),
-            *(memory_address(listed), memory_address(rows)),
-            *(*(len(one.item_rows) for one in lists), *chosen),
-        ]
-        out = [memory_address(one) for one in (scores, best)]
-        out += [memory_address(one) for one in (ranks, shares)]
+        given = [len(lists), history.data_ptr(), history.shape[0], memory_address(fields), taken]
+        given += [memory_address(listed), memory_address(rows)]
+        given += [*(len(one.item_rows) for one in lists), *chosen]
+        out = map(memory_address, (scores, best, ranks, shares))
         weights = struct.pack("3d", *demand)
         number = _loaded().rank(self._ranking, integers(given), weights, *out)
         if number < 0:
