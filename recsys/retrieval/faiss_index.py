@@ -254,9 +254,9 @@ class FaissIndex:
             hidden = self.num_item_rows - 1 - num_allowed
             if hidden > MOST_HIDDEN:
                 return OneList.of(self.search(query[None], k, mask))
-            scores, rows = OneList.of(self.search(query[None], k + hidden))
-            shown = mask.allows(rows)
-            return OneList(scores[shown][:k], rows[shown][:k])
+            wider = OneList.of(self.search(query[None], k + hidden))
+            shown = mask.allows(wider.item_rows)
+            return OneList(wider.scores[shown][:k], wider.item_rows[shown][:k])
         flat = self._flat if scanned else None
         if scanned and flat is None:
             flat = self._flat = self._vectors()
