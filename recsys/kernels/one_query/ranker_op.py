@@ -203,8 +203,9 @@ class RankingOfOne:
         given = [len(lists), history.data_ptr(), history.shape[0], memory_address(fields), taken]
         given += [memory_address(listed), memory_address(rows)]
         given += [*(len(one.item_rows) for one in lists), *chosen]
-        out = map(memory_address, (scores, best, ranks, shares))
+        made: tuple[NDArray[Any], ...] = (scores, best, ranks, shares)
         weights = struct.pack("3d", *demand)
+        out = map(memory_address, made)
         number = _loaded().rank(self._ranking, integers(given), weights, *out)
         if number < 0:
             return None
