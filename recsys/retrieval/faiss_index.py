@@ -155,7 +155,7 @@ MASKED_EXACT_MAX_ROWS: dict[Kind, int] = {"flat": 0, "hnsw": 50_000, "ivf_sq8": 
 MAX_HNSW_EFFORT = 4096
 VISITS_PER_ROW = 12
 """Items of probed lists that a search passes by, or scores, in the time to fetch one and score it;
-measured by tests/benchmarks/serving/benchmark_filters.py."""
+measured (tests/benchmarks/results/serving/filters.md)."""
 MASK_POWER = 0.75
 """Effort grows with this power of how much a mask thins out. At 1M and 10M items 1 takes up to 3
 times as long and finds .5% more of the best 100; 0.5 loses 3% under masks of few clusters."""
