@@ -30,7 +30,7 @@ OPTIONS = (
     *("-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
     *("-shared", "-fPIC"),
 )
-"""Products are not fused, as numpy's are not, so that equal scores stay equal; see `vectors.h`."""
+"""Products are not fused, as numpy's are not, so that equal scores stay equal."""
 BY_CAPABILITY = {"AVX2": ("-mavx2", "-mfma"), "AVX512": ("-mavx2", "-mfma")}
 """Options for the instructions that torch uses here; none for other processors."""
 MAX_SECONDS = 120.0

@@ -39,8 +39,8 @@ static void product(Source from, Target to, i64 n, const float *panels, i64 in, 
             for (i64 i = 0; i < in; i++, w += PANEL) {
                 v8 left = load(w), right = load(w + 8);
                 for (int r = 0; r < TOGETHER; r++) {
-                    a[r] = fused(fill(x[r][i]), left, a[r]);
-                    b[r] = fused(fill(x[r][i]), right, b[r]);
+                    a[r] += x[r][i] * left;
+                    b[r] += x[r][i] * right;
                 }
             }
             for (i64 r = 0; r < many; r++) {

@@ -6,9 +6,6 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef __FMA__
-#include <immintrin.h>
-#endif
 
 typedef int64_t i64;
 typedef uint64_t u64;
@@ -20,15 +17,6 @@ static inline v8 load(const float *from) { return *(const v8 *)from; }
 static inline void store(float *to, v8 value) { *(v8 *)to = value; }
 static inline v8 fill(float one) { return (v8){one, one, one, one, one, one, one, one}; }
 
-/* a b + c, rounded once if the processor can. */
-static inline v8 fused(v8 a, v8 b, v8 c) {
-#ifdef __FMA__
-    return (v8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-    return a * b + c;
-#endif
-}
-
 static inline float sum8(v8 v) {
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
@@ -37,10 +25,10 @@ static inline float dot(const float *a, const float *b, i64 n) {
     v8 even = fill(0), odd = fill(0);
     i64 i = 0;
     for (; i + 16 <= n; i += 16) {
-        even = fused(load(a + i), load(b + i), even);
-        odd = fused(load(a + i + 8), load(b + i + 8), odd);
+        even += load(a + i) * load(b + i);
+        odd += load(a + i + 8) * load(b + i + 8);
     }
-    for (; i + 8 <= n; i += 8) even = fused(load(a + i), load(b + i), even);
+    for (; i + 8 <= n; i += 8) even += load(a + i) * load(b + i);
     float total = sum8(even + odd);
     for (; i < n; i++) total += a[i] * b[i];
     return total;
