@@ -122,7 +122,7 @@ def write_dead_letters(path: Path, broken: Sequence[tuple[Message, str]]) -> Non
 
 
 class TopicConsumer:
-    """Moves events of a topic to a store until it is told to stop."""
+    """Moves events of a topic to a store until it is stopped."""
 
     def __init__(self, address: str, group: str, said: Callable[[str], None]) -> None:
         """Take the address of a topic.
@@ -220,7 +220,7 @@ class TopicConsumer:
                 self._said(f"kafka: topic {self.topic} answers again")
 
     def _store(self, store: OnlineStore, events: Sequence[Event]) -> bool:
-        """Store events, again and again until it succeeds; False if told to stop before."""
+        """Store events, again and again until it succeeds; False if stopped before."""
         pause, longest = PAUSE_SECONDS
         while True:
             try:

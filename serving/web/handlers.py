@@ -115,8 +115,8 @@ class Handlers:
         answer = self._listed(made)
         question = split and ClarifyingQuestion(split.question, split.answers)
         parts = {"list": Fragment(answer.body), "request": request.model_dump(exclude_unset=True)}
-        asked = {} if question is None else {"question": question}
-        return answer._replace(body=to_json(parts | asked))
+        further = {} if question is None else {"question": question}
+        return answer._replace(body=to_json(parts | further))
 
     def _listed(self, made: Made) -> HttpAnswer:
         reply = made.reply

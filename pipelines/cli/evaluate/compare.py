@@ -151,8 +151,8 @@ def check_same_data(
             f"{first.parent} and {other.parent} were measured on different data: digest "
             f"{digests[0]} against {digests[1]}; evaluate both on the same data"
         )
-    asked = ["user_row", "item_row"]
-    if not first_table.select(asked).equals(table.select(asked)):
+    held_out = ["user_row", "item_row"]
+    if not first_table.select(held_out).equals(table.select(held_out)):
         raise RefusedError(
             f"{first.parent} and {other.parent} were measured on different users or held-out "
             f"items ({len(first_table):,} and {len(table):,} rows); evaluate both on the same ones"

@@ -18,9 +18,9 @@ from recsys.models.text_search.wishes import Topic, parse_wish, value_key
 
 Operator = Literal["<", "<=", ">", ">="]
 LEAST_SHARE = 0.2
-"""Share of the items from which a question is asked about a value."""
+"""Share of the items from which a value may be a question."""
 LEAST_KNOWN = 0.9
-"""Share of the items that must have a number to be asked about it."""
+"""Share of the items that must have a number, for a question about it."""
 MAX_QUERY, MAX_STEER_BYTES = 200, 1_024
 _OPENING = re.compile(
     r"^\s*(?:(?:no|nope|not that|sorry|actually|well|ok|hm+)\s*[,.:;!]\s*"
@@ -67,9 +67,9 @@ class Split(NamedTuple):
 
     question: str
     answers: tuple[str, str]
-    """What to say for each part."""
+    """Answers that choose each part."""
     share: float
-    """Of the items, those in the first part."""
+    """Share of the items in the first part."""
 
 
 def read_turn(said: str, numbers: Iterable[str]) -> Turn:
@@ -147,7 +147,7 @@ def most_even_split(
     Args:
         columns: Values of the items by property: a text, a list of texts, a number or None.
         ordered: Names of the properties that are numbers or dates.
-        said: What was said so far; a value in it is not asked about.
+        said: What was said so far; no question is about a value in it.
     """
     known = set(map(value_key, words_of(said, len(said))))
     splits, numbers = list[Split](), set(ordered)

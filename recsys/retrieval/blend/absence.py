@@ -21,14 +21,14 @@ from recsys.models.names import POPULARITY
 from recsys.retrieval.blend.demand import DAY, LAPSED
 
 LAPSED_SHARE, MIN_QUERIES = 0.05, 50
-"""Share of validation's users, those who were away longest, whose absence is too rare to learn of;
-and queries from which on that is told."""
+"""Share of validation's users, those who were away longest, whose absence is too rare to learn
+from; and the fewest queries that show it."""
 
 
 def days_away(sequences: Sequences, positions: Rows) -> Tensor | None:
     """Count the days from each query's last event to the end of train, [B]; 0 without a history.
 
-    None without times, or if some of the events asked for are not after that end: then validation
+    None without times, or if some held-out events are not after that end: then validation
     is of each user's last events, and tells nothing of absences.
     """
     if sequences.times is None or len(positions) == 0:

@@ -6,7 +6,7 @@ that rank moves the row as one process would (``layers/embedding``). So every ru
 of rows work, on every device. Weights and optimizer state are gathered as one tensor a table: a
 checkpoint knows nothing of ranks.
 
-Axes: M values of all features, R rows that this rank is asked for, F features, B examples, D width.
+Axes: M values of all features, R rows requested of this rank, F features, B examples, D width.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def exchanged(values: Tensor, sent: list[int], received: list[int]) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """Send the rows that were asked for, [R, D] -> [M, D]; the backward sends their gradients."""
+    """Send the requested rows, [R, D] -> [M, D]; the backward sends their gradients."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, route: Route) -> Tensor:
@@ -212,8 +212,8 @@ class ShardedRowUpdates:
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent)
         to_ranks, from_ranks = torch.stack([sent, received]).tolist()
-        asked = exchanged(rows.index_select(0, order), to_ranks, from_ranks)
-        return Route(order, to_ranks, from_ranks, asked)
+        requested = exchanged(rows.index_select(0, order), to_ranks, from_ranks)
+        return Route(order, to_ranks, from_ranks, requested)
 
     def _pooled(self, values: Mapping[str, Jagged], weights: Tensor | None) -> Tensor:
         """Sum the rows of every feature, [F, B, D]."""
