@@ -120,7 +120,7 @@ def _quality(made: NextVersion, content: Content) -> dict[str, Any]:
     vectors = torch.zeros(made.ids.num_item_rows, content.vectors.shape[1])
     vectors[rows[measured]] = content.vectors[measured].float()
     report = quality_report(made.quantizer, vectors, made.ids, item_rows=rows[measured])
-    return report.as_json()
+    return asdict(report)
 
 
 def is_newest(context: StageContext) -> bool:

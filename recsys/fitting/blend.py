@@ -25,7 +25,7 @@ from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.fitting.source_lists import NUM_FOLDS, SourceLists
 from recsys.models.names import CONTENT
 from recsys.retrieval.blend.absence import longest_absence
-from recsys.retrieval.blend.candidate_features import blended_lists, fitted_blend
+from recsys.retrieval.blend.candidate_features import blended_lists
 from recsys.retrieval.blend.choices import kinds_of_rows
 from recsys.retrieval.blend.config import FILL, BlendConfig
 from recsys.retrieval.blend.learned import LearnedBlend
@@ -57,13 +57,13 @@ def learned_blend(
     """Fit weights on queries; they come back to the host."""
     there = examples.to(device)
     with default_device(device):
-        blend = fitted_blend(
+        blend = LearnedBlend.fit(
             there.lists,
             there.targets,
-            there.history_lengths,
-            there.item_counts,
             config,
-            there.demand,
+            history_lengths=there.history_lengths,
+            item_values=there.item_counts.double(),
+            demand=there.demand,
         )
     return blend.to(CPU)
 

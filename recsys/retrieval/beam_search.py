@@ -17,14 +17,13 @@ N item rows, k list length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recsys.data.top_k import NO_ROW, ItemMask, TopK, no_items
+from recsys.data.top_k import NO_ROW, TopK, no_items
 from recsys.layers.codes.decoder import Beams, Decoded, DecodeStep
 from recsys.semantic_ids.trie import Restriction, Trie
 
@@ -60,21 +59,13 @@ class BeamSearch(Generic[ContextT, StateT]):
         self.beam_width = beam_width
         self._first_codes = trie.mask(trie.start(1), 0)  # [1, K]
 
-    @torch.no_grad()
-    def search(self, context: ContextT, k: int, masks: Sequence[ItemMask] | None = None) -> TopK:
-        """Rank the k best items of each request."""
-        found = self.lists(context, k, self.trie.restrict(masks) if masks else None)
-        if masks is not None:
-            _check_num_masks(len(masks), len(found.scores))
-        return check_scores(found)
-
     def lists(self, context: ContextT, k: int, restriction: Restriction | None = None) -> TopK:
-        """Do what ``search`` does without ever waiting for the device, NaN unchecked."""
+        """Rank the k best items of each request, never waiting for the device, NaN unchecked."""
         trie, last = self.trie, self.trie.num_levels - 1
         decoded = self.decode_step(context, None)
         batch_size = len(decoded.logits)
-        if restriction is not None:
-            _check_num_masks(len(restriction.head[0]), batch_size)
+        if restriction is not None and (given := len(restriction.head[0])) != batch_size:
+            raise ValueError(f"{given} item masks for {batch_size} requests; give one for each")
         scores = torch.zeros(batch_size, 1, device=trie.device)  # [B, W]
         states = trie.start(batch_size)[:, None]  # [B, W]
         for level, size in enumerate(trie.level_sizes):
@@ -165,7 +156,7 @@ class CapturedSearch(Generic[TensorsT, StateT]):
         if self._trie.device.type != "cuda":
             raise ValueError(
                 f"searches are captured on a CUDA device, the trie is on {self._trie.device}; "
-                "move trie and model there or call BeamSearch.search"
+                "move trie and model there or call BeamSearch.lists"
             )
         self._context = context
         here = torch.cuda.current_stream(self._trie.device)
@@ -196,11 +187,6 @@ class CapturedSearch(Generic[TensorsT, StateT]):
         self._allowed.copy_(allowed)
         self._graph.replay()
         return TopK(self._lists.scores.clone(), self._lists.item_rows.clone())
-
-
-def _check_num_masks(num_masks: int, batch_size: int) -> None:
-    if num_masks != batch_size:
-        raise ValueError(f"{num_masks} item masks for {batch_size} requests; give one for each")
 
 
 def check_scores(found: TopK) -> TopK:

@@ -69,7 +69,8 @@ def exact_top_k(
             scores = part @ items[first : first + item_chunk].float().T  # [b, n]
             scores.masked_fill_(~allowed[first : first + item_chunk], -torch.inf)
             found = select_top_k(scores, k)
-            lists = _merge(lists, TopK(found.scores, _shift(found.item_rows, first)), k)
+            rows = (found.item_rows + first).masked_fill(found.item_rows == NO_ROW, NO_ROW)
+            lists = _merge(lists, TopK(found.scores, rows), k)
         best.scores[begin : begin + query_chunk] = lists.scores
         best.item_rows[begin : begin + query_chunk] = lists.item_rows
 
@@ -91,10 +92,6 @@ def kernel_takes(queries: Tensor, items: Tensor, k: int) -> bool:
 def is_selective(mask: ItemMask | None) -> bool:
     """Return whether fetching the allowed items takes less than walking past all."""
     return mask is not None and mask.count() * SELECTIVE < mask.num_item_rows
-
-
-def _shift(rows: Tensor, first: int) -> Tensor:
-    return (rows + first).masked_fill(rows == NO_ROW, NO_ROW)
 
 
 def _merge(lower: TopK, upper: TopK, k: int) -> TopK:

@@ -199,7 +199,7 @@ class FaissIndex:
     def max_effort(self) -> int:
         """Effort beyond which a search finds nothing more (IVF: all lists) or costs too much."""
         if self.kind == "ivf_sq8":
-            return int(_read_lists(self._index).nlist)
+            return int(load_faiss().downcast_index(self._index.base_index).nlist)
         return min(MAX_HNSW_EFFORT, self.num_item_rows) if self.kind == "hnsw" else 1
 
     @property
@@ -470,10 +470,6 @@ def _check_items(vectors: Tensor, dim: int, *, first_row: int) -> None:
                 f"the vector of item row {row + first_row} holds NaN, infinity or a value beyond "
                 "65504; check the item tower's inputs and weights"
             )
-
-
-def _read_lists(index: Any) -> Any:
-    return load_faiss().downcast_index(index.base_index)
 
 
 def _one_list(scores: Tensor, rows: Tensor, k: int) -> TopK:

@@ -181,7 +181,6 @@ class SemanticIds:
         quantizer_digest: str,
         item_rows: Tensor | None = None,
         num_item_rows: int | None = None,
-        parent: str | None = None,
     ) -> SemanticIds:
         """Build from unique codes by item row.
 
@@ -204,12 +203,8 @@ class SemanticIds:
             )
         codes = torch.full((size, len(level_sizes)), NO_CODE, dtype=torch.int32)
         codes[rows] = item_codes.to("cpu", torch.int32)
-        return cls(
-            codes=codes,
-            level_sizes=tuple(level_sizes),
-            quantizer_digest=quantizer_digest,
-            parent=parent,
-        )
+        sizes = tuple(level_sizes)
+        return cls(codes=codes, level_sizes=sizes, quantizer_digest=quantizer_digest)
 
     def _check_range(self) -> None:
         sizes = torch.tensor(self.level_sizes, device=self.codes.device)

@@ -5,8 +5,7 @@ Axes: N items, L levels, K codes of a level, D width, Q sampled items, n neighbo
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -59,9 +58,6 @@ class QualityReport:
     moved: tuple[float, ...]
     reconstruction_error: float
     errors_by_level: tuple[float, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def reconstruction_error(quantizer: ResidualKMeans, vectors: Tensor, codes: Tensor) -> float:

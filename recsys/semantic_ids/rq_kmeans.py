@@ -377,7 +377,6 @@ class ResidualKMeans:
         """Rename the codes: code c of level l becomes ``new_codes[l][c]``, a permutation."""
         levels = []
         for level, renamed in zip(self.levels, new_codes, strict=True):
-            check_permutation(renamed, len(level.vectors))
             order = renamed.to(self.device).argsort()
             levels.append(Centres(level.vectors[order], level.penalties[order]))
         return type(self)(levels)
@@ -391,12 +390,6 @@ class ResidualKMeans:
         """Read back; raises a ValueError where the files are damaged or of another kind."""
         tensors, _ = read_tensors(directory, FILE_NAME, KIND)
         return cls.of_tensors(tensors)
-
-
-def check_permutation(new_codes: Tensor, size: int) -> None:
-    """Refuse a renaming that loses or repeats a code."""
-    if not torch.equal(new_codes.sort().values.cpu(), torch.arange(size)):
-        raise ValueError(f"new_codes must hold each of 0 to {size - 1} once")
 
 
 def _training_rows(vectors: Tensor, max_rows: int, generator: torch.Generator) -> Tensor:

@@ -19,7 +19,6 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from recsys.data.top_k import ItemMask
 from recsys.semantic_ids.codes import ItemCodes, SemanticIds, check_level_sizes, id_keys
 
 HEAD_CELLS_PER_ITEM = 2
@@ -288,16 +287,6 @@ class Trie:
         """Levels that are dense."""
         return len(self._tables.head)
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of all tables."""
-        tables = [self._leaf_rows, self._leaf_keys, self._tables.head_start, *self._tables.head]
-        tables += [masks for masks in self._tables.masks if masks is not None]
-        for level in self._tables.tail:
-            tables += [level.first_child, level.keys, level.leaf_start]
-        storages = {table.untyped_storage().data_ptr(): table.untyped_storage() for table in tables}
-        return sum(storage.nbytes() for storage in storages.values())
-
     def to(self, device: torch.device | str) -> Self:
         """Copy to a device."""
         return type(self)(
@@ -387,13 +376,6 @@ class Trie:
         at = torch.searchsorted(keys, wanted)
         return at.masked_fill_((keys[at] != wanted) | (states < 0), DEAD)
 
-    def walk(self, codes: Tensor) -> Tensor:
-        """Step from the start through codes [B, l] in range: states after l codes, [B]."""
-        states = self.start(len(codes))
-        for level in range(codes.shape[1]):
-            states = self.step(states, codes[:, level].long(), level)
-        return states
-
     def item_rows(self, states: Tensor) -> Tensor:
         """Return the items of states after all L codes, [B] int64; 0 for dead ones."""
         if self.num_items == 0:
@@ -403,23 +385,8 @@ class Trie:
             leaf = self._tables.head_start[leaf].long()
         return self._leaf_rows[leaf].long().masked_fill(states < 0, 0)
 
-    def restrict(self, masks: Sequence[ItemMask]) -> Restriction:
-        """Compose item masks, one a request, into the trie: O(N) a request, once per request."""
-        return self.restrict_rows(self.allowed_rows(masks))
-
-    def allowed_rows(self, masks: Sequence[ItemMask]) -> Tensor:
-        """Unpack item masks as ``restrict_rows`` takes them; raises as ``restrict`` does."""
-        for mask in masks:
-            if mask.num_item_rows < self.num_item_rows:
-                raise ValueError(
-                    f"the item mask has {mask.num_item_rows} item rows, the trie "
-                    f"{self.num_item_rows}; build both from the same catalogue"
-                )
-        allowed = [mask.as_bool()[: self.num_item_rows] for mask in masks]
-        return torch.stack(allowed).to(self.device)
-
     def restrict_rows(self, allowed: Tensor) -> Restriction:
-        """Do what ``restrict`` does with a bool per item row, [R, num_item_rows]."""
+        """Compose what each request may show, [R, num_item_rows] bool, with the trie: O(N) each."""
         bits = torch.stack([of_rows[self._leaf_rows] for of_rows in allowed])  # [R, N]
         before = torch.zeros(
             len(allowed), self.num_items + 1, dtype=torch.int32, device=self.device

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.kernels.hstu_attention.op import distance_buckets
-from recsys.layers.attention.softmax import feed_forward
+from recsys.layers.attention.softmax import BlockConfig, feed_forward
 
 
 class CodeTokens(nn.Module):
@@ -149,21 +148,6 @@ H200 200 beams of 16 requests after 2048 places, 8 layers, took 62 ms and take 2
 7.7 ms, and 8.2 fused."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CodeBlockConfig:
-    """Sizes of one block."""
-
-    dim: int
-    num_heads: int
-    hidden_dim: int
-    """Width inside the feed-forward layer."""
-    dropout: float
-
-    def __post_init__(self) -> None:
-        if self.num_heads < 1 or self.dim % self.num_heads:
-            raise ValueError(f"num_heads must divide the width {self.dim}, got {self.num_heads}")
-
-
 class SharedContext(NamedTuple):
     """A history as one block reads it for every beam."""
 
@@ -210,7 +194,7 @@ class DistanceBias(nn.Module):
 class CodeBlock(nn.Module):
     """Attention and a feed-forward layer, each after a norm and added to its input."""
 
-    def __init__(self, config: CodeBlockConfig) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         dim = config.dim
         self.num_heads, self.head_dim = config.num_heads, dim // config.num_heads

@@ -44,7 +44,9 @@ def grouped_slots(experts: Tensor, num_experts: int) -> Slots:
     Args:
         experts: Chosen experts, [B, K].
     """
-    ordered, order = torch.sort(_sort_keys(experts, num_experts), stable=True)  # [B K]
+    # A radix sort passes once over each byte of its keys.
+    keys = experts.flatten().to(torch.uint8 if num_experts <= 256 else torch.int32)
+    ordered, order = torch.sort(keys, stable=True)  # [B K]
     numbers = torch.arange(num_experts, device=experts.device, dtype=ordered.dtype)
     ends = torch.searchsorted(ordered, numbers, right=True, out_int32=True)
     slots = torch.arange(len(order), device=order.device)
@@ -87,11 +89,6 @@ def _blocked_slots_cpu(experts: Tensor, num_experts: int, block_rows: int) -> Sl
     row_of_slot[slots] = order // experts.shape[1]
     expert_of_block = np.arange(num_experts).repeat(blocks_of)
     return Slots(*(torch.from_numpy(one) for one in (row_of_slot, slot_of, expert_of_block)))
-
-
-def _sort_keys(experts: Tensor, num_experts: int) -> Tensor:
-    # A radix sort passes once over each byte of its keys.
-    return experts.flatten().to(torch.uint8 if num_experts <= 256 else torch.int32)
 
 
 class _Dispatch(torch.autograd.Function):

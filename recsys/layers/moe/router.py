@@ -161,7 +161,8 @@ class BiasedRouter(nn.Module):
 
     @torch.no_grad()
     def _move_bias(self, experts: Tensor) -> None:
-        counts = chosen_counts(experts, len(self.bias))
+        # As numbers of the device, which is not waited for.
+        counts = count_visits(experts, len(self.bias)).float()
         if distributed.is_available() and distributed.is_initialized():
             distributed.all_reduce(counts)
         lack = 1 - counts * (len(self.bias) / counts.sum().clamp(min=1))
@@ -180,8 +181,3 @@ def best_experts(scores_BE: Tensor, top_k: int) -> Tensor:
         return best
     others_BE = scores_BE.scatter(1, best, -torch.inf)
     return torch.cat([best, others_BE.argmax(1, keepdim=True)], dim=1)
-
-
-def chosen_counts(experts: Tensor, num_experts: int) -> Tensor:
-    """Count the choices of each expert without waiting for the device, [E] float32."""
-    return count_visits(experts, num_experts).float()

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from recsys.data.bounds import check_bounds, check_choices
-from recsys.layers.codes.decoder import CodeBlockConfig
+from recsys.layers.attention.softmax import BlockConfig
 from recsys.layers.embedding.tables import Backend
 from recsys.models.item_tower import ItemSizes
 
@@ -70,12 +70,13 @@ class GenerativeConfig:
         """Whether there is an item tower: for events, for the dense head, or for both."""
         return self.items == "codes_tower" or self.dense_weight > 0
 
-    def block_config(self) -> CodeBlockConfig:
-        return CodeBlockConfig(
+    def block_config(self) -> BlockConfig:
+        return BlockConfig(
             dim=self.embedding_dim,
             num_heads=self.num_heads,
             hidden_dim=self.hidden_dim,
             dropout=self.dropout,
+            max_length=self.max_length,
         )
 
 

@@ -39,16 +39,11 @@ def _is_plain(rows: Tensor, weight: Tensor) -> bool:
     return other or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
 
 
-def wide_product(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, rectified: bool = False
-) -> Tensor:
+def wide_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply as ``functional.linear`` does, [M, I] and [O, I] -> [M, O]."""
     if _is_plain(rows, weight):
-        product = functional.linear(rows, weight, bias)
-        return functional.relu(product, inplace=not product.requires_grad) if rectified else product
-    how = "relu" if rectified else "none"
-    product = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, how, [], "")
-    return cast("Tensor", product)
+        return functional.linear(rows, weight, bias)
+    return cast("Tensor", torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], ""))
 
 
 class WideLinear(nn.Linear):

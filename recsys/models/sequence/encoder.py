@@ -206,15 +206,6 @@ class Encoders(nn.Module):
         ]
         return torch.cat(encoded, dim=1) / math.sqrt(len(self.members))
 
-    def only_last(self, inputs: Tensor, history: Jagged, times: Tensor | None) -> Tensor:
-        """Encode each sequence's last event alone, [B, D]; none is empty."""
-        shares = inputs.chunk(len(self.members), dim=1)
-        encoded = [
-            cast("HistoryEncoder", member).only_last(share, history, times)
-            for member, share in zip(self.members, shares, strict=True)
-        ]
-        return torch.cat(encoded, dim=1) / math.sqrt(len(self.members))
-
     def last(self, encoded: Tensor, history: Jagged) -> Tensor:
         """Take each sequence's last event, [M, D] -> [B, D]; empty ones have a learned vector."""
         empty = torch.cat([cast("HistoryEncoder", member).no_history for member in self.members])

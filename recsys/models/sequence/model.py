@@ -228,11 +228,7 @@ class SequenceModel(RetrievalModel):
 
     @torch.no_grad()
     def query_vectors(
-        self,
-        queries: JaggedBatch,
-        inputs_of: Callable[[Jagged], Tensor] | None = None,
-        *,
-        only_last: bool = False,
+        self, queries: JaggedBatch, inputs_of: Callable[[Jagged], Tensor] | None = None
     ) -> Tensor:
         """Encode queries as unit vectors, [B, D].
 
@@ -240,15 +236,10 @@ class SequenceModel(RetrievalModel):
             queries: ``history`` (item rows, oldest first) and, where events have times,
                 ``history.times`` (unix seconds of the same events); ``history.types`` likewise.
             inputs_of: Inputs of a history's events, [M, D]; by default the catalogue's.
-            only_last: Work the last block out for the last events alone: the same but for
-                rounding, in half of the time. No history may be empty, and no adapter be attached.
         """
         history, times, types = self.read(queries, self.config.max_length)
         inputs = inputs_of(history) if inputs_of else self.all_item_inputs()[history.values]
         inputs = self.with_types(inputs, types)
-        if only_last:
-            vectors: Tensor = self.encoder.only_last(inputs, history, times)
-            return vectors
         encoded: Tensor = self.encoder(inputs, history, times)
         return self.encoder.last(encoded, history)
 

@@ -20,35 +20,9 @@ from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.network import Candidates
-from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.history_features import HISTORY_FEATURES, HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import ABSENT, CONSTANT, Blended, list_scores
-
-
-def fitted_blend(
-    lists: Mapping[str, TopK],
-    targets: Jagged,
-    history_lengths: Tensor,
-    item_counts: Tensor,
-    config: BlendConfig | None = None,
-    demand: Tensor | None = None,
-) -> LearnedBlend:
-    """Learn weights from lists of queries whose next items are known.
-
-    Args:
-        history_lengths: Of what the sources read, ``queries["history"].lengths()``, [B].
-        item_counts: Events of each item that the sources were fitted on, [N].
-        demand: Of items by the same events, [N, D]; None reads none.
-    """
-    return LearnedBlend.fit(
-        lists,
-        targets,
-        config,
-        history_lengths=history_lengths,
-        item_values=item_counts.double(),
-        demand=demand,
-    )
 
 
 def blended_lists(
@@ -58,10 +32,14 @@ def blended_lists(
     item_counts: Tensor,
     k: int,
 ) -> Blended:
-    """Merge lists by learned weights; arguments as of ``fitted_blend``.
+    """Merge lists by learned weights.
 
     Items that were appended after the sources were fitted count 0 events; such items have the
     odds that the blend's settings give new ones.
+
+    Args:
+        history_lengths: Of what the sources read, [B].
+        item_counts: Events of each item that the sources were fitted on, [N].
     """
     log_odds = blend.config.log_odds_of_new
     return blend.blend(

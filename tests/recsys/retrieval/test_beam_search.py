@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recsys.data.top_k import ItemMask, TopK
-from recsys.retrieval.beam_search import Beams, BeamSearch, CapturedSearch, Decoded
+from recsys.retrieval.beam_search import Beams, BeamSearch, CapturedSearch, Decoded, check_scores
 from recsys.semantic_ids.trie import Trie
 from tests.recsys.semantic_ids.test_trie import catalogues
 from tests.recsys.testing.refusals import assert_refused
@@ -120,7 +120,11 @@ def trie_of(ids: Ids, sizes: tuple[int, ...], version: str | None = None) -> Tri
 
 def search_table(case: Case, beam_width: int) -> TopK:
     found = BeamSearch(decode_table, case.trie, beam_width=beam_width, semantic_ids_version=None)
-    return found.search(case.tables, case.k, case.masks)
+    restriction = None
+    if case.masks is not None:
+        allowed = torch.stack([mask.as_bool() for mask in case.masks])
+        restriction = case.trie.restrict_rows(allowed)
+    return check_scores(found.lists(case.tables, case.k, restriction))
 
 
 @given(cases(), st.sampled_from([1, 2, 3, 6, 30]))
@@ -143,7 +147,8 @@ def test_what_does_not_fit_is_refused() -> None:
     def searching(beam_width: int = 2, version: str = "ids-of-monday") -> BeamSearch:
         return BeamSearch(decode_table, trie, beam_width=beam_width, semantic_ids_version=version)
 
-    search, tables, all_rows = searching(), draw_tables(sizes, 2, 0, False), ItemMask.all(NUM_ROWS)
+    search, tables = searching(), draw_tables(sizes, 2, 0, False)
+    one = trie.restrict_rows(torch.ones(1, NUM_ROWS, dtype=torch.bool))
     wide = draw_tables((2, 4), 2, 0, False)
     assert_refused(
         {
@@ -152,13 +157,9 @@ def test_what_does_not_fit_is_refused() -> None:
             ),
             "beam_width must be >= 1, got 0": lambda: searching(0),
             "the trie is on cpu": lambda: CapturedSearch(search, tables.logits, 3),
-            "k, the list length, must be >= 1, got 0": lambda: search.search(tables, 0),
-            "1 item masks for 2 requests": lambda: search.search(tables, 3, [all_rows]),
-            "0 item masks for 2 requests": lambda: search.search(tables, 3, []),
-            "the item mask has 9 item rows, the trie 44": lambda: search.search(
-                tables, 3, [ItemMask.all(9)] * 2
-            ),
-            r"level 1 are \(2, 2, 4\), expected \(2, 2, 3\)": lambda: search.search(wide, 3),
+            "k, the list length, must be >= 1, got 0": lambda: search.lists(tables, 0),
+            "1 item masks for 2 requests": lambda: search.lists(tables, 3, one),
+            r"level 1 are \(2, 2, 4\), expected \(2, 2, 3\)": lambda: search.lists(wide, 3),
         }
     )
 
@@ -175,4 +176,4 @@ def test_nan_of_a_model_is_refused_with_the_request_named(level: int, sign: int)
     tables.logits[level][1, 0, 2] = sign * torch.nan
     tables.logits[0][1, 0, 0] += 5.0
     with pytest.raises(ValueError, match="logits for request 1 hold NaN"):
-        search.search(tables, 4)
+        check_scores(search.lists(tables, 4))

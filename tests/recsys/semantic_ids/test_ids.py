@@ -1,7 +1,7 @@
 """Semantic IDs: codes, collisions and quality."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from recsys.semantic_ids.collisions import assign_semantic_ids, resolve_collisio
 from recsys.semantic_ids.quality import quality_report
 from recsys.semantic_ids.rq_kmeans import Centres, ResidualKMeans
 from recsys.semantic_ids.trie import Trie
+from tests.recsys.semantic_ids.test_trie import walk
 from tests.recsys.testing.refusals import assert_refused
 
 pytestmark = pytest.mark.numerics
@@ -61,7 +62,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path, part: str) 
         else:
             # White space, or a number that is only described.
             assert part == "semantic_ids.json"
-            assert trie.item_rows(trie.walk(ids.codes[ids.item_rows])).equal(ids.item_rows)
+            assert trie.item_rows(walk(trie, ids.codes[ids.item_rows])).equal(ids.item_rows)
     assert refused > 0.9 * len(bits)
     path.unlink()
     with pytest.raises(ValueError, match="missing"):
@@ -163,7 +164,7 @@ def test_the_report_of_four_items_worked_out_by_hand() -> None:
     assert second.agreement_by_chance == pytest.approx(1 / 6)
     # All others are neighbours here: of each of three items two of three share the first code.
     assert first.neighbour_agreement == pytest.approx(0.5)
-    json.dumps(report.as_json())
+    json.dumps(asdict(report))
     other = quantizer.relabelled([torch.tensor([1, 0]), torch.tensor([0, 1])])
     same = torch.tensor([[1, 2, 3], [0, 0, 0], [1, 2, 3]])
     assert_refused(

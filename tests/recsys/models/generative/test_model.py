@@ -101,7 +101,11 @@ def generate(
         beam_width=beam_width,
         semantic_ids_version=model.inputs.semantic_ids,
     )
-    return search.search(model.context(history_queries(*lists)), k, masks)
+    restriction = None
+    if masks is not None:
+        restriction = search.trie.restrict_rows(torch.stack([one.as_bool() for one in masks]))
+    with torch.no_grad():
+        return search.lists(model.context(history_queries(*lists)), k, restriction)
 
 
 @torch.no_grad()

@@ -94,11 +94,12 @@ def test_positions_do_not_see_what_comes_after_them_and_the_last_may_be_read_alo
     torch.testing.assert_close(whole[kept], part)
     for lists in ([[1, 3, 5, 7], [2], [9, 8]], [[4, 2, 6]]):
         moments = [[10 * row * row for row in rows] for rows in lists]
-        asked = JaggedBatch(
-            {"history": Jagged.from_lists(lists), "history.times": Jagged.from_lists(moments)}
-        )
-        alone = model.query_vectors(asked, only_last=True)
-        torch.testing.assert_close(alone, model.query_vectors(asked), atol=CLOSE, rtol=0)
+        history, times = Jagged.from_lists(lists), Jagged.from_lists(moments).values
+        inputs = model.all_item_inputs()[history.values].chunk(config.num_members, dim=1)
+        for member, share in zip(model.encoder.members, inputs, strict=True):
+            alone = member.only_last(share, history, times)
+            last = member(share, history, times)[history.offsets[1:] - 1]
+            torch.testing.assert_close(alone, last, atol=CLOSE, rtol=0)
 
 
 @torch.no_grad()
