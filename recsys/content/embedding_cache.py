@@ -37,7 +37,6 @@ def encode_cached(
     encoder: Encoder,
     cache_dir: Path,
     *,
-    shard_rows: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Vectors:
     """Encode texts; vectors that the cache lacks are added to it.
@@ -47,13 +46,8 @@ def encode_cached(
     """
     if isinstance(encoder, JoinedEncoder):
         # The second one is quick; the first one's vectors are shared with runs that use it alone.
-        first = encode_cached(
-            texts, encoder.first, cache_dir, shard_rows=shard_rows, progress=progress
-        )
+        first = encode_cached(texts, encoder.first, cache_dir, progress=progress)
         return encoder.joined(first, texts)
-    shard_rows = encoder.shard_rows if shard_rows is None else shard_rows
-    if shard_rows < 1:
-        raise ValueError(f"shard_rows must be >= 1, got {shard_rows}")
     folder = folder_of(encoder, cache_dir)
     folder.mkdir(parents=True, exist_ok=True)
     keys = [text_key(encoder.name, text) for text in texts]
@@ -62,7 +56,8 @@ def encode_cached(
     missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
     # Texts of like length share a shard, so that the encoder pads little.
     todo = sorted(missing, key=lambda key: (-len(missing[key]), key))
-    shards = [todo[begin : begin + shard_rows] for begin in range(0, len(todo), shard_rows)]
+    size = encoder.shard_rows
+    shards = [todo[begin : begin + size] for begin in range(0, len(todo), size)]
 
     def encode(shard: list[str]) -> Halves:
         rows = encoder.encode([missing[key] for key in shard]).astype(np.float16)

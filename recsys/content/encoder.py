@@ -12,7 +12,6 @@ Axes: n texts, D width.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
@@ -131,8 +130,6 @@ class HashEncoder:
     shard_rows = 1024
 
     def __init__(self, dim: int = 384) -> None:
-        if dim < 1:
-            raise ValueError(f"dim must be >= 1, got {dim}")
         self.dim = dim
         self.name = f"hash-words-pairs-{dim}"
 
@@ -243,8 +240,6 @@ class JoinedEncoder:
 
     def __init__(self, first: Encoder, second: Encoder, *, weight: float = 1.0) -> None:
         """Take the encoders."""
-        if not 0 < weight < math.inf:
-            raise ValueError(f"weight must be > 0 and finite, got {weight}")
         self.first, self.second, self.weight = first, second, weight
         self.name = f"{first.name}+{weight:g}x{second.name}"
         self.dim = first.dim + second.dim

@@ -18,7 +18,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-MAX_RAW_CHARS = 100_000
+MAX_RAW_CHARS, MAX_CHARS = 100_000, 2_000
 # A letter, slash or ! must follow, so that "under < 5 kg" stays.
 _TAG = re.compile(r"<[a-zA-Z/!][^<>]*>")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -46,19 +46,16 @@ def item_text(
     brand: str | None = None,
     categories: Sequence[str] = (),
     further: Sequence[str] = (),
-    max_chars: int = 2000,
 ) -> str:
     """Format an item as one line, the most telling parts first, since encoders read no end."""
-    if max_chars < 1:
-        raise ValueError(f"max_chars must be >= 1, got {max_chars}")
     path = ", ".join(filter(None, map(clean_text, categories)))
     parts = [clean_text(title), clean_text(brand), path, clean_text(description)]
     parts += [clean_text(text) for text in further]
     text = ". ".join(part.rstrip(".") or part for part in parts if part)
-    if len(text) <= max_chars:
+    if len(text) <= MAX_CHARS:
         return text
-    cut = text[: max_chars + 1].rfind(" ")
-    return text[: cut if cut > 0 else max_chars].rstrip()
+    cut = text[: MAX_CHARS + 1].rfind(" ")
+    return text[: cut if cut > 0 else MAX_CHARS].rstrip()
 
 
 Schema = Mapping[str, Any]

@@ -10,7 +10,7 @@ INTERVAL = re.compile(r"([\[(])([^,]+), ([^\])]+)([\])])")
 
 
 def check_bounds(section: object, prefix: str = "", **bounds: str) -> None:
-    """Refuse a number of a section outside its bound.
+    """Refuse a number of a section outside its bound, and a tuple without numbers inside it.
 
     Args:
         prefix: What stands before the name in a message.
@@ -19,9 +19,10 @@ def check_bounds(section: object, prefix: str = "", **bounds: str) -> None:
     """
     for name, bound in bounds.items():
         value = getattr(section, name)
-        if value is not None and not is_within(value, bound):
+        numbers = value if isinstance(value, tuple) else (value,)
+        if value is not None and not (numbers and all(is_within(one, bound) for one in numbers)):
             among = "in " if INTERVAL.fullmatch(bound) else ""
-            finite = "" if math.isfinite(value) else " and finite"
+            finite = "" if all(map(math.isfinite, numbers)) else " and finite"
             raise ValueError(f"{prefix}{name} must be {among}{bound}{finite}, got {value}")
 
 

@@ -1,8 +1,8 @@
 """Judge a challenger against a champion on the same queries: difference, intervals, power, verdict.
 
 Both answer the same queries, so each query's difference is judged. Its mean has two
-intervals: over users, whose queries belong together, and over blocks of time, which are few and
-differ as weeks do. A claim must hold by both. Where neither "better" nor "worse" can be claimed the
+intervals: over users, each with one query, and over blocks of time, which are few and differ as
+weeks do. A claim must hold by both. Where neither "better" nor "worse" can be claimed the
 answer is that there is not enough evidence, and the power is given: the
 smallest difference that this many users, as spread as they are, find with a given chance.
 
@@ -96,29 +96,27 @@ def paired(
     challenger: Tensor | Floats,
     config: PairedConfig | None = None,
     *,
-    users: Labels | None = None,
     blocks: Labels | None = None,
     resampled: bool = True,
 ) -> Paired:
     """Judge a challenger by the values that both have for the same queries.
 
     Args:
-        champion: One value a query, [Q]; NaN where there is none, which leaves the query out.
+        champion: One value a query, each another user's, [Q]; NaN where there is none, which
+            leaves the query out.
         challenger: The same of the challenger, [Q].
-        users: User of each query, [Q]; None where each query is another user's.
         blocks: Block of time of each query, [Q]; None where there are no times.
         resampled: Bootstrap the interval over users; otherwise it is the normal distribution's.
     """
     config = config or PairedConfig()
-    before, after, users, blocks = _known(champion, challenger, users, blocks)
+    before, after, blocks = _known(champion, challenger, blocks)
     difference = after - before
-    by_user = difference if users is None else group_values(difference, users)
     if resampled:
-        drawn = bootstrap_intervals({"difference": by_user}, config.bootstrap())["difference"]
+        drawn = bootstrap_intervals({"difference": difference}, config.bootstrap())["difference"]
         mean, low, high = drawn.mean, drawn.low, drawn.high
-        error = _standard_error(by_user)
+        error = _standard_error(difference)
     else:
-        mean, error = float(by_user.mean()), _standard_error(by_user)
+        mean, error = float(difference.mean()), _standard_error(difference)
         reach = error * NormalDist().inv_cdf((1 + config.confidence) / 2)
         low, high = mean - reach, mean + reach
     time_low = time_high = None
@@ -132,7 +130,7 @@ def paired(
             smallest = detectable(max(error, of_time), config, freedom)
     judged = Paired(
         num_queries=len(before),
-        num_users=len(by_user),
+        num_users=len(before),
         champion=float(before.mean()),
         challenger=float(after.mean()),
         difference=mean,
@@ -231,18 +229,14 @@ def decided(found: Paired, config: PairedConfig) -> Paired:
 
 
 def _known(
-    champion: Tensor | Floats,
-    challenger: Tensor | Floats,
-    users: Labels | None,
-    blocks: Labels | None,
-) -> tuple[Floats, Floats, Labels | None, Labels | None]:
+    champion: Tensor | Floats, challenger: Tensor | Floats, blocks: Labels | None
+) -> tuple[Floats, Floats, Labels | None]:
     """Keep the queries that both have a value for."""
     before, after = (np.asarray(one, np.float64) for one in (champion, challenger))
-    others = [one for one in (users, blocks) if one is not None]
-    shapes = {one.shape for one in (before, after, *others)}
+    shapes = {one.shape for one in (before, after, blocks) if one is not None}
     if len(shapes) != 1 or before.ndim != 1:
         raise ValueError(
-            f"champion, challenger, users and blocks need one value for each of the same queries, "
+            f"champion, challenger and blocks need one value for each of the same queries, "
             f"[Q]; got the shapes {sorted(shapes)}"
         )
     both = ~(np.isnan(before) | np.isnan(after))
@@ -251,8 +245,7 @@ def _known(
             "no query has a value of both systems, so there is nothing to compare; give queries "
             "with held-out items that both answered"
         )
-    kept = [None if one is None else one[both] for one in (users, blocks)]
-    return before[both], after[both], kept[0], kept[1]
+    return before[both], after[both], None if blocks is None else blocks[both]
 
 
 def _standard_error(values: Floats) -> float:

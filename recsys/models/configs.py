@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,12 +50,6 @@ def without_removed(
 NO_DECAY = 0.0
 
 
-def check_powers(powers: tuple[float, ...]) -> None:
-    """Refuse powers of the recency that are none."""
-    if not powers or not all(0 <= power < float("inf") for power in powers):
-        raise ValueError(f"history_power must be powers >= 0 and finite, got {powers}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class PopularityConfig:
     """Settings of Popularity."""
@@ -69,11 +62,7 @@ class PopularityConfig:
     """
 
     def __post_init__(self) -> None:
-        if self.half_life_days is not None and not (0 < self.half_life_days < math.inf):
-            raise ValueError(
-                f"half_life_days must be > 0 and finite, got {self.half_life_days}; "
-                "leave it out (None) to count every event once"
-            )
+        check_bounds(self, half_life_days="> 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +111,7 @@ class EaseWeightsConfig:
     size of the catalogue, a million of them hours."""
 
     def __post_init__(self) -> None:
-        if not self.l2 or not all(0 < l2 < float("inf") for l2 in self.l2):
-            raise ValueError(f"l2 must be penalties > 0 and finite, got {self.l2}")
-        check_powers(self.history_power)
+        check_bounds(self, l2="> 0", history_power=">= 0")
         check_bounds(self, exact_items=">= 1", extended_items=">= 1")
 
 
@@ -148,11 +135,7 @@ class ItemKnnConfig:
     """Latest events of a history that count."""
 
     def __post_init__(self) -> None:
-        for name in ("length_weight", "half_life_days"):
-            values = getattr(self, name)
-            if not values or not all(0 <= value < float("inf") for value in values):
-                raise ValueError(f"{name} must be numbers >= 0 and finite, got {values}")
-        check_powers(self.history_power)
+        check_bounds(self, length_weight=">= 0", half_life_days=">= 0", history_power=">= 0")
         check_bounds(self, num_neighbours=">= 1", max_history=">= 1")
 
 
@@ -166,7 +149,7 @@ class RepeatsConfig:
     """An item's r-th latest event counts r ** -history_power, of which validation chooses."""
 
     def __post_init__(self) -> None:
-        check_powers(self.history_power)
+        check_bounds(self, history_power=">= 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,8 +170,7 @@ class NextBasketConfig:
     chooses."""
 
     def __post_init__(self) -> None:
-        check_powers(self.history_power)
-        check_bounds(self, window=">= 1")
+        check_bounds(self, history_power=">= 0", window=">= 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -199,14 +199,7 @@ WINDOW = 20
 def counted_neighbours(
     item_rows: Rows, starts: Rows, ends: Rows, num_item_rows: int, num_neighbours: int
 ) -> ItemNeighbours:
-    """Count which items occur near each other, either way; near ones count more.
-
-    Args:
-        item_rows: All users' events, oldest first within a user, [E].
-        starts: Where each user's visible events begin, [U].
-        ends: Where they end (exclusive), [U].
-        num_item_rows: Item rows with row 0.
-    """
+    """Count which items occur near each other, either way, near ones more; as ItemToItem.fit."""
     # One more than K, because an item that repeats is near itself.
     config = ItemToItemConfig(
         num_neighbours=num_neighbours + 1,

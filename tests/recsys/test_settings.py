@@ -13,8 +13,6 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.evaluation.config import PairedConfig, ReplayConfig
 from recsys.evaluation.sequential import SequentialConfig, sample_ratio
 from recsys.kernels.embedding_bag.layout import OptimizerConfig
-from recsys.layers.moe.experts import Experts, SparseMoe, SparseMoeConfig
-from recsys.layers.moe.router import BiasedRouter
 from recsys.models.configs import (
     ContentSimilarityConfig,
     EaseWeightsConfig,
@@ -36,7 +34,6 @@ from recsys.training.passes import (
 
 KIND = AttributeConfig(name="kind", type="choice", description="Kind", values=("a", "b"))
 ENDPOINT = {"base_url": "http://127.0.0.1:1/v1", "model": "m"}
-MOE = {"dim": 8, "hidden_dim": 8, "num_experts": 4}
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (SequenceConfig, {"block": "gru"}, "block is one of attention,"),
@@ -78,9 +75,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (EaseWeightsConfig, {"exact_items": 0}, "exact_items"),
     (ItemKnnConfig, {"half_life_days": (-1.0,)}, "half_life_days"),
     (ItemKnnConfig, {"length_weight": ()}, "length_weight"),
-    (Experts, {"num_experts": 0, "dim": 8, "hidden_dim": 8, "output_dim": 8}, "positive sizes"),
-    (lambda **given: SparseMoe(SparseMoeConfig(**given)), {**MOE, "router": "x"}, "scores is"),
-    (BiasedRouter, {"dim": 4, "num_experts": 3, "top_k": 4}, "top_k must be in"),
     (ScheduleConfig, {"learning_rate": 0.0}, "learning_rate must be > 0"),
     (ScheduleConfig, {"learning_rate": math.inf}, "learning_rate must be > 0 and finite"),
     (ScheduleConfig, {"warmup_steps": -1}, "warmup_steps must be >= 0"),

@@ -23,8 +23,8 @@ import numpy as np
 
 from recsys.evaluation.off_policy.logs import Floats, Integers, Mask
 
-STRENGTH = 5.0
-"""Expected rewards that an item's own count for as much as the average."""
+NUM_FOLDS, STRENGTH = 5, 5.0
+"""Parts of the groups; expected rewards that an item's own count for as much as the average."""
 
 
 class Estimate(NamedTuple):
@@ -132,13 +132,11 @@ class RateModel:
         return found
 
 
-def fold_of(groups: Integers, num_folds: int = 5) -> Integers:
+def fold_of(groups: Integers) -> Integers:
     """Return the fold of each list's group, such as its user, [n]."""
-    if num_folds < 2:
-        raise ValueError(f"num_folds must be at least 2, got {num_folds}")
     _, owners = np.unique(groups, return_inverse=True)
     shuffled = np.random.default_rng(0).permutation(owners.max(initial=0) + 1)
-    found: Integers = (shuffled[owners] % num_folds).astype(np.int64)
+    found: Integers = (shuffled[owners] % NUM_FOLDS).astype(np.int64)
     return found
 
 

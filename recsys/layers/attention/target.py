@@ -34,10 +34,6 @@ class TargetAttention(nn.Module):
 
     def __init__(self, dim: int, key_dim: int, max_history: int) -> None:
         super().__init__()
-        if min(dim, key_dim, max_history) < 1:
-            raise ValueError(
-                f"target attention needs positive sizes, got {dim=}, {key_dim=}, {max_history=}"
-            )
         self.max_history = max_history
         self.query = nn.Linear(dim, key_dim)
         self.key = nn.Linear(dim, key_dim)

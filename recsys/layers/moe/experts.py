@@ -167,24 +167,16 @@ def collect(outputs: Tensor, slots: Slots, weights: Tensor) -> Tensor:
 GROUPED_FROM = 64
 """Rows of an expert, on average, from which grouped products beat a batched one on CUDA."""
 
-SERVED_ROWS = 16
-"""Rows of a block where a CPU serves: an expert's blocks are one product there, so small ones cost
-nothing, and only what pads the last one is lost."""
+BLOCK_ROWS, SERVED_ROWS = 32, 16
+"""Rows of a block at least, and where a CPU serves: an expert's blocks are one product there, so
+small ones cost nothing, and only what pads the last one is lost."""
 
 
 class Experts(nn.Module):
     """E networks O(relu(F(x))) without biases, of which each row visits K."""
 
-    def __init__(
-        self, num_experts: int, dim: int, hidden_dim: int, output_dim: int, *, block_rows: int = 32
-    ) -> None:
+    def __init__(self, num_experts: int, dim: int, hidden_dim: int, output_dim: int) -> None:
         super().__init__()
-        if min(num_experts, dim, hidden_dim, output_dim, block_rows) < 1:
-            raise ValueError(
-                "experts need positive sizes, got "
-                f"{num_experts=}, {dim=}, {hidden_dim=}, {output_dim=}, {block_rows=}"
-            )
-        self.block_rows = block_rows
         # As nn.Linear: outputs before inputs.
         self.up = nn.Parameter(torch.empty(num_experts, hidden_dim, dim))
         self.down = nn.Parameter(torch.empty(num_experts, output_dim, hidden_dim))
@@ -227,10 +219,10 @@ class Experts(nn.Module):
 
     def _block_rows(self, experts: Tensor) -> int:
         if not self.training:
-            return self.block_rows
+            return BLOCK_ROWS
         # Larger blocks copy weights less often.
         half_load = experts.numel() // (2 * self.num_experts)
-        return max(self.block_rows, min(128, 1 << max(0, half_load).bit_length()))
+        return max(BLOCK_ROWS, min(128, 1 << max(0, half_load).bit_length()))
 
 
 def _batched(blocks: Tensor, up: Tensor, down: Tensor, expert_of_block: Tensor) -> Tensor:

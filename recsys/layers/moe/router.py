@@ -94,10 +94,6 @@ class BiasedRouter(nn.Module):
         scores: Literal["sigmoid", "softmax"] = "sigmoid",
     ) -> None:
         super().__init__()
-        if not 1 <= top_k <= num_experts:
-            raise ValueError(f"top_k must be in [1, num_experts = {num_experts}], got {top_k}")
-        if scores not in ("sigmoid", "softmax"):
-            raise ValueError(f"scores is 'sigmoid' or 'softmax', got {scores!r}")
         self.top_k = top_k
         self.by_softmax = scores == "softmax"
         self.moves_by_batch = True

@@ -211,18 +211,8 @@ class GenerativeModel(RetrievalModel):
             nn.init.orthogonal_(self.of_vectors.weight)
         nn.init.zeros_(self.of_vectors.bias)
 
-    def _from_vectors(self, rows: Tensor) -> Tensor:
-        """Read what another model made of items, [M] -> [M, D]."""
-        known = torch.where(rows < len(self.vectors), rows, 0)
-        read: Tensor = self.of_vectors(self.vectors[known])
-        return read
-
     def blocks(self) -> list[CodeBlock]:
         return cast("list[CodeBlock]", list(self.decoder))
-
-    def _history(self, batch: JaggedBatch, limit: int) -> Jagged:
-        """Take the latest events; rows that are no items become the unknown item."""
-        return self._known(latest(batch["history"], limit))
 
     def _known(self, history: Jagged) -> Jagged:
         inside = (history.values >= 0) & (history.values < self.num_item_rows)
@@ -232,7 +222,8 @@ class GenerativeModel(RetrievalModel):
         """Arrange the events for the reader, [B, T, D]."""
         inputs = self.tokens.events(self.codes[history.values])
         if self.config.items == "codes_vectors":
-            inputs = inputs + self._from_vectors(history.values)
+            known = torch.where(history.values < len(self.vectors), history.values, 0)
+            inputs = inputs + self.of_vectors(self.vectors[known])
         if from_tower is not None:
             inputs = inputs + from_tower
         return self.reader.index_places(inputs, layout)
@@ -244,7 +235,7 @@ class GenerativeModel(RetrievalModel):
         Args:
             queries: ``history`` (item rows, oldest first); empty ones are read as the start alone.
         """
-        history = self._history(queries, self.config.max_length)
+        history = self._known(latest(queries["history"], self.config.max_length))
         layout = SequenceLayout.of(
             history.offsets, history.segments(), self.config.max_length, None
         )

@@ -218,18 +218,6 @@ class FoldedRanker:
         offsets = keys[:, values.shape[1]] + history.mask[0, 0].numpy()
         return FoldedReader(keys, offsets, values, reader.fields.numpy()[0])
 
-    def logits(
-        self, reader: FoldedReader, rows: Tensor, dense: Tensor | None, columns: int
-    ) -> Floats:
-        """Predict a tile of candidates, [columns, T], of which the first C are theirs.
-
-        Args:
-            rows: Item rows, [C].
-            dense: Their features, [C, G].
-            columns: Of the tile, at least C.
-        """
-        return self.network.logits(reader, rows, dense, columns)
-
 
 def _block_diagonal(columns: list[Tensor]) -> Tensor:
     """Arrange columns [F] as the blocks of a block-diagonal matrix, [T F, T]."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import pairwise, starmap
 from pathlib import Path
 
@@ -34,7 +33,7 @@ from recsys.layers.embedding.tables import Backend
 from recsys.layers.moe.router import Routing
 from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower, read_settings
 from recsys.models.ranker.config import RankerConfig, RankerInputs, num_fields, read_inputs
-from recsys.models.ranker.folded import Floats, FoldedRanker, FoldedReader, Layers, folded
+from recsys.models.ranker.folded import Floats, FoldedRanker, Layers, folded
 from recsys.models.ranker.network import (
     Candidates,
     Correction,
@@ -60,12 +59,6 @@ def _per_query(batch: RankingBatch) -> list[tuple[int, Tensor, Tensor | None]]:
         for query, own in enumerate(starmap(slice, pairwise(batch.candidates.offsets.tolist())))
         if own.stop > own.start
     ]
-
-
-def _folded_logits(
-    laid_out: FoldedRanker, reader: FoldedReader, size: int, rows: Tensor, dense: Tensor | None
-) -> Tensor:
-    return torch.from_numpy(laid_out.logits(reader, rows, dense, size))
 
 
 class Ranker(CatalogueModel):
@@ -350,7 +343,8 @@ class Ranker(CatalogueModel):
         size = self.config.tile_rows
         laid_out = self._laid_out()
         if laid_out is not None:
-            return partial(_folded_logits, laid_out, laid_out.read(reader), size)
+            predict, own = laid_out.network.logits, laid_out.read(reader)
+            return lambda rows, dense: torch.from_numpy(predict(own, rows, dense, size))
         inputs, routing = self.all_item_inputs(), self.all_item_routing()
 
         def logits(rows: Tensor, dense: Tensor | None) -> Tensor:
@@ -393,22 +387,20 @@ class Ranker(CatalogueModel):
         return torch.from_numpy(self._tasks_of_one().scores(logits.numpy()))
 
     def _tasks_of_one(self) -> TasksOfOne:
+        """Arrange what `calibrated` and `combined` read for the compiled form."""
         line = self.calibrator.line()
         if self._tasks is None or self._tasks[0] is not line:
-            self._tasks = (line, self._combined_compiled(*line[1:]))
+            (_, slopes, shifts), fitted = line, bool(self.calibrator.fitted)
+            compiled = TasksOfOne(
+                num_tasks=len(slopes),
+                is_sum=self.config.combination == "sum",
+                slopes=slopes if fitted else torch.ones_like(slopes),
+                shifts=shifts if fitted else torch.zeros_like(shifts),
+                weights=self._task_values,
+                furthest=FURTHEST if fitted else math.inf,
+            )
+            self._tasks = (line, compiled)
         return self._tasks[1]
-
-    def _combined_compiled(self, slopes: Tensor, shifts: Tensor) -> TasksOfOne:
-        """Arrange what `calibrated` and `combined` read for the compiled form."""
-        fitted = bool(self.calibrator.fitted)
-        return TasksOfOne(
-            num_tasks=len(slopes),
-            is_sum=self.config.combination == "sum",
-            slopes=slopes if fitted else torch.ones_like(slopes),
-            shifts=shifts if fitted else torch.zeros_like(shifts),
-            weights=self._task_values,
-            furthest=FURTHEST if fitted else math.inf,
-        )
 
     def calibrated(self, logits: Tensor) -> Tensor:
         """Turn logits into probabilities, [M, T] -> [M, T]."""

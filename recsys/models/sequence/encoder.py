@@ -93,8 +93,6 @@ class Calendar(nn.Module):
     def __init__(self, dim: int, days: float, *, scale: float = 0.0) -> None:
         """Make the table."""
         super().__init__()
-        if not 1 <= days <= LAST_DAY:
-            raise ValueError(f"days must be in [1, {LAST_DAY}], got {days}")
         self.seconds = days * SECONDS_PER_DAY
         self.vectors = nn.Embedding(math.ceil(LAST_DAY / days) + 1, dim)
         nn.init.normal_(self.vectors.weight, std=scale / math.sqrt(dim))

@@ -26,16 +26,6 @@ def test_known_difference_is_found_with_its_interval() -> None:
     assert found.relative == pytest.approx(found.difference / found.champion)
 
 
-def test_queries_of_one_user_count_as_one_user() -> None:
-    before, after = pair(500, 0.01)
-    alone = paired(before, after)
-    repeated = paired(np.repeat(before, 4), np.repeat(after, 4), users=np.repeat(np.arange(500), 4))
-    assert repeated.num_queries == 2_000
-    assert repeated.num_users == 500
-    assert repeated.difference == pytest.approx(alone.difference)
-    assert repeated.standard_error == pytest.approx(alone.standard_error)
-
-
 def test_weeks_that_differ_widen_the_interval_and_take_the_claim_back() -> None:
     draw = np.random.default_rng(1)
     blocks = np.repeat(np.arange(10), 1_000)

@@ -15,7 +15,6 @@ from recsys.layers.attention.target import TargetAttention
 from recsys.layers.calibrator import Calibrator
 from recsys.layers.codes.decoder import SharedContext, joint_attention, merged_shares, side_by_side
 from recsys.models.ranker.network import HAS_ONEDNN, CrossNetwork, WideLinear
-from recsys.models.sequence.encoder import Calendar
 from tests.recsys.testing.refusals import assert_refused
 
 pytestmark = pytest.mark.numerics
@@ -54,7 +53,6 @@ def test_unobserved_labels_are_left_out_and_one_class_is_refused():
         {
             "0 positive of 2000": lambda: other.fit(logits, torch.zeros_like(labels)),
             "wrong way round": lambda: other.fit(-logits[:1000], labels[:1000]),
-            "days must be in": lambda: Calendar(4, 0.5),
         }
     )
 

@@ -107,7 +107,6 @@ def test_what_is_no_log_weight_or_sample_is_refused_with_what_is_allowed():
             r"must be \[lists, slots\]": lambda: ips(np.ones(2), one),
             r"weights must have shape \(2, 2\)": lambda: ips(one, np.ones((2, 3))),
             r"weights must be finite, got nan at \[0, 0\]": lambda: ips(one, one * np.nan),
-            "num_folds must be at least 2, got 1": lambda: fold_of(np.arange(3), 1),
         }
     )
 
@@ -187,7 +186,7 @@ def test_rates_are_of_the_slot_times_the_items_own():
 
 def test_lists_are_predicted_by_models_that_did_not_see_their_users():
     users = np.array([5, 9, 5, 7])
-    folds = fold_of(users, 2)
+    folds = fold_of(users)
     assert folds[0] == folds[2]
     models = fitted_folds(ITEMS, REWARDS, PRESENT, 4, folds)
     for fold, model in enumerate(models):
