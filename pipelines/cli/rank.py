@@ -7,13 +7,11 @@ folder from torch's store, into which the first machine's write it.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import platform
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +25,8 @@ from pipelines.config.run import RunConfig
 from pipelines.config.toml import validate
 from pipelines.engine.artifacts import RunLog
 from pipelines.engine.console import EXIT_CODES
-from pipelines.engine.launch import ERROR, JOB, LOGGED, RAISED, ROWS
+from pipelines.engine.heartbeat import ERROR, heartbeat
+from pipelines.engine.launch import JOB, LOGGED, RAISED, ROWS
 from pipelines.engine.stage import StageContext
 from pipelines.engine.torchrun import LOG
 from pipelines.engine.workspace import Workspace
@@ -102,7 +101,8 @@ def work(folder: Path, rank: int, size: int) -> None:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
     stage = next(one for one in STAGES if one.name == job["stage"])
     device = local_device("cpu" if context.config.device == "cpu" else "auto")
-    with process_group(device, context.config.torchrun.wait_seconds):
+    wait_seconds = context.config.torchrun.wait_seconds
+    with process_group(device, wait_seconds), heartbeat(folder, rank):
         rows = stage.function(context)
     if rank == 0:
         (folder / ROWS).write_text(json.dumps(asdict(rows)))
@@ -121,10 +121,6 @@ def folder_of_the_launch(arguments: list[str]) -> Path:
 def main() -> None:
     """Work, or write down why not."""
     end_with_the_parent()
-    # TorchRec's advice to its developers.
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    for name in ("torchrec", "torch.fx"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     folder = folder_of_the_launch(sys.argv[1:])
     if rank:

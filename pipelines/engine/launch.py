@@ -18,11 +18,11 @@ from pathlib import Path
 
 from pipelines.engine.artifacts import RunLog, plain
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
+from pipelines.engine.heartbeat import ERROR
 from pipelines.engine.stage import Stage, StageContext, StageRows
 from pipelines.engine.torchrun import LOG, Failure, num_ranks, start
 
 JOB, ROWS, LOGGED = "job.json", "rows.json", "logged.jsonl"
-ERROR = "error-{}.json"
 RAISED: dict[str, type[Exception]] = {
     "ValueError": ValueError,
     "MemoryError": MemoryError,

@@ -196,32 +196,3 @@ def mixed_candidates(
     # A label outside the counted events still occurred once.
     in_batch = len(labels) * counts[rows].clamp(min=1) / counts[1:].sum().clamp(min=1)  # [C]
     return SampledItems(rows, torch.log(in_batch + num_uniform / num_items), num_uniform)
-
-
-def sampled_softmax_loss(
-    label_scores: Tensor,
-    candidate_scores: Tensor,
-    candidates: SampledItems,
-    labels: Tensor,
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """Cross-entropy of each label against the candidates, the mean over the batch.
-
-    Candidates that equal the label (accidental hits, its own in-batch column included) are left
-    out: the label enters the softmax exactly once, with its plain score.
-
-    Args:
-        label_scores: Score of each query's label, [B].
-        candidate_scores: Score of each query with each candidate, [B, C].
-        labels: Label item rows, [B].
-    """
-    hits = labels[:, None] == candidates.rows  # [B, C]
-    corrected = candidate_scores - candidates.log_expected
-    # In place, because a copy of [B, C] costs as much as the softmax.
-    corrected = corrected.masked_fill_(hits, -torch.inf)
-    normalizer = torch.logsumexp(torch.cat([label_scores[:, None], corrected], dim=1), dim=1)
-    target = label_scores
-    if label_smoothing > 0:
-        even = candidate_scores[:, -candidates.num_uniform :].mean(dim=1)  # [B]
-        target = (1 - label_smoothing) * label_scores + label_smoothing * even
-    return (normalizer - target).mean()

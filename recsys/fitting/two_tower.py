@@ -27,8 +27,9 @@ from recsys.fitting.spec import (
     vector_source,
 )
 from recsys.models.configs import TwoTowerConfig
-from recsys.models.two_tower import TwoTower
+from recsys.models.two_tower import PreparedBatch, TwoTower
 from recsys.retrieval.sources import ScoredSource
+from recsys.training.ahead import AheadLoss
 from recsys.training.captured import FixedShapeLoss
 from recsys.training.passes import TrainingConfig
 
@@ -106,15 +107,22 @@ def fit_two_tower(
     model = model.to(run.device)
     order = BatchOrder(num_examples, training.batch_size, run.seed)
 
-    def loss_at(step: int) -> Tensor:
+    def batch_at(step: int) -> PreparedBatch:
         chosen = positions[run.ranks.part(order.indices(step))]
         queries = inputs.queries(chosen, max_history=config.max_history)
         labels = moved(sequences.labels(chosen), run.device)
         share = run.ranks.share(step, run.seed)
-        return model.loss(queries.to(run.device), labels, share, is_cut=True)
+        return model.prepared(queries.to(run.device), labels, share, is_cut=True)
 
-    fixes = run.device.type == "cuda" and run.ranks.size == 1 and len(positions) > 0
-    loss = fixed_loss(model, loss_at, order, positions, inputs) if fixes else loss_at
+    def loss_at(step: int) -> Tensor:
+        return model.loss_of(batch_at(step))
+
+    loss: Callable[[int], Tensor] = loss_at
+    if run.device.type == "cuda" and len(positions):
+        if run.ranks.size == 1:
+            loss = fixed_loss(model, loss_at, order, positions, inputs)
+        else:
+            loss = AheadLoss(batch_at, model.loss_of, run.device)
     source = ScoredSource(model.score)
     result = fit_retriever(model, source, loss, len(positions), training, run, stop_by)
     return Fitted(model, result, len(positions))

@@ -17,7 +17,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged
+from recsys.data.windows import SampledItems
+from recsys.kernels.choice import runs
 from recsys.kernels.softmax_rows.op import room_for_columns, softmax_rows
+from recsys.kernels.softmax_rows.sampled import LogNormalizers
 from recsys.layers.embedding.tables import looked_up
 
 MAX_SCORES = 1 << 26
@@ -72,6 +75,43 @@ def softmax_loss(
         mean = torch.softmax(even.float(), dim=0) @ vectors.float()  # [D]
         loss = loss - label_smoothing * (share * (queries.float() @ mean)).sum()
     return cast("Tensor", loss)
+
+
+def sampled_softmax_loss(
+    queries: Tensor,
+    vectors: Tensor,
+    candidates: SampledItems,
+    labels: Tensor,
+    label_scores: Tensor,
+    label_smoothing: float = 0.0,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Cross-entropy of each label against the candidates, the mean over the batch.
+
+    Candidates that equal the label (accidental hits, its own in-batch column included) are left
+    out: the label enters the softmax exactly once, with its plain score. On a GPU no score is kept.
+
+    Args:
+        queries: [P, D]; a score is the dot product, over the temperature.
+        vectors: Of the candidates, [C, D].
+        labels: Item rows, [P].
+        label_scores: Score of each query's label, [P].
+    """
+    uniform = candidates.num_uniform
+    if runs("softmax_rows", queries):
+        queries, apply = queries / temperature, cast("Any", LogNormalizers.apply)
+        drawn = candidates.log_expected, candidates.rows
+        normalizers: Tensor = apply(queries, vectors, *drawn, labels, label_scores)
+        even = queries.float() @ vectors[-uniform:].float().mean(0) if label_smoothing else 0.0
+    else:
+        scores = queries @ vectors.T / temperature  # [P, C]
+        even = scores[:, -uniform:].mean(dim=1) if label_smoothing else 0.0
+        corrected = scores - candidates.log_expected
+        # In place, because a copy of [P, C] costs as much as the softmax.
+        corrected.masked_fill_(labels[:, None] == candidates.rows, -torch.inf)
+        normalizers = torch.logsumexp(torch.cat([label_scores[:, None], corrected], dim=1), dim=1)
+    target = (1 - label_smoothing) * label_scores + label_smoothing * even
+    return (normalizers - target).mean()
 
 
 def positions_of_block(num_candidates: int, max_scores: int, device: str) -> int:

@@ -175,12 +175,8 @@ class ItemTower(nn.Module):
             self.register_buffer("neighbours", torch.zeros(shape, dtype=torch.int64))
             self.register_buffer("neighbour_shares", torch.zeros(shape))
 
-    def forward(self, items: JaggedBatch, content: Tensor) -> Tensor:
-        """Encode items, not normalised: the history reads them so, [R, D].
-
-        Args:
-            content: Content embeddings, [R, content_dim].
-        """
+    def lookups(self, items: JaggedBatch) -> JaggedBatch:
+        """Return what the tables look up for items: rows of those with events, and the rest."""
         rows = items["item"].values
         met = rows < self.inputs.num_item_rows
         met = met & (self.item_counts[torch.where(met, rows, 0)] > 0)
@@ -190,7 +186,18 @@ class ItemTower(nn.Module):
         if self.training and self.config.id_dropout > 0:
             met = met & (torch.rand(len(rows), device=rows.device) >= self.config.id_dropout)
         features["item"] = items["item"]._replace(values=torch.where(met, rows, 0))
-        pooled = self.tables(JaggedBatch(features))
+        return JaggedBatch(features)
+
+    def forward(
+        self, items: JaggedBatch, content: Tensor, lookups: JaggedBatch | None = None
+    ) -> Tensor:
+        """Encode items, not normalised: the history reads them so, [R, D].
+
+        Args:
+            content: Content embeddings, [R, content_dim].
+            lookups: Of the items, if made before.
+        """
+        pooled = self.tables(self.lookups(items) if lookups is None else lookups)
         if self.num_neighbours:
             pooled[NEIGHBOURS] = self.neighbour_weight * pooled[NEIGHBOURS]
         vectors: Tensor = sum(pooled.values())
@@ -260,13 +267,16 @@ class CatalogueModel(nn.Module):
 
     def encoded(self, rows: Tensor, content: Tensor) -> Tensor:
         """Encode rows of the catalogue whose content [R, content_dim] was looked up, [R, D]."""
+        return self.tower_output(self.items_of_rows(rows), content)
+
+    def items_of_rows(self, rows: Tensor) -> JaggedBatch:
+        """Describe rows of the catalogue, R items."""
         categories = Jagged(self._category_rows, self._category_offsets)
         if len(categories.values):
             categories = categories.take(rows)
         else:  # to count the categories of rows a GPU would have to be waited for
             categories = categories._replace(offsets=rows.new_zeros(len(rows) + 1))
-        items = JaggedBatch({"item": Jagged.one_each(rows), "item.categories": categories})
-        return self.tower_output(items, content)
+        return JaggedBatch({"item": Jagged.one_each(rows), "item.categories": categories})
 
     def tower_output(self, items: JaggedBatch, content: Tensor) -> Tensor:
         """Encode items as the history reads them; arguments as ``ItemTower.forward``."""

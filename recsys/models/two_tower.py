@@ -18,15 +18,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import WHOLE, Jagged, JaggedBatch, StepShare, latest
-from recsys.data.windows import every_item, mixed_candidates, sampled_softmax_loss
+from recsys.data.windows import SampledItems, every_item, mixed_candidates
 from recsys.layers.attention.latest import LatestEvent, unit_vector
 from recsys.layers.attention.softmax import feed_forward
+from recsys.layers.chunked_softmax import sampled_softmax_loss
 from recsys.layers.embedding.collection import EmbeddingBags
 from recsys.layers.embedding.tables import Backend, looked_up
 from recsys.models.configs import TwoTowerConfig
@@ -130,6 +132,27 @@ class QueryTower(nn.Module):
         return functional.normalize(state.float(), dim=1, eps=NORM_FLOOR)
 
 
+class PreparedBatch(NamedTuple):
+    """What the loss of a batch reads besides weights."""
+
+    queries: JaggedBatch
+    labels: Tensor
+    """[B]"""
+    history: Jagged
+    types: Tensor | None
+    """[M] types of the history's events."""
+    candidates: SampledItems
+    place: Tensor
+    """[B + C + M] where labels, candidates and history are among the items."""
+    items: JaggedBatch | None
+    """R distinct items; None for all of the catalogue."""
+    lookups: JaggedBatch | None
+    """What the item tower looks up for them, if its rows are on several ranks."""
+    weight: Tensor | float
+    asked: list[object]
+    """Replies of other ranks, which live as long as the batch."""
+
+
 class TwoTower(RetrievalModel):
     """Query and item tower with their catalogue."""
 
@@ -199,8 +222,13 @@ class TwoTower(RetrievalModel):
             is_cut: Whether no history has more than max_history events; to look a GPU would have
                 to be waited for.
         """
-        config = self.config
-        history = queries["history"]
+        return self.loss_of(self.prepared(queries, item_rows, share, is_cut=is_cut))
+
+    def prepared(
+        self, queries: JaggedBatch, item_rows: Tensor, share: StepShare, *, is_cut: bool
+    ) -> PreparedBatch:
+        """Draw the negatives and find the items of a batch, without any weight."""
+        config, history = self.config, queries["history"]
         if not is_cut:
             history = latest(history, config.max_history)
         if config.num_uniform_negatives >= self.inputs.num_item_rows - 1:
@@ -213,29 +241,54 @@ class TwoTower(RetrievalModel):
                 share.draws(item_rows.device),
             )
         rows = torch.cat([item_rows, candidates.rows, history.values])
+        items = lookups = None
+        asked: list[object] = []
         if self.encodes_all(len(rows)) and rows.is_cuda:
-            (_, inputs), place = self.item_inputs_of_all(), rows  # [R, D]
+            place = rows
         else:
             distinct, place = torch.unique(rows, return_inverse=True)
-            inputs = self.item_inputs(distinct)  # [R, D]
-        label_place, others = place[: len(item_rows)], place[len(item_rows) :]
+            items = self.items_of_rows(distinct)
+            if self.item_tower.tables.is_sharded:
+                lookups = self.item_tower.lookups(items)
+                asked.append(self.item_tower.tables.ask(lookups))
+        features = self.query_tower.features
+        if features is not None and features.is_sharded:
+            asked.append(features.ask(queries))
+        types, weight = self._types(queries, is_cut=is_cut), share.weight(item_rows)
+        return PreparedBatch(
+            queries, item_rows, history, types, candidates, place, items, lookups, weight, asked
+        )
+
+    def loss_of(self, batch: PreparedBatch) -> Tensor:
+        """Compute the loss of a prepared batch."""
+        config, item_rows, candidates = self.config, batch.labels, batch.candidates
+        if batch.items is None:
+            _, inputs = self.item_inputs_of_all()  # [R, D]
+        else:
+            content = self._content[batch.items["item"].values]
+            inputs = self.item_tower(batch.items, content, batch.lookups)  # [R, D]
+        label_place, others = batch.place[: len(item_rows)], batch.place[len(item_rows) :]
         candidate_place = others[: len(candidates.rows)]
         history_place = others[len(candidates.rows) :]
 
         # Not by [], whose gradient adds up an item's occurrences one after the other.
         read = inputs.index_select(0, history_place)  # [M, D]
-        read = self.with_types(read, self._types(queries, is_cut=is_cut))
-        query = self.query_tower(queries, history, read)
+        query = self.query_tower(batch.queries, batch.history, self.with_types(read, batch.types))
         query = query[: len(item_rows)]  # [B, D]
         items = functional.normalize(inputs, dim=1, eps=NORM_FLOOR)  # [R, D]
         label_scores = (query * items.index_select(0, label_place)).sum(1)  # [B]
         label_scores = label_scores / config.temperature
-        candidate_scores = query @ items.index_select(0, candidate_place).T  # [B, C]
-        candidate_scores = candidate_scores / config.temperature
+        others = items.index_select(0, candidate_place)  # [C, D]
         loss = sampled_softmax_loss(
-            label_scores, candidate_scores, candidates, item_rows, config.label_smoothing
+            query,
+            others,
+            candidates,
+            item_rows,
+            label_scores,
+            config.label_smoothing,
+            config.temperature,
         )
-        return loss * share.weight(item_rows)
+        return loss * batch.weight
 
     @classmethod
     def load(

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recsys.kernels.choice import is_on
+from recsys.training.ahead import AheadLoss
 from recsys.training.captured import MIN_STEPS, BadSteps, CapturedStep, FixedShapeLoss, StepGuard
 from recsys.training.checkpoint import (
     Checkpoint,
@@ -316,6 +317,8 @@ def launched_step(
     # Dense weights move after loss and gradient are known to be finite, and a step that is skipped
     # leaves them and the optimizer alone.
     guard.step(mean_loss + grad_norm)
+    if isinstance(loss_at, AheadLoss):
+        loss_at.ahead(run.state.step + 1)
     return mean_loss, grad_norm
 
 

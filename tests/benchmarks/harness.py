@@ -2,7 +2,7 @@
 
 A script runs as a module from the repository's root, so that it imports its neighbours by name:
 
-    python -m tests.benchmarks.kernels.benchmark_embedding_bag --help
+    python -m tests.benchmarks.kernels.benchmark_hstu_attention --help
 
 Results go to ``results/<folder of the script>/``: one line of JSON a measurement, and a page.
 """

@@ -247,6 +247,11 @@ class EmbeddingBags(nn.Module):
         """Put another collection of the same tables in place; rows move no more by themselves."""
         self.collection, self.updates, self.is_sharded = collection, None, False
 
+    def ask(self, batch: JaggedBatch) -> object:
+        """Ask other ranks for the rows of the next lookup; the reply is to live until then."""
+        asks = getattr(self.updates, "ask", None)
+        return None if asks is None else asks({name: batch[name] for name, _ in self._features})
+
     def begin_step(self, learning_rate: float) -> None:
         """Return row updates the learning rate of the step that begins."""
         assert self.updates is not None

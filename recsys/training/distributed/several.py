@@ -99,18 +99,18 @@ def gathered_texts(text: str) -> list[str]:
     return [bytes(part.tolist()).rstrip(b"\0").decode() for part in parts]
 
 
-def gathered(values: Tensor) -> Tensor:
+def gathered(values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """Join 1-D tensors of any lengths from all ranks, in the order of the ranks."""
     size = dist.get_world_size()
     # Between the hosts, which know their lengths: no device is waited for.
     length = torch.tensor([len(values)])
     lengths = [torch.empty_like(length) for _ in range(size)]
-    dist.all_gather(lengths, length)
+    dist.all_gather(lengths, length, group)
     counts = torch.cat(lengths).tolist()
     padded = values.new_zeros(max(counts))
     padded[: len(values)] = values
     parts = [torch.empty_like(padded) for _ in range(size)]
-    dist.all_gather(parts, padded)
+    dist.all_gather(parts, padded, group)
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
@@ -123,16 +123,16 @@ OF_RANK = "rank-{}/"
 class RankPart(StepShare):
     """A rank's part of one step."""
 
-    def __init__(self, step: int, seed: int) -> None:
-        self._seed = (seed * SEED_OF_A_RANK + step) % (1 << 63)
+    def __init__(self, step: int, seed: int, group: dist.ProcessGroup | None = None) -> None:
+        self._seed, self._group = (seed * SEED_OF_A_RANK + step) % (1 << 63), group
 
     def all_labels(self, labels: Tensor) -> Tensor:
-        return gathered(labels)
+        return gathered(labels, self._group)
 
     def weight(self, labels: Tensor) -> Tensor | float:
         count = (labels > 0).sum(0).to(torch.float64)
         mean = count.clone()
-        dist.all_reduce(mean)
+        dist.all_reduce(mean, group=self._group)
         mean /= dist.get_world_size()
         return (count / mean.clamp(min=1e-9)).float()
 
@@ -147,6 +147,8 @@ class SeveralRanks(Ranks):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._config = config or ShardingConfig()
         self._tables: ShardedTables | None = None
+        # What the next step needs must not wait for this step's exchanges, which one group orders.
+        self._ahead: dist.ProcessGroup | None = dist.new_group()
 
     def part(self, examples: Rows) -> Rows:
         if len(examples) < self.size:
@@ -154,14 +156,14 @@ class SeveralRanks(Ranks):
         return np.array_split(examples, self.size)[self.rank]
 
     def share(self, step: int, seed: int) -> StepShare:
-        return RankPart(step, seed)
+        return RankPart(step, seed, self._ahead)
 
     def shard(
         self, model: nn.Module, config: AdamWConfig, device: torch.device | None = None
     ) -> None:
         if self._tables is None:
             device = device or next(model.parameters()).device
-            self._tables = shard_tables(model, config, self._config, device)
+            self._tables = shard_tables(model, config, self._config, device, self._ahead)
 
     def begin(self, model: nn.Module) -> None:
         with torch.no_grad():

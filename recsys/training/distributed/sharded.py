@@ -100,10 +100,15 @@ class Route(NamedTuple):
     """[R] rows of the joint table that all ranks ask this one for."""
 
 
-def exchanged(values: Tensor, sent: list[int], received: list[int]) -> Tensor:
+def exchanged(
+    values: Tensor,
+    sent: list[int],
+    received: list[int],
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
     """Send parts of a tensor to the ranks, and join the parts that come from them."""
     found = values.new_empty((sum(received), *values.shape[1:]))
-    dist.all_to_all_single(found, values.contiguous(), received, sent)
+    dist.all_to_all_single(found, values.contiguous(), received, sent, group)
     return found
 
 
@@ -155,8 +160,20 @@ class ShardedRowUpdates:
 
     refuses_ids = False
 
-    def __init__(self, layer: EmbeddingBags, config: RowUpdateConfig, device: torch.device) -> None:
-        """Take this rank's rows of a layer to a device; the layer keeps views of them."""
+    def __init__(
+        self,
+        layer: EmbeddingBags,
+        config: RowUpdateConfig,
+        device: torch.device,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        """Take this rank's rows of a layer to a device; the layer keeps views of them.
+
+        Args:
+            group: Ranks that ask each other for rows.
+        """
+        self._group = group
+        self._asked: tuple[list[Tensor], Route | None] = [], None
         tables, rank, self._size = layer.tables, dist.get_rank(), dist.get_world_size()
         counts = [-(-one.num_rows // self._size) for one in tables.values()]
         self._first = dict(zip(tables, accumulate([0, *counts[:-1]]), strict=True))
@@ -197,23 +214,32 @@ class ShardedRowUpdates:
     def may_move(self, loss: Tensor) -> bool:
         return self._updates.may_move(loss)
 
+    def ask(self, values: Mapping[str, Jagged]) -> Route:
+        """Ask the ranks ahead of time for the rows of the values that are looked up next."""
+        route = self.route(values)
+        self._asked = [values[one].values for one, _ in self._features], route
+        return route
+
     def route(self, values: Mapping[str, Jagged]) -> Route:
-        """Ask the ranks for the rows of the values, which are in the order of the features."""
-        ids = [values[feature].values for feature, _ in self._features]
-        owner = torch.cat(ids) % self._size
+        """Ask the ranks for the rows of the values, unless these have been asked for."""
+        (known, asked), own = self._asked, [values[one].values for one, _ in self._features]
+        if asked is not None and all(one is two for one, two in zip(known, own, strict=True)):
+            self._asked = [], None
+            return asked
+        owner = torch.cat(own) % self._size
         rows = torch.cat(
             [
                 torch.div(one, self._size, rounding_mode="floor") + self._first[table]
-                for one, (_, table) in zip(ids, self._features, strict=True)
+                for one, (_, table) in zip(own, self._features, strict=True)
             ]
         )
         order = torch.argsort(owner.to(torch.int16), stable=True)
         sent = (owner[:, None] == torch.arange(self._size, device=owner.device)).sum(0)
         received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent)
+        dist.all_to_all_single(received, sent, group=self._group)
         to_ranks, from_ranks = torch.stack([sent, received]).tolist()
-        requested = exchanged(rows.index_select(0, order), to_ranks, from_ranks)
-        return Route(order, to_ranks, from_ranks, requested)
+        wanted = exchanged(rows.index_select(0, order), to_ranks, from_ranks, self._group)
+        return Route(order, to_ranks, from_ranks, wanted)
 
     def _pooled(self, values: Mapping[str, Jagged], weights: Tensor | None) -> Tensor:
         """Sum the rows of every feature, [F, B, D]."""
@@ -331,12 +357,17 @@ class ShardedTables:
 
 
 def shard_tables(
-    model: nn.Module, config: AdamWConfig, sharding: ShardingConfig, device: torch.device
+    model: nn.Module,
+    config: AdamWConfig,
+    sharding: ShardingConfig,
+    device: torch.device,
+    group: dist.ProcessGroup | None = None,
 ) -> ShardedTables | None:
     """Spread the large tables of a model over the ranks; the others are on each.
 
     Args:
         device: Where this rank's rows go; the whole tables may be on the host.
+        group: Ranks that ask each other for rows.
 
     Returns:
         None where no table is large.
@@ -349,7 +380,7 @@ def shard_tables(
         rule = choose_rule(module, config, sharding)
         if rule is not None:
             rows = RowUpdateConfig(rule=rule, max_row_norm=config.max_row_norm)
-            updates = ShardedRowUpdates(module, rows, device)
+            updates = ShardedRowUpdates(module, rows, device, group)
             module.is_sharded, module.updates = True, updates
             found[place] = module, updates
     return ShardedTables(found) if found else None

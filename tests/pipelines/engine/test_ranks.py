@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,8 @@ from pipelines.config.run import RunConfig
 from pipelines.config.trainings import TorchrunConfig
 from pipelines.engine.artifacts import RunLog
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
-from pipelines.engine.launch import ERROR, explain, pass_on
+from pipelines.engine.heartbeat import ERROR
+from pipelines.engine.launch import explain, pass_on
 from pipelines.engine.runner import run_stages
 from pipelines.engine.torchrun import Failure, num_ranks
 from recsys.training.distributed.several import RanksError
@@ -80,6 +83,32 @@ def test_errors_of_ranks_are_raised_as_what_they_are(tmp_path):
     found = explain("refit", tmp_path, 2, failures)
     assert isinstance(found, UnstableTrainingError)
     assert str(found) == "loss was not finite"
+
+
+BEATING = """
+import sys, time
+from pathlib import Path
+from pipelines.engine.heartbeat import heartbeat
+with heartbeat(Path(sys.argv[1]), int(sys.argv[2]), 0.1, 0.6):
+    time.sleep(30)
+"""
+
+
+def test_a_rank_that_stops_answering_is_named_by_the_others(tmp_path):
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", BEATING, tmp_path, str(rank)]) for rank in range(2)
+    ]
+    try:
+        while len(list(tmp_path.glob("alive-*"))) < 2:
+            time.sleep(0.05)
+        ranks[1].send_signal(signal.SIGSTOP)
+        assert ranks[0].wait(20) == 1
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
+    found = explain("refit", tmp_path, 2, {0: Failure(1, "a")})
+    assert "stage refit: rank 1 of 2 failed: it has not answered for 0.6 s" in str(found)
 
 
 def test_what_the_first_rank_logs_is_passed_on(tmp_path):

@@ -22,10 +22,10 @@ from recsys.data.windows import (
     every_item,
     mixed_candidates,
     next_events,
-    sampled_softmax_loss,
     training_windows,
     window_batch,
 )
+from recsys.layers.chunked_softmax import sampled_softmax_loss
 
 
 @given(
@@ -178,7 +178,8 @@ def test_every_item_gives_the_full_softmax_with_smoothing() -> None:
     scores, labels = torch.randn(5, 9), torch.tensor([1, 8, 3, 3, 5])
     candidates = every_item(9)
     label_scores = scores.gather(1, labels[:, None])[:, 0]
-    loss = sampled_softmax_loss(label_scores, scores[:, candidates.rows], candidates, labels, 0.2)
+    unit = torch.eye(9)[candidates.rows]  # a dot product with it is the score
+    loss = sampled_softmax_loss(scores, unit, candidates, labels, label_scores, 0.2)
     torch.testing.assert_close(loss, full_softmax_loss(scores, labels, 0.2))
 
 
@@ -202,6 +203,7 @@ def test_an_accidental_hit_never_stands_against_its_own_label() -> None:
         own, wanted = scores[rows], torch.tensor(labels)
         candidates = mixed_candidates(wanted, 0, counts)
         label_scores = own.gather(1, wanted[:, None])[:, 0]
-        loss = sampled_softmax_loss(label_scores, own[:, candidates.rows], candidates, wanted)
+        unit = torch.eye(3)[candidates.rows]
+        loss = sampled_softmax_loss(own, unit, candidates, wanted, label_scores)
         truth = full_softmax_loss(own, wanted, 0.0) if len(rows) == 2 else torch.tensor(0.0)
         torch.testing.assert_close(loss, truth)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor
 
+from recsys.data.windows import SampledItems, mixed_candidates
 from recsys.kernels.choice import without
 from recsys.kernels.softmax_rows.op import softmax_rows
-from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
+from recsys.layers.chunked_softmax import (
+    SoftmaxCandidates,
+    sampled_softmax_loss,
+    softmax_loss,
+)
 from tests.recsys.kernels.devices import DEVICE, ON_A_GPU, RUNS_KERNELS
 from tests.recsys.testing.refusals import assert_refused
 
@@ -96,6 +103,28 @@ def test_the_loss_over_a_made_up_multiple_of_columns_is_the_same(max_scores: int
         expected = gradients(max_scores, torch.float32)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@RUNS_KERNELS
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize(("queries", "uniform", "width"), [(5, 3, 6), (70, 150, 64)])
+def test_drawn_items_give_the_loss_of_all_their_scores(queries, uniform, width, smoothing) -> None:
+    """Labels repeat, so that many candidates are some query's own."""
+    torch.manual_seed(0)
+    labels, counts = torch.randint(1, 20, (queries,)), torch.randint(0, 90, (20,))
+    drawn = mixed_candidates(labels, uniform, counts)
+    tower = torch.nn.functional.normalize(torch.randn(queries, width), dim=1) * 9
+    found, expected = [], []
+    for device, into in ((DEVICE, found), ("cpu", expected)):
+        one = tower.detach().to(device).requires_grad_()
+        table = (torch.arange(20.0 * width).view(20, width).sin()).to(device).requires_grad_()
+        rows, own = SampledItems(*(t.to(device) for t in drawn[:2]), uniform), labels.to(device)
+        scores = (one * table[own]).sum(1)
+        with nullcontext() if into is found else without("softmax_rows"):
+            loss = sampled_softmax_loss(one, table[rows.rows], rows, own, scores, smoothing)
+        into += [loss, *torch.autograd.grad(loss * 3, (one, table))]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-4)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
