@@ -149,7 +149,7 @@ class PreparedBatch(NamedTuple):
     lookups: JaggedBatch | None
     """What the item tower looks up for them, if its rows are on several ranks."""
     weight: Tensor | float
-    asked: list[object]
+    routes: list[object]
     """Replies of other ranks, which live as long as the batch."""
 
 
@@ -242,7 +242,7 @@ class TwoTower(RetrievalModel):
             )
         rows = torch.cat([item_rows, candidates.rows, history.values])
         items = lookups = None
-        asked: list[object] = []
+        routes: list[object] = []
         if self.encodes_all(len(rows)) and rows.is_cuda:
             place = rows
         else:
@@ -250,13 +250,13 @@ class TwoTower(RetrievalModel):
             items = self.items_of_rows(distinct)
             if self.item_tower.tables.is_sharded:
                 lookups = self.item_tower.lookups(items)
-                asked.append(self.item_tower.tables.ask(lookups))
+                routes.append(self.item_tower.tables.ask(lookups))
         features = self.query_tower.features
         if features is not None and features.is_sharded:
-            asked.append(features.ask(queries))
+            routes.append(features.ask(queries))
         types, weight = self._types(queries, is_cut=is_cut), share.weight(item_rows)
         return PreparedBatch(
-            queries, item_rows, history, types, candidates, place, items, lookups, weight, asked
+            queries, item_rows, history, types, candidates, place, items, lookups, weight, routes
         )
 
     def loss_of(self, batch: PreparedBatch) -> Tensor:

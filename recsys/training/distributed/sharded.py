@@ -173,7 +173,7 @@ class ShardedRowUpdates:
             group: Ranks that ask each other for rows.
         """
         self._group = group
-        self._asked: tuple[list[Tensor], Route | None] = [], None
+        self._ahead: tuple[list[Tensor], Route | None] = [], None
         tables, rank, self._size = layer.tables, dist.get_rank(), dist.get_world_size()
         counts = [-(-one.num_rows // self._size) for one in tables.values()]
         self._first = dict(zip(tables, accumulate([0, *counts[:-1]]), strict=True))
@@ -217,15 +217,15 @@ class ShardedRowUpdates:
     def ask(self, values: Mapping[str, Jagged]) -> Route:
         """Ask the ranks ahead of time for the rows of the values that are looked up next."""
         route = self.route(values)
-        self._asked = [values[one].values for one, _ in self._features], route
+        self._ahead = [values[one].values for one, _ in self._features], route
         return route
 
     def route(self, values: Mapping[str, Jagged]) -> Route:
-        """Ask the ranks for the rows of the values, unless these have been asked for."""
-        (known, asked), own = self._asked, [values[one].values for one, _ in self._features]
-        if asked is not None and all(one is two for one, two in zip(known, own, strict=True)):
-            self._asked = [], None
-            return asked
+        """Ask the ranks for the rows of the values, unless `ask` was called with these."""
+        (known, ahead), own = self._ahead, [values[one].values for one, _ in self._features]
+        if ahead is not None and all(one is two for one, two in zip(known, own, strict=True)):
+            self._ahead = [], None
+            return ahead
         owner = torch.cat(own) % self._size
         rows = torch.cat(
             [
