@@ -141,16 +141,14 @@ class AttributeConfig:
 
     def schema(self) -> dict[str, Any]:
         """Write as a property of a JSON schema."""
+        described = {"description": self.description}
         if self.type == "choices":
             items = {"type": "string", "enum": list(self.values)}
             few = {"minItems": 0, "maxItems": len(self.values)}
-            return {"type": ["array", "null"], "items": items, **few} | self._described()
+            return {"type": ["array", "null"], "items": items, **few} | described
         kinds = {"choice": "string", "words": "string", "number": "number", "yes_no": "boolean"}
-        kind: dict[str, Any] = {"type": [kinds[self.type], "null"], **self._described()}
+        kind: dict[str, Any] = {"type": [kinds[self.type], "null"], **described}
         return kind | {"enum": [*self.values, None]} if self.values else kind
-
-    def _described(self) -> dict[str, str]:
-        return {"description": self.description}
 
     def line(self) -> str:
         """Return in words what the model shall write."""

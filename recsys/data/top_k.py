@@ -80,20 +80,17 @@ class ItemMask:
         return np.packbits(self._allowed, bitorder="little")
 
     def __and__(self, other: ItemMask) -> ItemMask:
-        return ItemMask(self._allowed & self._same_size(other))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ItemMask) and np.array_equal(self._allowed, other._allowed)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def _same_size(self, other: ItemMask) -> NDArray[np.bool_]:
         if other.num_item_rows != self.num_item_rows:
             raise ValueError(
                 f"masks of {self.num_item_rows} and {other.num_item_rows} item rows do not "
                 "combine; build both from the same bundle"
             )
-        return other._allowed
+        return ItemMask(self._allowed & other._allowed)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ItemMask) and np.array_equal(self._allowed, other._allowed)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def allows(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return for each row whether it may be shown; rows outside the catalogue may not."""

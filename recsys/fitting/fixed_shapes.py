@@ -159,17 +159,14 @@ class FixedWindows(NamedTuple):
         )
 
     @property
-    def num_windows(self) -> int:
-        return self.batch_size + self.num_filling
-
-    @property
     def num_positions(self) -> int:
         return self.num_events - self.batch_size
 
     def sizes(self) -> list[int]:
         events = self.num_events + self.num_filling
         num_rows = 0 if self.sampled is None else self.sampled.num_rows
-        parts = [events, events, self.num_windows + 1, self.num_pairs, self.num_positions + 1]
+        windows = self.batch_size + self.num_filling
+        parts = [events, events, windows + 1, self.num_pairs, self.num_positions + 1]
         return [*parts, num_rows, num_rows, *[events] * len(self.columns)]
 
     def inputs(self, chosen: Rows, rng: np.random.Generator) -> Tensor | None:

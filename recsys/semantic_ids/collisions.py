@@ -129,7 +129,9 @@ def _resolve_level(
     keys = id_keys(codes[:, : level + 1], sizes)
     held_keys = id_keys(held[:, : level + 1], sizes)
     distinct, of_item, load = torch.unique(keys, return_inverse=True, return_counts=True)
-    left = room - _occurrences(held_keys.sort().values, distinct)
+    in_order = held_keys.sort().values
+    first = torch.searchsorted(in_order, distinct)
+    left = room - (torch.searchsorted(in_order, distinct, right=True) - first)
     if bool((load <= left).all()):
         return
     crowded = (load > left)[of_item].nonzero().flatten()
@@ -168,11 +170,6 @@ def _encode_rest(
         for some in torch.split(items, max(1, CHUNK_CELLS // quantizer.level_sizes[index])):
             distances = quantizer.level_distances(vectors[some], codes[some, :index])
             codes[some, index] = distances.argmin(1).to(codes)
-
-
-def _occurrences(sorted_keys: Tensor, wanted: Tensor) -> Tensor:
-    first = torch.searchsorted(sorted_keys, wanted)
-    return torch.searchsorted(sorted_keys, wanted, right=True) - first
 
 
 def _seat_all(

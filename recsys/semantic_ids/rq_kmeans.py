@@ -88,12 +88,6 @@ def nearest(rows: Tensor, centres: Centres) -> Tensor:
     return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=rows.device)
 
 
-def subtract_nearest(rows: Tensor, centres: Centres) -> None:
-    """Subtract its nearest centre from each row; changes ``rows`` [N, D]."""
-    for chunk in torch.split(rows, chunk_rows(rows.device)):
-        chunk -= centres.vectors.index_select(0, nearest(chunk, centres))
-
-
 def sums_by_code(rows: Tensor, codes: Tensor, num_codes: int) -> Tensor:
     """Add up the rows of each code, [K, D], in an order that does not vary."""
     if rows.is_cuda:
@@ -304,7 +298,8 @@ class ResidualKMeans:
             level = fit_centres(residual, size, config.kmeans, generator, old)
             levels.append(level)
             if index + 1 < len(config.level_sizes):
-                subtract_nearest(residual, level)
+                for chunk in torch.split(residual, chunk_rows(residual.device)):
+                    chunk -= level.vectors.index_select(0, nearest(chunk, level))
         return cls(levels)
 
     @property
@@ -330,17 +325,6 @@ class ResidualKMeans:
             named[f"codebook_{index}"] = level.vectors
             named[f"penalties_{index}"] = level.penalties
         return named
-
-    @classmethod
-    def of_tensors(cls, named: dict[str, Tensor]) -> Self:
-        """Build from what ``tensors`` returned; raises a ValueError where a part is missing."""
-        num_levels = sum(name.startswith("codebook_") for name in named)
-        wanted = {f"{part}_{i}" for part in ("codebook", "penalties") for i in range(num_levels)}
-        if num_levels == 0 or wanted != set(named):
-            raise ValueError(f"codebooks need {sorted(wanted)}, the file has {sorted(named)}")
-        return cls(
-            [Centres(named[f"codebook_{i}"], named[f"penalties_{i}"]) for i in range(num_levels)]
-        )
 
     def to(self, device: torch.device | str) -> Self:
         """Copy to a device."""
@@ -388,8 +372,14 @@ class ResidualKMeans:
     @classmethod
     def load(cls, directory: Path) -> Self:
         """Read back; raises a ValueError where the files are damaged or of another kind."""
-        tensors, _ = read_tensors(directory, FILE_NAME, KIND)
-        return cls.of_tensors(tensors)
+        named, _ = read_tensors(directory, FILE_NAME, KIND)
+        num_levels = sum(name.startswith("codebook_") for name in named)
+        wanted = {f"{part}_{i}" for part in ("codebook", "penalties") for i in range(num_levels)}
+        if num_levels == 0 or wanted != set(named):
+            raise ValueError(f"codebooks need {sorted(wanted)}, the file has {sorted(named)}")
+        return cls(
+            [Centres(named[f"codebook_{i}"], named[f"penalties_{i}"]) for i in range(num_levels)]
+        )
 
 
 def _training_rows(vectors: Tensor, max_rows: int, generator: torch.Generator) -> Tensor:

@@ -15,7 +15,7 @@ other domains are not corrected and have no parameters.
 ``LoraAdapter`` holds the matrices of one domain, to train and save; ``LoraBank`` keeps the
 merged weights of several domains (``models/adapted.py``).
 
-Axes: X rows of a layer's input, I and O a layer's inputs and outputs, r rank, R rows of a lookup,
+Axes: X rows of a layer's input, I and O a layer's inputs and outputs, r rank,
 K corrected rows, N rows of a table, D width.
 """
 
@@ -112,15 +112,11 @@ class LowRankRows(nn.Module):
         self.register_buffer("rows", rows.to(device), persistent=False)
         self.register_buffer("place", place.to(device), persistent=False)
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """Correct looked-up rows [R] -> [R, D], before the scale; others' corrections are zero."""
-        return functional.embedding(self.place[rows], self._coefficients()) @ self.a
-
     def pooled(self, values: Jagged) -> Tensor:
         """Correct a feature's summed rows, [B, D], before the scale."""
         summed = functional.embedding_bag(
             self.place[values.values],
-            self._coefficients(),
+            functional.pad(self.b, (0, 0, 0, 1)),  # zeros below, for rows that are not corrected
             values.offsets,
             mode="sum",
             per_sample_weights=values.weights,
@@ -128,10 +124,6 @@ class LowRankRows(nn.Module):
         )
         corrected: Tensor = summed @ self.a
         return corrected
-
-    def _coefficients(self) -> Tensor:
-        """Put zeros below b for rows that are not corrected, [K + 1, r]."""
-        return functional.pad(self.b, (0, 0, 0, 1))
 
     def whole_b(self) -> Tensor:
         """Scatter b to the whole table, 0 for other rows, [N, r]."""

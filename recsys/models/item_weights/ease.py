@@ -208,7 +208,6 @@ def fit_ease(
     num_item_rows: int,
     l2: float = L2,
     max_items: int = MAX_ITEMS,
-    device: torch.device | None = None,
 ) -> Ease:
     """Regress every item on the others; repeated items of a user count once.
 
@@ -225,7 +224,7 @@ def fit_ease(
     starts = np.concatenate([[0], ends])[:-1].astype(np.int64)
     taken = UserItems.of(item_rows[by_user], starts, ends, None, num_item_rows, len(by_user))
     # Counts are exact in float32.
-    gram = shared_users(CoOccurrence(taken), kept).to(device or "cpu").double()
+    gram = shared_users(CoOccurrence(taken), kept).double()
     gram.diagonal().add_(l2)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
     weights = -inverse / inverse.diagonal()[None, :]

@@ -100,7 +100,8 @@ class KeptHistories:
         if len(rows) < self._shortest:
             return self._advance(rows, times, None, 0)[0]
         name = rows[:NUM_FIRST].numpy().tobytes()
-        kept = self._found(name)
+        with self._lock:
+            kept = self._kept.get(name)
         if kept is not None and not kept.begins(rows, times):
             kept = None
         first = 0 if kept is None else len(kept.rows)
@@ -112,10 +113,6 @@ class KeptHistories:
         own_times = None if times is None else times.clone()
         self._keep(name, Kept(rows.clone(), own_times, states, vector, time.monotonic()))
         return vector
-
-    def _found(self, name: bytes) -> Kept | None:
-        with self._lock:
-            return self._kept.get(name)
 
     def _keep(self, name: bytes, kept: Kept) -> None:
         """Keep a history as the one used last, and drop those that are old or too many."""

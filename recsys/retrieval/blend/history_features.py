@@ -57,28 +57,28 @@ class HistoryFeatures:
         known = functional.pad(known, (0, 0, 0, size - len(known)))
         self.ease = ease
         tables = (catalogue.content.float(), _category_table(catalogue))
-        self._tables: tuple[Tensor, ...] = (
+        self.tables: tuple[Tensor, ...] = (
             *(functional.normalize(table, dim=1) for table in tables),
             known,
         )
+        """Unit vectors by content, categories and behaviour, [N, D] each."""
 
     def grown(self, catalogue: ItemCatalogue) -> HistoryFeatures:
         """Append the rows of a catalogue that follow those of this one."""
         size = len(catalogue.content)
         rows = torch.cat([torch.zeros(1, dtype=torch.int64), torch.arange(self.num_items, size)])
         added = ItemCatalogue(catalogue.content[rows], catalogue.categories.take(rows))
-        more = HistoryFeatures(added, self.ease, self._tables[2][:0])
+        more = HistoryFeatures(added, self.ease, self.tables[2][:0])
         twin = copy.copy(self)
-        twin._tables = tuple(
-            _stacked(table, part[1:])
-            for table, part in zip(self._tables, more._tables, strict=True)
+        twin.tables = tuple(
+            _stacked(table, part[1:]) for table, part in zip(self.tables, more.tables, strict=True)
         )
         return twin
 
     def save(self, directory: Path) -> None:
         """Write the weights and the vectors, without the catalogue."""
         self.ease.save(directory)
-        vectors = self._tables[2]
+        vectors = self.tables[2]
         if vectors.shape[1]:
             save_file({"vectors": vectors.contiguous()}, directory / VECTORS)
 
@@ -90,14 +90,9 @@ class HistoryFeatures:
         return cls(catalogue, Ease.load(directory), vectors)
 
     @property
-    def tables(self) -> tuple[Tensor, ...]:
-        """Unit vectors by content, categories and behaviour, [N, D] each."""
-        return self._tables
-
-    @property
     def num_items(self) -> int:
         """N."""
-        return len(self._tables[0])
+        return len(self.tables[0])
 
     def features(self, history: Jagged, candidates: Tensor, item_counts: Tensor) -> Tensor:
         """Compute the features of candidates, [B, k, F] float32; 0 where a list is short.
@@ -121,7 +116,7 @@ class HistoryFeatures:
         padded = history.padded(NUM_EVENTS).flip(1)  # [B, H], latest first
         padded = torch.where((padded > 0) & (padded < size), padded, 0)
         columns = [*self._linear(history, candidates, present)]
-        for table in self._tables:
+        for table in self.tables:
             columns += _cosines(table, known, padded)
         events = log_events(item_counts, size)
         own, past, observed = events[known], events[padded], (padded > 0).float()

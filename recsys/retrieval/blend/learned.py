@@ -80,7 +80,7 @@ def write_blend(directory: Path, tensors: Mapping[str, Tensor], about: dict[str,
     return digest
 
 
-def read_blend(directory: Path, sha256: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_blend(directory: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `write_blend` wrote."""
     try:
         document = json.loads((directory / DESCRIPTION).read_bytes())
@@ -88,8 +88,8 @@ def read_blend(directory: Path, sha256: str | None) -> tuple[dict[str, Tensor], 
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise _refusal(directory, f"a part cannot be read ({error})") from error
     named = document.pop("sha256", None) if isinstance(document, dict) else None
-    if named is None or _digest(document) != named or named != (sha256 or named):
-        raise _refusal(directory, f"{DESCRIPTION} does not match its digest {sha256 or named}")
+    if named is None or _digest(document) != named:
+        raise _refusal(directory, f"{DESCRIPTION} does not match its digest {named}")
     if document.get("format") != FORMAT:
         raise _refusal(
             directory,
@@ -300,9 +300,9 @@ class LearnedBlend:
         return write_blend(directory, tensors, about)
 
     @classmethod
-    def load(cls, directory: Path, *, sha256: str | None = None) -> LearnedBlend:
+    def load(cls, directory: Path) -> LearnedBlend:
         """Read what `save` wrote."""
-        tensors, about = read_blend(directory, sha256)
+        tensors, about = read_blend(directory)
         if about["features"] != list(FEATURES):
             raise ValueError(
                 f"the blend in {directory} weighs {about['features']}, this version of the "
@@ -321,8 +321,10 @@ class LearnedBlend:
             )
         if weights.dim() == 4:  # earlier versions kept kinds of users, of which there was one
             weights = weights[0]
+        kept = about["config"].items()
+        settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in kept}
         return cls(
-            BlendConfig(**_with_tuples(about["config"])),
+            BlendConfig(**settings),
             [RENAMED.get(name, name) for name in about["sources"]],
             weights,
             tensors["scales"],
@@ -379,8 +381,3 @@ def _ranked(
     blended.item_rows[:, :kept] = best.item_rows
     ranks[:, :kept], parts[:, :kept] = best.ranks, contributions.gather(1, wide).float()
     return Blended(*blended, ranks, sources, parts)
-
-
-def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    """Turn JSON's lists back into tuples."""
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}

@@ -83,10 +83,6 @@ class _Merged(NamedTuple):
         laid_out: Doubles = np.append(values, 0.0)[self.where]
         return laid_out
 
-    def rank_of(self) -> Rows:
-        """Arrange the ranks, [S, L]."""
-        return np.where(self.where < 0, ABSENT, self.ranks[self.where])
-
 
 class OneQueryBlend:
     """Weights of a blend laid out for single queries over one catalogue."""
@@ -219,7 +215,7 @@ def fused_one(lists: Mapping[str, OneList], k: int, weights: Mapping[str, float]
     """Merge the lists of one query by reciprocal rank; ties by item_row ascending."""
     merged = _merged(lists)
     own = np.array([weights[name] for name in lists])[:, None]
-    ranks = merged.rank_of()
+    ranks = np.where(merged.where < 0, ABSENT, merged.ranks[merged.where])  # [S, L]
     shares = np.where(ranks == ABSENT, 0.0, own / (CONSTANT + ranks))
     scores = _added(shares)
     best = np.argsort(-scores, kind="stable")[:k]

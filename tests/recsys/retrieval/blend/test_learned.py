@@ -130,7 +130,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     asked = {"history_lengths": lengths, "item_values": torch.rand(NUM_ITEMS)}
     blend = LearnedBlend.fit(lists, targets, config, **asked)
     digest = blend.save(tmp_path)
-    loaded = LearnedBlend.load(tmp_path, sha256=digest)
+    loaded = LearnedBlend.load(tmp_path)
     assert (loaded.config, loaded.sources) == (blend.config, blend.sources)
     assert loaded.loss == blend.loss
     found, expected = (one.blend(lists, 9, **asked) for one in (loaded, blend))
@@ -138,9 +138,6 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     assert torch.equal(found.scores, expected.scores)
     assert loaded.save(tmp_path / "again") == digest
     assert_earlier_versions_are_read(blend, tmp_path)
-    weighing(("a",), presence=[2.0]).save(tmp_path)
-    with pytest.raises(ValueError, match=digest):
-        LearnedBlend.load(tmp_path, sha256=digest)
 
 
 @pytest.mark.parametrize("part", ["learned_blend.json", "learned_blend.safetensors"])
