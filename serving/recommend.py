@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 
 from recsys.retrieval.ranked import FILLER, RankedItems, compiled_or_why
-from serving.arrangement.arrange import Arranged, Arranger
-from serving.arrangement.reasons import build_items
+from serving.arrangement.arrange import Arranged, Arranger, build_items
 from serving.bundle.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of
 from serving.bundle.load import Bundle, load_bundle
 from serving.configuration.file import ServingConfiguration, read_configuration

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from recsys.data.top_k import ItemMask, OneList, all_finite
 from recsys.models.names import CONTENT
-from recsys.retrieval.blend.absence import one_of_their_own
-from recsys.retrieval.blend.one import OneQueryBlend
+from recsys.retrieval.blend.one import OneQueryBlend, one_of_their_own
 from recsys.retrieval.ranked import FILLER, RankedItems, by_reciprocal_rank, with_new_items
 from recsys.retrieval.sources import LateError
 from serving.bundle.adapters import Adapters

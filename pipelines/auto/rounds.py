@@ -15,22 +15,25 @@ from typing import Any
 
 from pipelines.auto.beside import (
     ENDS,
+    HASTY,
     REFITS,
     OutOfTimeError,
     RunStages,
     adopt,
     compared,
+    first_limit,
     has_won,
+    hasty_round,
     link_artefacts,
     mark_won,
     placed,
     put_back,
     read_seconds,
     remove,
+    run_in_time,
     stages_between,
     time_limit,
 )
-from pipelines.auto.deadline import HASTY, first_limit, hasty_round, run_in_time
 from pipelines.auto.machine import Machine, TimedEncoder, this_machine, time_encoder
 from pipelines.auto.make_plan import FULLER, LIMIT, make_plan
 from pipelines.auto.plan import LAST, PLANNED_ENCODER, SEARCH, SEQUENCE, Plan, Round

@@ -25,7 +25,7 @@ import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 from features.reading.databases import masked
-from pipelines.config.removed import REMOVED_KEYS, removal
+from pipelines.config.removed import REMOVED_KEYS, RENAMED_KEYS, removal
 
 Table = dict[str, Any]
 Config = TypeVar("Config")
@@ -213,3 +213,21 @@ def without_none(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: without_none(part) for key, part in value.items() if part is not None}
     return [without_none(part) for part in value] if isinstance(value, list) else value
+
+
+def upgraded(table: Mapping[str, Any]) -> Table:
+    """Rename the keys of an earlier version, and leave out those that were removed."""
+    found = dict(table)
+    for old, new in RENAMED_KEYS.items():
+        if (value := set_value(found, old)) is not None:
+            # What a file has under the new name wins.
+            found = without_keys(found, [old])
+            found = merge(nested(new, value), found)
+    return without_keys(found, list(REMOVED_KEYS))
+
+
+def refuse_old_keys(table: Mapping[str, Any], source: str) -> None:
+    """Refuse settings under a name that was renamed or removed."""
+    old = (key for key in (*RENAMED_KEYS, *REMOVED_KEYS) if set_value(table, key) is not None)
+    if complaints := [f"{source}: {removal(key)}" for key in old]:
+        raise ValueError("\n".join(complaints))

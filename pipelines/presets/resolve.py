@@ -18,11 +18,12 @@ from pipelines.config.toml import (
     nested,
     parse_assignment,
     read_toml,
+    refuse_old_keys,
     set_value,
+    upgraded,
     validate,
     without_keys,
 )
-from pipelines.config.upgrade import refuse_old_keys, upgraded
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
 from pipelines.engine.artifacts import plain

@@ -12,7 +12,6 @@ from pipelines.config.run import OWN_DATA, RunConfig
 from pipelines.config.toml import to_toml
 from pipelines.engine.artifacts import Manifest, plain, read_json, to_json
 from pipelines.engine.stage import StageContext, StageRows, installed_version
-from pipelines.engine.workspace import Workspace
 from pipelines.evaluation.analysis import ANALYSIS
 from pipelines.inputs.tensors import split_kind
 
@@ -43,11 +42,6 @@ def format_settings(config: RunConfig) -> str:
     return to_toml(table)
 
 
-def num_test_looks(workspace: Workspace) -> int:
-    """Count the evaluations in the ledger that read the test split."""
-    return len(workspace.ledger())
-
-
 def report(context: StageContext) -> StageRows:
     """Write the report of the evaluation."""
     # Altair is slow to import.
@@ -75,7 +69,7 @@ def report(context: StageContext) -> StageRows:
             versions={name: installed_version(name) for name in LIBRARIES},
             settings=format_settings(config),
             dataset=config.data.dataset,
-            num_test_looks=num_test_looks(context.workspace),
+            num_test_looks=len(context.workspace.ledger()),
         ),
     )
     write_page(report_page(data), context.output / HTML)
@@ -89,7 +83,7 @@ def counts_all_looks(context: StageContext) -> bool:
     if "absent" in numbers:
         return True
     shown: int = numbers["provenance"]["num_test_looks"]
-    return shown == num_test_looks(context.workspace)
+    return shown == len(context.workspace.ledger())
 
 
 def report_path(workspace: Path) -> Path:

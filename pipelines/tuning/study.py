@@ -22,8 +22,7 @@ import numpy as np
 
 from pipelines.backtest.prepare import build_recipe, prepare_replay
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import merge, set_value, to_toml, validate
-from pipelines.config.upgrade import refuse_old_keys
+from pipelines.config.toml import merge, refuse_old_keys, set_value, to_toml, validate
 from pipelines.engine.artifacts import plain, write_json
 from pipelines.tuning.measure import measure
 from pipelines.tuning.space import BLEND, Space, as_table, find_row, load_optuna, parse_space

@@ -24,10 +24,10 @@ from recsys.data.top_k import TopK, no_items
 from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.fitting.source_lists import NUM_FOLDS, SourceLists
 from recsys.models.names import CONTENT
-from recsys.retrieval.blend.absence import longest_absence
 from recsys.retrieval.blend.candidate_features import blended_lists
 from recsys.retrieval.blend.choices import kinds_of_rows
 from recsys.retrieval.blend.config import FILL, BlendConfig
+from recsys.retrieval.blend.demand import longest_absence
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import FEATURES
 from recsys.retrieval.sources import joined_lists, lists_of_rows

@@ -16,9 +16,8 @@ from recsys.data.batch import Jagged
 from recsys.data.dataset import FitSplit
 from recsys.data.top_k import TopK
 from recsys.fitting.queries import EvaluationQueries, ModelInputs
-from recsys.retrieval.blend.absence import days_away, of_their_own
 from recsys.retrieval.blend.choices import queries_found
-from recsys.retrieval.blend.demand import demand_before
+from recsys.retrieval.blend.demand import days_away, demand_before, of_their_own
 from recsys.retrieval.sources import Source, joined_lists, lists_of, lists_of_rows, rank_by_all
 
 NUM_FOLDS = 2

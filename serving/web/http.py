@@ -21,6 +21,7 @@ from serving.schemas import error_body
 from serving.security import USERS_NOT_SHOWN
 from serving.settings import Settings
 
+NO_STORE = "this server has no online store; start it with --store sqlite:FOLDER or a Redis URL"
 MAX_FIELDS_NAMED = 10
 Schema = TypeVar("Schema", bound=BaseModel)
 Head = Mapping[str, Any]

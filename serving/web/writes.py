@@ -24,10 +24,9 @@ from serving.replies import (
 )
 from serving.routes import BY_NAME
 from serving.schemas import ItemsRequest, TopicParameters, to_json
-from serving.web.http import Head, HttpAnswer, RefusedError, read_input
+from serving.web.http import NO_STORE, Head, HttpAnswer, RefusedError, read_input
 
 Written = TypeVar("Written")
-NO_STORE = "this server has no online store; start it with --store sqlite:FOLDER or a Redis URL"
 
 
 async def write(writer: EventWriter | None, head: Head, body: bytes) -> HttpAnswer:

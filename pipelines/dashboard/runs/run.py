@@ -17,7 +17,6 @@ from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.artifacts import MANIFEST, RUN
 from pipelines.engine.formats import duration, size
 from pipelines.engine.workspace import Workspace
-from pipelines.evaluation.analysis import ANALYSIS
 from pipelines.pages.charts import counts, numbers, texts
 from pipelines.pages.document import (
     Block,
@@ -47,13 +46,14 @@ OTHER_PAGES = (
     ("releases", "Releases"),
     ("why", "Why a model wins"),
 )
+ANALYSIS, METRICS_FILE = "evaluate/analysis.json", "evaluate/metrics.json"
 SHOWN_FILES = (
     "report/report.html",
     "monitoring/monitor.html",
     "backtest/backtest.html",
     "config.toml",
-    "evaluate/metrics.json",
-    "evaluate/analysis.json",
+    METRICS_FILE,
+    ANALYSIS,
     "release/release.json",
     "refused.json",
     "manifest.json",
@@ -88,7 +88,7 @@ def build(context: Context, query: Query) -> Page:
     sections = [Section(key="results", title="Results", blocks=[plain])] if plain.rows else []
     found, notices = Measured(f"{lead}{served}.", (), sections), list(run.problems)
     try:
-        if run.kind == "workspace" and (run.path / "evaluate" / ANALYSIS).exists():
+        if run.kind == "workspace" and (run.path / ANALYSIS).exists():
             measured = measure(context, run)
             found = measured._replace(answer=f"{measured.answer} {lead}.")
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -118,7 +118,7 @@ def build(context: Context, query: Query) -> Page:
 def measure(context: Context, run: Run) -> Measured:
     """Draw the report's answer, tiles and sections; kept, since drawing takes most of the time."""
     stages = {name: run.path / name for name in ("evaluate", "fit_blend", *TRAININGS)}
-    files = [run.path / "evaluate" / name for name in (ANALYSIS, "metrics.json")]
+    files = [run.path / ANALYSIS, run.path / METRICS_FILE]
     files += [stage / MANIFEST for stage in stages.values()]
 
     def draw() -> Measured:

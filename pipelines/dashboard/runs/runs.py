@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.search import KINDS, ordered, searched
+from pipelines.dashboard.data.sides import KINDS, ordered, searched
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.charts import numbers

@@ -9,6 +9,9 @@ Weights rank items without events low: sources tell little of them, and most tar
 parameter more is how many times as often they are chosen as the weights expect, fitted on all
 queries. Nothing tells it which of them want a new item.
 
+A blend judged by time has hardly any query of users who were away for longer than nearly all who
+came back. What others want lately says little of them: their own history alone ranks.
+
 Axes: E events, N item rows, D features of demand, B queries, Q queries fitted on, C candidates of
 each, P features of lists.
 """
@@ -16,6 +19,7 @@ each, P features of lists.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,6 +29,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.dataset import Rows, Sequences
+from recsys.data.top_k import TopK
+from recsys.models.names import POPULARITY
 from recsys.retrieval.blend.choices import Choices, FittedWeights, fit_weights, kinds_of_rows
 from recsys.retrieval.blend.config import BlendConfig
 
@@ -45,7 +51,10 @@ LONGEST = 4_095
 LENGTH_LOGS = torch.arange(LONGEST + 1, dtype=torch.float64).log1p()
 """By length: one table for one query and for many, whose logarithms may differ in the last bit."""
 LAPSED = -2
-"""Length of history that stands for that of a user who was away for long (absence.py)."""
+"""Length of history that stands for that of a user who was away for long."""
+LAPSED_SHARE, MIN_QUERIES = 0.05, 50
+"""Share of validation's users, those who were away longest, whose absence is too rare to learn
+from; and the fewest queries that show it."""
 PARTS = 3
 """Parts of an item's demand: for everyone, for visitors without a history, and times the
 logarithm (log1p) of the history's length."""
@@ -179,3 +188,52 @@ def with_new_item_odds(
     log_odds = float(fitted.weights)
     choices = choices._replace(offsets=choices.offsets + log_odds * new)
     return replace(config, new_item_odds=math.exp(log_odds)), choices
+
+
+def days_away(sequences: Sequences, positions: Rows) -> Tensor | None:
+    """Count the days from each query's last event to the end of train, [B]; 0 without a history.
+
+    None without times, or if some held-out events are not after that end: then validation
+    is of each user's last events, and tells nothing of absences.
+    """
+    if sequences.times is None or len(positions) == 0:
+        return None
+    seen = sequences.times[sequences.positions_before(sequences.visible_end("train"))]
+    now = int(seen.max(initial=0))
+    if int(sequences.times[positions].min()) <= now:
+        return None
+    is_first = positions == sequences.offsets[sequences.users_of(positions)]
+    last = np.asarray(sequences.times[np.maximum(positions - 1, 0)])
+    return torch.from_numpy(np.where(is_first, 0.0, (now - last) / DAY))
+
+
+def longest_absence(days: Tensor | None) -> float | None:
+    """Return the days away that all but a few of these queries do not exceed; None of too few."""
+    if days is None or len(days) < MIN_QUERIES:
+        return None
+    return float(days.quantile(1 - LAPSED_SHARE)) or None
+
+
+def of_their_own(
+    lists: Mapping[str, TopK], history_lengths: Tensor, is_lapsed: Tensor, k: int
+) -> tuple[dict[str, TopK], Tensor]:
+    """Take the popular list and the length of the history away from queries of lapsed users.
+
+    Args:
+        lists: By source, [B, k_s] each.
+        history_lengths: [B].
+        is_lapsed: [B] bool.
+        k: Places that the others must fill without it.
+    """
+    others = [(top.item_rows > 0).sum(1) for name, top in lists.items() if name != POPULARITY.name]
+    if not others or not bool(is_lapsed.any()):
+        return dict(lists), history_lengths
+    lapsed = is_lapsed & (torch.stack(others).amax(0) >= k)
+    found = dict(lists)
+    if POPULARITY.name in found:
+        scores, rows = found[POPULARITY.name]
+        gone = lapsed[:, None]
+        found[POPULARITY.name] = TopK(
+            scores.masked_fill(gone, -torch.inf), rows.masked_fill(gone, -1)
+        )
+    return found, history_lengths.masked_fill(lapsed, LAPSED)

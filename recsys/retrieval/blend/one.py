@@ -17,6 +17,7 @@ from torch import Tensor
 
 from recsys.data.top_k import OneList
 from recsys.kernels.one_query.op import BlendOfOne
+from recsys.models.names import POPULARITY
 from recsys.retrieval.blend.choices import UNKNOWN_KIND, kinds_of
 from recsys.retrieval.blend.demand import LAPSED, LENGTH_LOGS, LONGEST
 from recsys.retrieval.blend.learned import LearnedBlend
@@ -310,3 +311,13 @@ def _leads(known: Doubles) -> tuple[Floats, Floats]:
         leads[flat[:, 0]] = 0
         deviation[flat] = 1
     return leads.astype(np.float32), (leads / deviation).astype(np.float32)
+
+
+def one_of_their_own(
+    lists: Mapping[str, OneList], num_events: int, k: int
+) -> tuple[dict[str, OneList], int]:
+    """Do as ``of_their_own`` for the one query of a lapsed user."""
+    own = {name: one for name, one in lists.items() if name != POPULARITY.name}
+    if max((len(one.item_rows) for one in own.values()), default=0) < k:
+        return dict(lists), num_events
+    return own, LAPSED

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.auto.deadline import FIRST_BUNDLE, HASTY, first_limit
+from pipelines.auto.beside import FIRST_BUNDLE, HASTY, first_limit
 from pipelines.auto.make_plan import make_plan
 from pipelines.auto.plan import Round
 from pipelines.engine.errors import RefusedError
@@ -39,8 +39,8 @@ class SlowStages:
 @pytest.fixture
 def first(monkeypatch: pytest.MonkeyPatch) -> Round:
     """Plan the first round of a shop as if all, the limit too, took a hundredth of its seconds."""
-    monkeypatch.setattr("pipelines.auto.deadline.FIRST_BUNDLE", LIMIT)
-    monkeypatch.setattr("pipelines.auto.deadline.HASTY_ENDS", 0.04)
+    monkeypatch.setattr("pipelines.auto.beside.FIRST_BUNDLE", LIMIT)
+    monkeypatch.setattr("pipelines.auto.beside.HASTY_ENDS", 0.04)
     one = make_plan(SHOP, MACHINE, {}, 600.0).rounds[0]
     parts = tuple(replace(part, seconds=part.seconds / 100) for part in one.parts)
     return replace(one, parts=parts)

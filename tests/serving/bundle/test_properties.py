@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from serving.bundle.delta import NewItem, write_delta
-from serving.bundle.load import load_bundle
-from serving.bundle.masks import PackedMasks
+from serving.bundle.load import PackedMasks, load_bundle
 from serving.bundle.properties import Properties, build_column
 from serving.bundle.write import write_bundle
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts

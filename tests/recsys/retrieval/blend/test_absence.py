@@ -15,17 +15,19 @@ from recsys.data.dataset import Sequences
 from recsys.data.top_k import OneList, TopK
 from recsys.fitting.blend import fit_blend
 from recsys.fitting.source_lists import SourceLists
-from recsys.retrieval.blend.absence import (
+from recsys.retrieval.blend.candidate_features import blended_lists
+from recsys.retrieval.blend.config import BlendConfig
+from recsys.retrieval.blend.demand import (
+    DAY,
+    DEMAND,
+    LAPSED,
+    PARTS,
     days_away,
     longest_absence,
     of_their_own,
-    one_of_their_own,
 )
-from recsys.retrieval.blend.candidate_features import blended_lists
-from recsys.retrieval.blend.config import BlendConfig
-from recsys.retrieval.blend.demand import DAY, DEMAND, LAPSED, PARTS
 from recsys.retrieval.blend.learned import LearnedBlend
-from recsys.retrieval.blend.one import OneQueryBlend
+from recsys.retrieval.blend.one import OneQueryBlend, one_of_their_own
 
 NUM_QUERIES, NUM_ITEMS = 400, 30
 
