@@ -39,7 +39,6 @@ from features.preparation.ids import (
     merge_texts,
     rank_partition,
 )
-from features.preparation.kept import DenseRows, Ingested, KeptEvents
 from features.preparation.prepare import (
     Prepared,
     PrepareTask,
@@ -51,6 +50,9 @@ from features.preparation.prepare import (
 from features.preparation.ranges import order_events, ranges
 from features.preparation.sequences import (
     EVENT_TYPES,
+    DenseRows,
+    Ingested,
+    KeptEvents,
     SequenceFiles,
     WrittenSequences,
     write_all_sequences,

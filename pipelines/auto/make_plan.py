@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pipelines.auto.costs import Costs
 from pipelines.auto.first_round import TRAINED, plan_first
 from pipelines.auto.machine import Machine, TimedEncoder
 from pipelines.auto.plan import (
@@ -15,6 +14,7 @@ from pipelines.auto.plan import (
     EVALUATED_USERS,
     PLANNED_ENCODER,
     SEQUENCE,
+    Costs,
     Plan,
     Planner,
     PlanPart,

@@ -112,7 +112,7 @@ def export_events(
 
       recsys run --preset movielens_100k --set data.online_events=sqlite:runs/shop/online
     """
-    from pipelines.inputs.opened_store import export_store
+    from pipelines.inputs.online_events import export_store
 
     written = export_store(store, to)._asdict()
     if as_json:

@@ -49,7 +49,7 @@ def consume(
 --rename customer=user_id --rename paid=purchase
     """
     from pipelines.inputs.kafka_events import MessageReader, TopicConsumer
-    from pipelines.inputs.opened_store import opened
+    from pipelines.inputs.online_events import opened
 
     reader = MessageReader.parse(rename or ())
     consumer = TopicConsumer(topic, group, lambda line: print_lines(line, note=True))

@@ -76,7 +76,7 @@ def format_day(day: datetime | None) -> str | None:
 
 def with_data(config: RunConfig, recording: Recording, until: datetime | None = None) -> RunConfig:
     """Read databases and the partitions that have arrived; return where all raw tables are."""
-    from pipelines.inputs.opened_store import with_forgotten
+    from pipelines.inputs.online_events import with_forgotten
     from pipelines.inputs.snapshots import with_snapshots
     from pipelines.partitions.ingest import ingest as read_partitions
     from pipelines.presets import resolve as presets

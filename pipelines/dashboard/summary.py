@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipelines.dashboard.compare.blocks import (
+from pipelines.dashboard.compare.compare import (
     difference_row,
     difference_words,
     differences_chart,
@@ -14,8 +14,7 @@ from pipelines.dashboard.compare.blocks import (
 )
 from pipelines.dashboard.compare.gate import PairJudgement, judge_sides, recorded_answer
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.answers import Side
-from pipelines.dashboard.data.measures import read_measures
+from pipelines.dashboard.data.answers import Side, read_measures
 from pipelines.dashboard.data.pairs import Pairs, join_pairs
 from pipelines.dashboard.data.sides import (
     choose_sides,
@@ -28,8 +27,8 @@ from pipelines.dashboard.data.sides import (
 )
 from pipelines.dashboard.data.slices import slice_label
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.runs.differences import about, settings_section
 from pipelines.dashboard.runs.run import build as build_run
+from pipelines.dashboard.runs.runs import about, settings_section
 from pipelines.pages.charts import Row
 from pipelines.pages.document import Block, Cell, Link, Page, Section, Tile, Tiles, Tone, Words
 from pipelines.pages.wording import metric_label

@@ -37,7 +37,7 @@ from pipelines.dashboard.data.sides import (
 )
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.evaluation.per_user import RANK
+from pipelines.evaluation.analysis import RANK
 from pipelines.pages.charts import counts, numbers, texts
 from pipelines.pages.document import (
     Block,

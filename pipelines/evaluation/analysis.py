@@ -1,20 +1,26 @@
 """The document analysis.json of stage evaluate: the report and ``recsys compare`` read it.
 
 Means with their intervals, slices, measures beyond accuracy and paired tests,
-split and model. A key is absent where a value is not defined: NaN is no JSON.
+split and model. A key is absent where a value is not defined: NaN is no JSON. Next to it are tables
+by user: each model's rank of each held-out item, and its lists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import polars as pl
+import torch
 from pydantic import TypeAdapter
 
 from pipelines.engine.artifacts import read_json, to_json
+from recsys.data.batch import Jagged
 from recsys.evaluation.bootstrap import Interval
+from recsys.evaluation.ranking import RankingResult
 from recsys.evaluation.significance import MetricComparison
 from recsys.evaluation.slices import SliceMetrics
 
@@ -93,3 +99,41 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     return [_plain(one) for one in value] if isinstance(value, tuple) else value
+
+
+RANK = "rank_"
+
+
+def models_in(columns: Sequence[str]) -> tuple[str, ...]:
+    """List the models of a per-user table by its columns."""
+    return tuple(name.removeprefix(RANK) for name in columns if name.startswith(RANK))
+
+
+def read_targets(table: Path) -> tuple[np.ndarray, Jagged]:
+    """Read the users of a per-user table, [U], and the held-out items of each."""
+    frame = pl.read_parquet(table, columns=["user_row", "item_row"])
+    users, counts = np.unique(frame["user_row"].to_numpy(), return_counts=True)
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]))
+    return users, Jagged(torch.from_numpy(frame["item_row"].to_numpy().copy()), offsets)
+
+
+def per_user_table(results: Mapping[str, RankingResult], listed: int, run: str) -> pl.DataFrame:
+    """Build a table with one row for each user and held-out item."""
+    first = next(iter(results.values()))
+    queries = first.targets.segments().numpy()
+    columns: dict[str, pl.Series] = {
+        "user_row": pl.Series(first.user_rows.numpy()[queries]),
+        "item_row": pl.Series(first.targets.values.numpy()),
+    }
+    for name, result in results.items():
+        ranks = result.ranks.values.numpy()
+        columns[f"rank_{name}"] = pl.Series(ranks).replace(0, None)
+    for name, result in results.items():
+        lists = result.top_k.item_rows[:, :listed].numpy()[queries]  # [M, K], -1 where short
+        columns[f"top_k_{name}"] = (
+            pl.Series(lists, dtype=pl.Array(pl.Int64, lists.shape[1]))
+            .arr.to_list()
+            .list.eval(pl.element().filter(pl.element() >= 0))
+        )
+    table = pl.DataFrame(columns).with_columns(pl.lit(run).alias("run"))
+    return table.sort("user_row", "item_row")

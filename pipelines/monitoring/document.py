@@ -12,8 +12,7 @@ from pipelines.config.operation import MIN_PAST
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import MANIFEST
 from pipelines.engine.workspace import SCHEMA, bundles_dir
-from pipelines.monitoring.judged import SignalDay, SignalRecord
-from pipelines.monitoring.signals import SIGNALS, Signal
+from pipelines.monitoring.signals import SIGNALS, Signal, SignalDay, SignalRecord
 from serving.bundle.manifest import CURRENT
 
 MIN_DAYS = 14

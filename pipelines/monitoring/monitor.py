@@ -23,8 +23,7 @@ from pipelines.monitoring.days import (
     served_days,
 )
 from pipelines.monitoring.document import describe_day, judge_inputs
-from pipelines.monitoring.judged import SignalRecord
-from pipelines.monitoring.signals import Measurement, measure
+from pipelines.monitoring.signals import Measurement, SignalRecord, measure
 from recsys.data.durable import locked
 
 LOCK = ".monitoring.lock"

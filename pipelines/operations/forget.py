@@ -23,7 +23,7 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.forgotten import add_to_list, list_path, read_list
 from pipelines.engine.workspace import DailyState, bundles_dir
 from pipelines.inputs.exported import EXPORTED, RECORDS, REQUESTS, exporting
-from pipelines.inputs.opened_store import find_store, forget_in_store
+from pipelines.inputs.online_events import find_store, forget_in_store
 from pipelines.inputs.snapshots import snapshots
 from pipelines.partitions.forget import forget_in_partitions
 from pipelines.partitions.source import PartitionSource

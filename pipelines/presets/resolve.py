@@ -28,7 +28,7 @@ from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
 from pipelines.engine.artifacts import plain
 from pipelines.engine.workspace import DailyState, check_writable
-from pipelines.inputs.opened_store import export_store, with_forgotten
+from pipelines.inputs.online_events import export_store, with_forgotten
 from pipelines.partitions.manifest import PartitionsManifest
 from pipelines.presets import PRESETS
 from serving.online.opening import is_store

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from pipelines.config.content import ContentConfig
 from pipelines.config.toml import validate
 from pipelines.engine.artifacts import cache_dir
-from pipelines.inputs.content_models import describe_item, make_encoder
-from pipelines.inputs.item_columns import check_images, image_vectors
+from pipelines.inputs.content_models import check_images, describe_item, image_vectors, make_encoder
 from recsys.content.columns import ColumnEncoder
 from recsys.content.embedding_cache import encode_cached
 from recsys.data.batch import Jagged, JaggedBatch

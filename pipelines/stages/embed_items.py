@@ -15,13 +15,15 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import cache_dir, to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.content_models import describe_item, encoder_files, make_encoder
-from pipelines.inputs.item_columns import (
+from pipelines.inputs.content_models import (
     column_values,
+    describe_item,
+    encoder_files,
     fit_columns,
     image_columns,
     image_files,
     images_name,
+    make_encoder,
 )
 from pipelines.inputs.tensors import CONTENT_FILE
 from pipelines.stages.enrich_items import described_by, load_enrichment

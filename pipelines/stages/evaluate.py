@@ -26,8 +26,7 @@ from pipelines.engine.artifacts import Manifest, digest_of_json, plain, to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.evaluation.analyse import Background, analyse_split, best_single
-from pipelines.evaluation.analysis import Analysis, SplitAnalysis
-from pipelines.evaluation.per_user import per_user_table
+from pipelines.evaluation.analysis import Analysis, SplitAnalysis, per_user_table
 from pipelines.inputs.tensors import read_inputs, split_kind
 from pipelines.ranking.artefact import measured_ranker
 from recsys.fitting.queries import GIVEN

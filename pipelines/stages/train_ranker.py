@@ -26,8 +26,7 @@ from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs
 from pipelines.ranking.artefact import CALIBRATION, FILE, MEASURED, RANKER
 from pipelines.ranking.data import RankingData, TooLittleDataError, ranking_data
-from pipelines.ranking.fit import fit_ranker, make_ranker, metric_by_query
-from pipelines.ranking.measures import decision, measure_ranker
+from pipelines.ranking.fit import decision, fit_ranker, make_ranker, measure_ranker, metric_by_query
 from pipelines.training.train import Curve, training_run
 from recsys.fitting.queries import GIVEN, ModelInputs
 from recsys.models.ranker.model import Ranker

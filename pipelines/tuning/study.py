@@ -24,13 +24,12 @@ from pipelines.backtest.prepare import build_recipe, prepare_replay
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import merge, refuse_old_keys, set_value, to_toml, validate
 from pipelines.engine.artifacts import plain, write_json
-from pipelines.tuning.measure import measure
 from pipelines.tuning.space import BLEND, Space, as_table, find_row, load_optuna, parse_space
 from recsys.data.durable import locked, write_durably
 from recsys.evaluation.config import PairedConfig
 from recsys.evaluation.paired import paired
 from recsys.fitting.spec import device_named
-from recsys.replay.experiment import PreparedData, RecipeFitter
+from recsys.replay.experiment import PreparedData, RecipeFitter, measure
 from recsys.training.loop import TrainingDiverged
 
 TRIALS, DOCUMENT, BEST = "trials.db", "tune.json", "best.toml"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import RELEASED, bundles_dir
-from pipelines.inputs.item_columns import check_images
+from pipelines.inputs.content_models import check_images
 from pipelines.publishing.released import Released, link_tree
 from pipelines.ranking.artefact import RANKER
 from pipelines.semantic_ids.artefact import read_item_codes

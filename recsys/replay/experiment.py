@@ -13,14 +13,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
+from recsys.data.batch import Jagged
 from recsys.data.dataset import Split
 from recsys.data.top_k import TopK
+from recsys.evaluation.ranking import per_user_metric
 from recsys.fitting.blend import FittedBlend, fit_blend
-from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSettings
-from recsys.fitting.source_lists import SourceLists
+from recsys.fitting.catalogue import SPECS
+from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSettings, rank_queries
+from recsys.fitting.source_lists import SourceLists, known_demand
 from recsys.fitting.spec import Data, ModelSpec, Start, TrainingRun
 from recsys.models.names import MODELS
 from recsys.retrieval.blend.config import BlendConfig
@@ -153,3 +158,25 @@ def lists_of_source(source: Source, queries: EvaluationQueries, device: torch.de
         lists = source(batch.queries, batch.allowed, queries.list_length).lists
         parts.append(TopK(*(part.cpu() for part in lists)))
     return joined_lists(parts)
+
+
+def measure(fitter: RecipeFitter, row: str, metric: str) -> NDArray[np.float64]:
+    """Measure every validation query, [Q]; NaN without a target.
+
+    Args:
+        row: Model that is measured; the blend of all if it is none of the recipe's.
+    """
+    recipe, device, seed = fitter.recipe, fitter.device, fitter.seed
+    queries = fitter.queries("validation")
+    if row in recipe.models:
+        ranks = rank_queries(fitter.fit(SPECS[row]).source, queries, device).ranks
+        return per_user_metric(Jagged(ranks, queries.targets().offsets), metric).numpy()
+    lists = {
+        name: lists_of_source(fitter.fit(SPECS[name]).source, queries, device)
+        for name in recipe.models
+    }
+    counts, demand = fitter.inputs.item_counts("train"), known_demand(fitter.inputs, "train")
+    examples = SourceLists.of_queries(lists, queries, counts, seed, demand)
+    drawn = torch.from_numpy(queries.held_out.drawn(recipe.blend.max_queries, seed))
+    blend = recipe.fitted_blend(examples, drawn, device).blend
+    return blend.measured(examples, metric, by_half=True, device=device).numpy()

@@ -1,7 +1,11 @@
-"""Losses of a ranker over the candidates of labelled queries.
+"""Losses of a ranker over the candidates of labelled queries, and the balance of its experts.
+
+A training step draws the first candidates of a list more often than those after, and drops most
+ids where users are few, so router biases that balance its batches leave served lists unbalanced.
+They are settled on the whole lists, without id dropout, before every step.
 
 Axes: U queries, k candidates of each, T tasks, B queries of a step, C candidates of a step, M
-candidates.
+candidates, N distinct items.
 """
 
 from __future__ import annotations
@@ -14,13 +18,71 @@ from torch import Tensor
 
 from recsys.data.batch import WHOLE, StepShare
 from recsys.data.windows import BatchOrder
+from recsys.layers.moe.experts import SparseMoe
+from recsys.layers.moe.router import BiasedRouter, without_autocast
 from recsys.models.ranker.model import Ranker
 from recsys.models.ranker.network import Correction, Ranked, RankingBatch
 from recsys.training.captured import FixedShapeLoss
-from recsys.training.expert_balance import settling
 from recsys.training.passes import RankerFitConfig
 from recsys.training.ranking_examples import Drawn, FixedLists, RankingExamples, draw_places
 from recsys.training.ranks import ALONE, Ranks
+
+RESETTLE_ROUNDS, RESETTLE_RATE = 15, 0.01
+"""For biases that were settled a step ago."""
+MAX_ITEMS = 1 << 14
+"""Sample of items that biases are settled on, drawn as often as they are candidates."""
+
+
+def item_router(model: Ranker) -> BiasedRouter | None:
+    """Return the router that is balanced by biases; None without."""
+    body = model.trunk.body
+    if not isinstance(body, SparseMoe):
+        return None
+    return body.router
+
+
+def served_items(item_rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Count the distinct items of lists [U, k], rows and counts [N]; 0 where a list is short."""
+    rows, counts = torch.unique(item_rows[item_rows > 0], return_counts=True)
+    if len(rows) <= MAX_ITEMS:
+        return rows, counts
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.multinomial(counts.double(), MAX_ITEMS, replacement=True, generator=generator)
+    places, counts = torch.unique(drawn, return_counts=True)
+    return rows[places], counts
+
+
+def settling(model: Ranker, item_rows: Tensor, device: torch.device) -> Callable[[int], None]:
+    """Return what to call before each training step; does nothing where no bias balances items.
+
+    From here on training batches no longer move biases.
+
+    Args:
+        item_rows: Candidates as served, [U, k], on the host; 0 where a list is short.
+    """
+    router = item_router(model)
+    if router is None or not bool((item_rows > 0).any()):
+        return lambda step: None
+    router.moves_by_batch = False
+    rows, counts = (part.to(device) for part in served_items(item_rows))
+
+    @torch.no_grad()
+    def before_step(step: int) -> None:
+        was_training = model.training
+        model.eval()
+        with without_autocast(device.type):
+            if rows.is_cuda and model.encodes_all(len(rows)):
+                items = model.item_inputs_of_all()[1].index_select(0, rows)
+            else:
+                items = model.item_inputs(rows)
+        if step:
+            router.settle(items, counts, num_rounds=RESETTLE_ROUNDS, rate=RESETTLE_RATE)
+        else:
+            router.settle(items, counts)
+        model.train(was_training)
+
+    return before_step
+
 
 BLOCK = 256
 """Queries scored at a time."""
@@ -62,7 +124,7 @@ def ranker_loss(
 ) -> Callable[[int], Tensor]:
     """Fit the linear correction of a base score, and return the loss of each training step.
 
-    Experts are kept balanced over the queries' whole lists (``expert_balance``).
+    Experts are kept balanced over the queries' whole lists (``settling``).
 
     Args:
         chosen: Queries with a positive candidate, [U].

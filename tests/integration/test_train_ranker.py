@@ -10,8 +10,7 @@ import torch
 from click.testing import Result
 
 from pipelines.ranking.artefact import FILE, served_ranker
-from pipelines.ranking.fit import metric_by_query
-from pipelines.ranking.measures import decision
+from pipelines.ranking.fit import decision, metric_by_query
 from pipelines.stages.report import report_path
 from recsys.training.checkpoint import save_checkpoint
 from serving.recommend import Recommender

@@ -10,8 +10,7 @@ from itertools import islice
 
 from pipelines.config.operation import MonitoringConfig
 from pipelines.monitoring.days import EventCounts, count_events, days_of_lists
-from pipelines.monitoring.judged import SignalRecord
-from pipelines.monitoring.signals import measure
+from pipelines.monitoring.signals import SignalRecord, measure
 from tests.year.world import Drift, World, WorldConfig, WorldDay
 
 

@@ -115,7 +115,7 @@ def read_table(folder: Path, split: str, models: list[str]) -> pl.DataFrame:
     """Read the ranks of models from an artefact of evaluate, by user and held-out item."""
     import polars as pl
 
-    from pipelines.evaluation.per_user import RANK, models_in
+    from pipelines.evaluation.analysis import RANK, models_in
 
     path = folder / f"per_user_given_{split}.parquet"
     if not path.exists():
@@ -130,7 +130,7 @@ def read_table(folder: Path, split: str, models: list[str]) -> pl.DataFrame:
 
 def read_values(table: pl.DataFrame, model: str, metrics: list[str]) -> dict[str, Tensor]:
     """Compute a model's metrics of each user of a table that is sorted by user."""
-    from pipelines.evaluation.per_user import RANK
+    from pipelines.evaluation.analysis import RANK
     from recsys.data.batch import Jagged, cut_offsets
     from recsys.evaluation.ranking import per_user_metric
 

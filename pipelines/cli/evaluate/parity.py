@@ -81,7 +81,7 @@ def read_log(url: str, sample: int, since: str | None) -> Log:
     """Read served lists from a store."""
     import time
 
-    from pipelines.inputs.opened_store import opened
+    from pipelines.inputs.online_events import opened
     from pipelines.parity.log import log_of_store
     from serving.surfaces import read_duration
 

@@ -10,10 +10,9 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from pipelines.config.release import GateConfig, ReleaseConfig
-from pipelines.dashboard.compare.blocks import difference_words
+from pipelines.dashboard.compare.compare import difference_words
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.data.answers import Side, answers
-from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
+from pipelines.dashboard.data.answers import COSTS, Measures, Side, answers, cost_words
 from pipelines.dashboard.data.pairs import Mask, Pairs
 from pipelines.dashboard.data.slices import slice_label
 from pipelines.dashboard.workspaces.run import Run

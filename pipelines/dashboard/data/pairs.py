@@ -23,7 +23,7 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import DEPTH, Answers, Side, Split, answers
 from pipelines.dashboard.data.slices import Slices, cut_slices
 from pipelines.dashboard.query import NotFoundError
-from pipelines.evaluation.per_user import RANK
+from pipelines.evaluation.analysis import RANK
 from pipelines.publishing.same_queries import KEY
 from recsys.data.batch import Jagged, cut_offsets
 from recsys.data.dataset import Sequences

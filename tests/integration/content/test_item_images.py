@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from pipelines.config.content import ContentConfig, ImagesConfig
-from pipelines.inputs.item_columns import check_images, images_name
+from pipelines.inputs.content_models import check_images, images_name
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import read_manifest
 from tests.integration.copies import Recsys

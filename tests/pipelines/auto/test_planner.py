@@ -15,7 +15,7 @@ from pipelines.auto.plan import Plan
 from pipelines.auto.recipe import sequence_recipe
 from pipelines.auto.shape import DataShape, judged_by, repeat_share
 from pipelines.config.operation import AutoConfig
-from pipelines.doctor.machine import GIB
+from pipelines.doctor.doctor import GIB
 from pipelines.presets import PRESETS
 from pipelines.stages.build_features import features_config
 from recsys.data.dataset import Sequences

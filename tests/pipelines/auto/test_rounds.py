@@ -11,7 +11,7 @@ from pipelines.auto.machine import Machine
 from pipelines.auto.plan import LAST, SEQUENCE, Plan, PlanPart, Round
 from pipelines.auto.rounds import Automatic, Planned
 from pipelines.config.run import RunConfig
-from pipelines.doctor.machine import GIB
+from pipelines.doctor.doctor import GIB
 from pipelines.engine.artifacts import Manifest
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.runner import StageOutcome

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from pipelines.config.run import EvaluationConfig
 from pipelines.engine.artifacts import Manifest, digest_of_json, to_json
 from pipelines.evaluation.analyse import Background, analyse_split
-from pipelines.evaluation.analysis import Analysis
-from pipelines.evaluation.per_user import per_user_table
+from pipelines.evaluation.analysis import Analysis, per_user_table
 from pipelines.inputs.tensors import read_inputs
 from recsys.data.batch import Jagged
 from recsys.data.durable import digest_of_file

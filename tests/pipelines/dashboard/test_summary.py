@@ -1,7 +1,7 @@
 """What differs between the two runs of page ``summary``."""
 
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.runs.differences import changed_settings, settings_section
+from pipelines.dashboard.runs.runs import changed_settings, settings_section
 from pipelines.dashboard.summary import build
 from pipelines.dashboard.workspaces.read import read_workspace
 from tests.pipelines.dashboard.documents import lines_of, table

@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
-from pipelines.doctor import doctor, machine
+from pipelines.doctor import doctor
 from pipelines.doctor.libraries import CheckResult, Environment, Probe, check_library, run_probe
 
 CPU = {"torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0", "torchrec": "1.8.0", "numpy": "2.4.6"}
@@ -81,8 +81,8 @@ OFF = ["topk_search (RECSYS_KERNELS_OFF names it: torch)"]
 def test_a_gpu_is_asked_and_kernels_that_are_off_are_named(
     driver, probe, status, reported, monkeypatch
 ):
-    monkeypatch.setattr(machine.shutil, "which", lambda _: driver)
-    result = machine.check_gpu(Environment(versions=CUDA, probe=lambda _: probe))
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: driver)
+    result = doctor.check_gpu(Environment(versions=CUDA, probe=lambda _: probe))
     assert result.status == status
     assert reported in result.found
     assert (result.fix is not None) == (status in ("warn", "fail"))
@@ -97,7 +97,7 @@ def test_a_gpu_is_asked_and_kernels_that_are_off_are_named(
     ],
 )
 def test_a_compiler_is_optional(probe: Probe, status: str, found: str) -> None:
-    result = machine.check_compiler(Environment(versions=CPU, probe=lambda _: probe))
+    result = doctor.check_compiler(Environment(versions=CPU, probe=lambda _: probe))
     assert result.status == status
     assert found in result.found
 

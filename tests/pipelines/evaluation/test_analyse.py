@@ -20,8 +20,7 @@ import torch
 
 from pipelines.config.run import EvaluationConfig
 from pipelines.evaluation.analyse import Background, analyse_split, best_single, item_domains
-from pipelines.evaluation.analysis import Analysis, SplitAnalysis
-from pipelines.evaluation.per_user import models_in, read_targets
+from pipelines.evaluation.analysis import Analysis, SplitAnalysis, models_in, read_targets
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import TopK

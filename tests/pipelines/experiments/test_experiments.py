@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 from pipelines.experiments.analysis import EVENTS, LISTS, Collected, analyse
-from pipelines.inputs.opened_store import export_store
+from pipelines.inputs.online_events import export_store
 from serving.online.events import Event
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import RequestRecord

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from pipelines.inputs.kafka_events import MessageReader, TopicConsumer
-from pipelines.inputs.opened_store import UnreadableStoreError, opened
+from pipelines.inputs.online_events import UnreadableStoreError, opened
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import StoreError
 

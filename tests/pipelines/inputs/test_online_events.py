@@ -15,8 +15,7 @@ import polars as pl
 import pytest
 
 from pipelines.inputs.exported import EXPORTED, list_parts, scan_parts
-from pipelines.inputs.online_events import export_events, export_requests
-from pipelines.inputs.opened_store import export_store
+from pipelines.inputs.online_events import export_events, export_requests, export_store
 from serving.online.events import Event
 from serving.online.records import new_request_id
 from serving.online.sqlite_store import SqliteStore

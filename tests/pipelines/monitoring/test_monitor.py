@@ -16,7 +16,7 @@ from pipelines.config.operation import MonitoringConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.history import read_history
 from pipelines.engine.workspace import DailyState
-from pipelines.inputs.opened_store import export_store
+from pipelines.inputs.online_events import export_store
 from pipelines.monitoring.days import export_folder
 from pipelines.monitoring.monitor import monitor, parse_moment
 from pipelines.partitions.manifest import Partition, PartitionsManifest

@@ -12,7 +12,7 @@ import torch
 from starlette.testclient import TestClient
 
 from features.point_in_time import FEATURES
-from pipelines.inputs.opened_store import opened
+from pipelines.inputs.online_events import opened
 from pipelines.parity.log import log_of_store
 from pipelines.parity.recompute import check_parity
 from serving.bundle.manifest import publish

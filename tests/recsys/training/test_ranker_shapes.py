@@ -12,9 +12,8 @@ from recsys.data.batch import Jagged, JaggedBatch, cut_offsets
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.models.ranker.network import Candidates
-from recsys.training.expert_balance import settling
 from recsys.training.passes import RankerFitConfig
-from recsys.training.ranker_fit import StepLosses, fixed_loss, has_one_shape
+from recsys.training.ranker_fit import StepLosses, fixed_loss, has_one_shape, settling
 from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
 from tests.recsys.testing.catalogues import drawn_catalogue
 

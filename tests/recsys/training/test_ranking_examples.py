@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged
-from recsys.training import expert_balance
-from recsys.training.expert_balance import served_items
-from recsys.training.ranker_fit import listwise_loss
+from recsys.training import ranker_fit
+from recsys.training.ranker_fit import listwise_loss, served_items
 from recsys.training.ranking_examples import (
     LIKE,
     NEXT,
@@ -100,7 +99,7 @@ def test_a_large_catalogue_is_stood_for_by_items_drawn_as_often_as_served(
     items, counts = served_items(rows)
     assert items.tolist() == list(range(1, 3002))
     assert counts.tolist() == [3000] + [1] * 3000
-    monkeypatch.setattr(expert_balance, "MAX_ITEMS", 1000)
+    monkeypatch.setattr(ranker_fit, "MAX_ITEMS", 1000)
     items, counts = served_items(rows)
     assert int(counts.sum()) == 1000
     assert abs(int(counts[0]) - 500) < 60

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.config.release import ReleaseConfig
 from pipelines.dashboard.compare.gate import judge_pair, recorded_answer
-from pipelines.dashboard.data.measures import Measures
+from pipelines.dashboard.data.answers import Measures
 from pipelines.dashboard.data.pairs import Pairs
 from pipelines.dashboard.data.slices import Slices
 from pipelines.dashboard.workspaces.stores import Places, Stores
