@@ -1,4 +1,4 @@
-"""Histories of every range of users into the sequences' files, each at its own place; and what is kept.
+"""Histories of each range of users into the files of sequences, and the kept events.
 
 Axes: E kept events, D days from the first on.
 """
