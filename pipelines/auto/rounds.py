@@ -262,7 +262,10 @@ class Automatic:
         """Run a round beside the workspace, and serve it; None if there is no time for it."""
         one, workspace = planned.plan.rounds[number], self.base.workspace
         if not has_won(workspace, key := [planned.key, number]):
-            if not self._has_time(one, needed_seconds(one, self.pace)):
+            # The sequence model can be trained for less.
+            least = {SEQUENCE: MIN_SHARE}
+            needed = sum(part.seconds * least.get(part.name, 1.0) for part in one.parts)
+            if not self._has_time(one, self.pace * needed):
                 return None
             self._begin(planned, number)
             ends = ENDS_GROWTH * sum(read_seconds(workspace, stage) for stage in ENDS)
@@ -373,13 +376,6 @@ class Automatic:
         limit = min(choices["max_seconds"], round(share * (self.seconds_left() - last), 1))
         shorter = merge(one.choices, {"sequence_training": {"max_seconds": limit}})
         return replace(one, choices=shorter)
-
-
-def needed_seconds(one: Round, pace: float) -> float:
-    """Return the least seconds of a round; the sequence model can be trained for less."""
-    return pace * sum(
-        part.seconds * (MIN_SHARE if part.name == SEQUENCE else 1.0) for part in one.parts
-    )
 
 
 def describe_plan(planned: Planned, budget: AutoConfig) -> Sequence[str]:

@@ -12,13 +12,10 @@ from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
-import torch
 from pydantic import TypeAdapter
 
 from pipelines.engine.artifacts import read_json, to_json
-from recsys.data.batch import Jagged
 from recsys.evaluation.bootstrap import Interval
 from recsys.evaluation.ranking import RankingResult
 from recsys.evaluation.significance import MetricComparison
@@ -107,14 +104,6 @@ RANK = "rank_"
 def models_in(columns: Sequence[str]) -> tuple[str, ...]:
     """List the models of a per-user table by its columns."""
     return tuple(name.removeprefix(RANK) for name in columns if name.startswith(RANK))
-
-
-def read_targets(table: Path) -> tuple[np.ndarray, Jagged]:
-    """Read the users of a per-user table, [U], and the held-out items of each."""
-    frame = pl.read_parquet(table, columns=["user_row", "item_row"])
-    users, counts = np.unique(frame["user_row"].to_numpy(), return_counts=True)
-    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]))
-    return users, Jagged(torch.from_numpy(frame["item_row"].to_numpy().copy()), offsets)
 
 
 def per_user_table(results: Mapping[str, RankingResult], listed: int, run: str) -> pl.DataFrame:

@@ -22,13 +22,12 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from features.forget_list import ForgetList
 from features.reading.databases import masked
 from pipelines.config.run import RunConfig
 from pipelines.engine.forgotten import add_to_list, list_path
 from pipelines.engine.workspace import bundles_dir
 from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, Exported, exporting
-from serving.online.opening import SQLITE, is_store, open_store
+from serving.online.opening import NO_STORE, SQLITE, is_store, open_store
 from serving.online.store import OnlineStore, RequestRecord, StoreError
 
 EVENTS_PER_PART = 200_000
@@ -194,15 +193,13 @@ def with_forgotten(config: RunConfig) -> RunConfig:
     """
     path, place = list_path(config).absolute(), config.data.online_events
     if place is not None:
-        add_to_list(path, _forgotten_in(place))
+        if is_store(place):
+            with opened(place) as store:
+                forgotten = store.forgotten()
+        else:
+            forgotten = Exported.read(Path(place)).forgotten
+        add_to_list(path, forgotten)
     return replace(config, data=replace(config.data, forgotten=path))
-
-
-def _forgotten_in(place: str) -> ForgetList:
-    if not is_store(place):
-        return Exported.read(Path(place)).forgotten
-    with opened(place) as store:
-        return store.forgotten()
 
 
 def find_store(config: RunConfig) -> str | None:
@@ -217,19 +214,16 @@ def find_store(config: RunConfig) -> str | None:
 def forget_in_store(url: str, user_ids: Sequence[str], now_ms: int) -> dict[str, int]:
     """Forget users in an online store; return the removed rows by where they were."""
     removed: Counter[str] = Counter()
+    if url == NO_STORE:
+        return {}
     try:
-        store = open_store(url, timeout_ms=TIMEOUT_MS)
-        if store is None:
-            return {}
-        try:
+        with opened(url, readonly=False) as store:
             for user_id in user_ids:
                 gone = store.forget(user_id, now_ms)
                 removed["events of the online store"] += gone.num_events
                 removed["lists of the online store"] += gone.num_requests
-        finally:
-            store.close()
-    except StoreError as error:
+    except UnreadableStoreError as error:
         raise ValueError(
-            f"the list has them, and the online store {url} does not know it: {error}; run it again"
+            f"the list has them, and the online store does not know it: {error}; run it again"
         ) from error
     return dict(removed)

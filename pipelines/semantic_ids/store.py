@@ -76,12 +76,9 @@ class VersionStore:
                 (partial / ORIGIN).write_text(text, encoding="utf-8")
         history = self.history()
         if history[-1:] != [ids.version]:
-            self._set_history([*history, ids.version])
+            text = json.dumps({"history": [*history, ids.version]}, indent=2) + "\n"
+            write_durably(self.directory / CURRENT, text)
         return final
-
-    def _set_history(self, history: list[str]) -> None:
-        text = json.dumps({"history": history}, indent=2) + "\n"
-        write_durably(self.directory / CURRENT, text)
 
     def load(self, version: str | None = None) -> SemanticIds:
         """Read a version, or the current one; verified."""
@@ -90,10 +87,6 @@ class VersionStore:
     def path_of(self, version: str | None = None) -> Path:
         """Return the directory of a version, or of the current one."""
         return self._place(self._known(version))
-
-    def quantizer_path(self, version: str | None = None) -> Path:
-        """Return the directory that the version's quantiser is loaded from."""
-        return self.path_of(version) / QUANTIZER
 
     def origin(self, version: str | None = None) -> dict[str, Any]:
         """Read how a version was made, as passed to ``publish``."""
@@ -199,7 +192,7 @@ class SemanticIdStore:
             return None
         return SemanticIdVersion(
             ids=self.versions.load(version),
-            quantizer=ResidualKMeans.load(self.versions.quantizer_path(version)),
+            quantizer=ResidualKMeans.load(self.versions.path_of(version) / QUANTIZER),
             origin=self.versions.origin(version),
         )
 

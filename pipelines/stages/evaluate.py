@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -41,7 +40,6 @@ def evaluate(context: StageContext) -> StageRows:
     config, features = context.config, context.inputs["build_features"]
     metrics: dict[str, dict[str, dict[str, float]]] = {}
     analyses: dict[str, SplitAnalysis] = {}
-    data_digest = features_digest(features)
     num_users = num_rows = 0
     inputs = read_inputs(features, context.inputs.get("embed_items"))
     sources = load_sources(context, inputs)
@@ -74,19 +72,14 @@ def evaluate(context: StageContext) -> StageRows:
         note_test_look(context, metrics["test"])
     (context.output / "metrics.json").write_text(to_json({GIVEN: metrics}))
     if config.evaluation.num_resamples and len(analyses) == len(SPLITS):
+        manifest = Manifest.load(features)
         Analysis(
             orders={GIVEN: analyses},
-            data_digest=data_digest,
+            data_digest="" if manifest is None else manifest.output,
             protocol=describe_protocol(config, split_kind(features)),
             primary_metric=config.evaluation.primary_metric,
         ).save(context.output)
     return StageRows(rows_in=num_users, rows_out=num_rows)
-
-
-def features_digest(features: Path) -> str:
-    """Return the digest of the features artefact, by which runs are comparable."""
-    manifest = Manifest.load(features)
-    return "" if manifest is None else manifest.output
 
 
 def describe_protocol(config: RunConfig, kind: str) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pipelines.config.run import RunConfig, TrainingConfig
 from pipelines.engine.artifacts import RunLog, to_json
 from pipelines.engine.console import log
 from pipelines.engine.errors import UnstableTrainingError
@@ -149,14 +148,6 @@ def training_run(
             raise UnstableTrainingError(str(error)) from error
 
 
-def validation_queries(
-    inputs: ModelInputs, config: RunConfig, training: TrainingConfig
-) -> EvaluationQueries:
-    """Draw the validation users by whom the best step of a training is chosen."""
-    queries = EvaluationQueries.of(inputs, "validation", retrieval_settings(config))
-    return queries.sample(training.validation_users, config.seed)
-
-
 def fit(
     context: StageContext,
     fitter: ModelFitter,
@@ -199,7 +190,8 @@ def train_model(
     if not fitter.num_examples(inputs.sequences, "train"):
         log.print(f"{fitter.title}: {NOTHING_TO_TRAIN_ON}", style="yellow", soft_wrap=True)
         return StageRows(rows_in=num_labels, rows_out=num_items, more={"steps": 0})
-    queries = validation_queries(inputs, context.config, fitter.training)
+    queries = EvaluationQueries.of(inputs, "validation", retrieval_settings(context.config))
+    queries = queries.sample(fitter.training.validation_users, context.config.seed)
     data, note = data_for(inputs), "train"
     fitted, curve = fit(context, fitter, data, "train", queries, name=GIVEN, note=note)
     spec.write(fitted.model, context.output / GIVEN)

@@ -85,9 +85,6 @@ class _Calls:
         self._options["transport"] = transport
         self._timeout, self._retries = timeout, retries
 
-    def _attempts(self) -> Attempts:
-        return Attempts(self._retries, self._timeout)
-
 
 def _unreachable(request: httpx2.Request, failure: Exception | None) -> UnreachableError:
     return UnreachableError(f"no reply from {request.url}: {failure!r}; is the server running?")
@@ -116,7 +113,7 @@ class Client(_Calls):
             ServerError: It is refused.
             UnreachableError: There is no reply.
         """
-        attempts = self._attempts()
+        attempts = Attempts(self._retries, self._timeout)
         while True:
             request, response, failure = call.request(self._client), None, None
             request.extensions["timeout"] = httpx2.Timeout(attempts.remaining()).as_dict()
@@ -155,7 +152,7 @@ class AsyncClient(_Calls):
 
     async def send(self, call: Call[Result]) -> Result:
         """Send a call, as `Client.send` does."""
-        attempts = self._attempts()
+        attempts = Attempts(self._retries, self._timeout)
         while True:
             request, response, failure = call.request(self._client), None, None
             request.extensions["timeout"] = httpx2.Timeout(attempts.remaining()).as_dict()

@@ -121,13 +121,13 @@ def _holds(node: Node, wanted: bool, bundle: Bundle) -> Mask:
 
 
 def _tested(test: Test, wanted: bool, bundle: Bundle) -> Mask:
+    if isinstance(test, Relation) and test.operator == "!=":
+        test, wanted = Membership(test.name, (test.value,), test.position), not wanted
     if test.name == ITEM_ID:
         return _of_ids(test, wanted, bundle)
     column = _column(test, bundle)
     if isinstance(test, Missing):
         return ~column.known() if wanted else column.known()
-    if isinstance(test, Relation) and test.operator == "!=":
-        test, wanted = Membership(test.name, (test.value,), test.position), not wanted
     hits = _numbers(test, column) if isinstance(column, NumberColumn) else _texts(test, column)
     return hits if wanted else column.known() & ~hits
 
@@ -152,10 +152,8 @@ def _of_ids(test: Test, wanted: bool, bundle: Bundle) -> Mask:
     """Test the ids, which no item lacks."""
     if isinstance(test, Missing):
         return np.full(bundle.num_item_rows, not wanted)
-    if isinstance(test, Relation) and test.operator not in ("=", "!="):
+    if isinstance(test, Relation) and test.operator != "=":
         _misfit(test, "a text", "=, !=, in and not in")
-    if isinstance(test, Relation) and test.operator == "!=":
-        wanted = not wanted
     found = np.full(bundle.num_item_rows, not wanted)
     for item_id in _text_values(test, "a text"):
         if (row := bundle.catalogue.row_of(item_id)) is not None:

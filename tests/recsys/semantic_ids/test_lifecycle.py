@@ -100,7 +100,7 @@ def test_store_publishes_and_keeps_every_version(tmp_path: Path) -> None:
     for ids in (first, second):
         store.publish(ids, quantizer())
     assert store.load().version == second.version
-    assert ResidualKMeans.load(store.quantizer_path()).digest == quantizer().digest
+    assert ResidualKMeans.load(store.path_of() / "quantizer").digest == quantizer().digest
     assert store.versions() == sorted([first.version, second.version])
     assert store.load(first.version).text(7) == second.text(7)
     assert store.history() == [first.version, second.version]
