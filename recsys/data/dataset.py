@@ -319,8 +319,6 @@ class HeldOut:
 
     def sample(self, num_queries: int, seed: int) -> HeldOut:
         """Keep at most ``num_queries``, drawn once by the seed."""
-        if num_queries >= len(self.positions):
-            return self
         return self.take(self.drawn(num_queries, seed))
 
 

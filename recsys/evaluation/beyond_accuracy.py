@@ -70,7 +70,9 @@ def novelty(lists: Tensor, k: int, popularity: Tensor, num_users: int) -> Tensor
     if num_users < 1:
         raise ValueError(f"num_users must be >= 1, got {num_users}; popularity counts users")
     bits = torch.log2(num_users / popularity.double().clamp_min(1))  # [N]
-    return _list_means(_first(lists, k), bits)
+    shown = _first(lists, k)
+    present = shown > 0
+    return (bits[shown.clamp_min(0)] * present).sum(1) / present.sum(1)
 
 
 def intra_list_diversity(lists: Tensor, k: int, vectors: Tensor) -> Tensor:
@@ -102,12 +104,6 @@ def _first(lists: Tensor, k: int) -> Tensor:
             f"of shape {tuple(lists.shape)}; rank with a longer k first"
         )
     return lists[:, :k]
-
-
-def _list_means(shown: Tensor, values: Tensor) -> Tensor:
-    """Mean over each list of a value per item row, [U] float64; NaN for an empty list."""
-    present = shown > 0
-    return (values[shown.clamp_min(0)] * present).sum(1) / present.sum(1)
 
 
 def _mean_distance(total: Tensor, squares: Tensor, num_items: Tensor) -> Tensor:

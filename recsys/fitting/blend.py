@@ -295,7 +295,14 @@ def judged_alternatives(values: Mapping[str, Tensor], usual: str) -> dict[str, A
 
 def why_served(judged: Mapping[str, Any], usual: str, config: BlendConfig, metric: str) -> str:
     """Describe how the usual list compares with the best alternative."""
-    why = [] if usual == LEARNED else [why_not_learned(config)]
+    why = []
+    if not config.enabled:
+        why = ["blend.enabled is false"]
+    elif usual != LEARNED:
+        why = [
+            f"fewer than {config.min_found} validation users of a half have their item in any "
+            "list (blend.min_found), too few to learn weights from"
+        ]
     if "ahead" in judged:
         ours = "learned weights have" if usual == LEARNED else "fusion has"
         why.append(
@@ -475,16 +482,6 @@ def measured_source(
 def length_of(metric: str) -> int:
     """Read the list length of a metric such as ``ndcg@10``."""
     return int(metric.partition("@")[2])
-
-
-def why_not_learned(config: BlendConfig) -> str:
-    """Return why the surface's weights serve."""
-    if not config.enabled:
-        return "blend.enabled is false"
-    return (
-        f"fewer than {config.min_found} validation users of a half have their item in any "
-        "list (blend.min_found), too few to learn weights from"
-    )
 
 
 def learned_profile(

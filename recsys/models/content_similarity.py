@@ -275,9 +275,5 @@ class OneContentHistory:
 
     @cached_property
     def _compiled(self) -> SimilarOfOne:
-        return SimilarOfOne(self._cosines, self._silent, NORM_FLOOR, self._weights)
-
-    @cached_property
-    def _cosines(self) -> Tensor:
-        """Cosines of every two items, [N, N]."""
-        return self._vectors @ self._columns
+        cosines = self._vectors @ self._columns  # of every two items, [N, N]
+        return SimilarOfOne(cosines, self._silent, NORM_FLOOR, self._weights)

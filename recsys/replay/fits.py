@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from recsys.data.dataset import Sequences
 from recsys.evaluation.config import ReplayConfig
 from recsys.fitting.catalogue import SPECS
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, NewEvents, measure
@@ -102,7 +101,8 @@ class StepFits:
         for name in self.models:
             begin = time.perf_counter()
             if self.frozen is not None and name in TRAINED:
-                fitted = self._loaded(SPECS[name], self.frozen / name)
+                spec, over = SPECS[name], Over(self.experiment.inputs.catalogue)
+                fitted = self.experiment.source(spec, spec.load(self.frozen / name, over))
             else:
                 fitted = self._fit(SPECS[name])
             if self.choices is None:
@@ -134,10 +134,6 @@ class StepFits:
             longer = training.continued(self.config.new_passes, self.config.new_rate)
             start = start._replace(training=longer, new=self.weights.new)
         return experiment.fit(spec, settings, start)
-
-    def _loaded(self, spec: ModelSpec, folder: Path) -> FittedSource:
-        over = Over(self.experiment.inputs.catalogue)
-        return self.experiment.source(spec, spec.load(folder, over))
 
     def _judge(self) -> EvaluationQueries:
         return self.experiment.queries("validation").sample(CHOICE_QUERIES, self.experiment.seed)
@@ -171,16 +167,6 @@ def note_choices(made: dict[str, Any], name: str, fitted: FittedSource) -> None:
         chosen["schedule_steps"] = fitted.training.schedule_steps
     for key, value in chosen.items():
         made.setdefault(key, {})[name] = value
-
-
-def inputs_before(inputs: ModelInputs, timeline: Timeline, known: int, until: int) -> ModelInputs:
-    """Cut the events at two moments: ``train`` is before the first, validation before the second.
-
-    Nothing that comes after the second is left out of the arrays; no fit reads it.
-    """
-    events: Sequences = inputs.sequences
-    cut = replace(events, train_end=timeline.before(known), validation_end=timeline.before(until))
-    return replace(inputs, sequences=cut)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +222,10 @@ class Replay:
 
     def fits(self, step: Step, policy: str, number: int) -> StepFits:
         until = step.end if policy == WARM_UP else step.begin
-        known = inputs_before(self.inputs, self.timeline, step.begin, until)
+        # Nothing that comes later is left out of the arrays; no fit reads it.
+        ends = (self.timeline.before(moment) for moment in (step.begin, until))
+        split = dict(zip(("train_end", "validation_end"), ends, strict=True))
+        known = replace(self.inputs, sequences=replace(self.inputs.sequences, **split))
         experiment = RecipeFitter(
             recipe=self.prepared.recipe,
             inputs=known,

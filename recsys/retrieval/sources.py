@@ -441,6 +441,4 @@ def lists_of_rows(top: TopK, rows: Tensor) -> TopK:
 
 def joined_lists(parts: list[TopK]) -> TopK:
     """Put the lists of consecutive queries below each other."""
-    return TopK(
-        torch.cat([part.scores for part in parts]), torch.cat([part.item_rows for part in parts])
-    )
+    return TopK(*(torch.cat(part) for part in zip(*parts, strict=True)))

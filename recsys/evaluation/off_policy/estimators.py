@@ -57,7 +57,9 @@ def snips(rewards: Floats, weights: Floats, present: Mask | None = None) -> Esti
     """
     _check(rewards, weights=weights)
     there = np.ones(rewards.shape, np.bool_) if present is None else present
-    counted, totals = _normalized(weights, there)
+    counted = np.where(there, weights, 0.0)
+    totals = counted.sum(0)
+    totals = np.where(totals > 0, totals, 1.0)
     means = (counted * rewards).sum(0) / totals
     # Shares of lists that have the slot vary too.
     shares = there.mean(0)
@@ -78,13 +80,6 @@ def cascade_doubly_robust(
     above = np.ones_like(weights)
     above[:, 1:] = weights[:, :-1]
     return mean_of((weights * (rewards - predicted) + above * expected).sum(1))
-
-
-def _normalized(weights: Floats, present: Mask) -> tuple[Floats, Floats]:
-    """Return weights of slots that are there, [n, K], and their sums, 1 where all are 0, [K]."""
-    counted = np.where(present, weights, 0.0)
-    totals = counted.sum(0)
-    return counted, np.where(totals > 0, totals, 1.0)
 
 
 def _check(rewards: Floats, **others: Floats) -> None:

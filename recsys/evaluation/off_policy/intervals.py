@@ -55,19 +55,15 @@ def interval_of(
         )
     squares = parts**2
     error = math.sqrt(float(squares.sum()) * number / (number - 1)) / len(estimate.influence)
-    quantile = student_quantile(0.5 + confidence / 2, degrees_of_freedom(parts))
+    # As many draws of a normal would tell their variance as well as the parts do theirs.
+    freedom = min(number - 1.0, 2 * number / max(_moment(parts, 4) - 1, 1e-9))
+    quantile = student_quantile(0.5 + confidence / 2, max(LEAST_DEGREES, freedom))
     skew = _moment(parts, 3)
     return ValueInterval(
         estimate.value - error * _without_skew(quantile, skew, number),
         estimate.value - error * _without_skew(-quantile, skew, number),
         error,
     )
-
-
-def degrees_of_freedom(parts: Floats) -> float:
-    """How many draws of a normal would tell their variance as well as some values do theirs."""
-    kurtosis = _moment(parts, 4)
-    return max(LEAST_DEGREES, min(len(parts) - 1.0, 2 * len(parts) / max(kurtosis - 1, 1e-9)))
 
 
 def _moment(parts: Floats, power: int) -> float:

@@ -255,16 +255,13 @@ class CodeBlock(nn.Module):
         return self._add(tokens, self.output(read)), own
 
 
-def own_rows(own: Tensor) -> Tensor:
-    """Repeat a beam's tokens for each of its queries, [B, W, S, H, d] -> [B, W, 1, H, S, d]."""
-    return own.transpose(2, 3)[:, :, None]
-
-
 def own_scores(query: Tensor, keys: Tensor) -> Tensor:
     """Score a beam's tokens up to each query, [B, W, S, H, d] -> [B, W, S, H, all S] float32."""
     num_new, num_all = query.shape[2], keys.shape[2]
     scale = float(query.shape[-1]) ** -0.5
-    scores: Tensor = (query[..., None, :] * own_rows(keys)).sum(-1).float() * scale
+    scores: Tensor = (query[..., None, :] * keys.transpose(2, 3)[:, :, None]).sum(
+        -1
+    ).float() * scale
     if num_new == 1:
         return scores
     place = torch.arange(num_all, device=keys.device)
@@ -308,7 +305,7 @@ def joint_attention(
         read, weights = both[..., :length] @ context.values, both[..., length:]
     read = read.transpose(1, 2).reshape(shape)
     weights = weights.transpose(1, 2).reshape(scores.shape)  # [B, W, S, H, all S]
-    read = read + (weights[..., None] * own_rows(values)).sum(-2)
+    read = read + (weights[..., None] * values.transpose(2, 3)[:, :, None]).sum(-2)
     return read.flatten(3)
 
 

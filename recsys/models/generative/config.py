@@ -98,14 +98,6 @@ class GenerativeInputs(ItemSizes):
                 f"{semantic_ids}; give it the codes it was trained on or train it again"
             )
 
-    def check_vectors(self, vectors: Tensor) -> None:
-        """Refuse vectors that are not one of the width for each item row."""
-        if vectors.shape != (self.num_item_rows, self.vector_dim):
-            raise ValueError(
-                f"item vectors {tuple(vectors.shape)} must be one row for each of "
-                f"{self.num_item_rows} item rows, of the width {self.vector_dim}"
-            )
-
     def check_codes(self, codes: Tensor, num_item_rows: int) -> None:
         """Refuse codes [N, L] that are not one ID or none for each row of the catalogue."""
         if codes.shape != (num_item_rows, len(self.level_sizes)) or codes.is_floating_point():

@@ -199,9 +199,10 @@ class GenerativeModel(RetrievalModel):
 
     def _take_vectors(self, vectors: Tensor | None) -> None:
         width, dim = self.inputs.vector_dim, self.config.embedding_dim
-        if vectors is None:
-            vectors = torch.zeros(self.inputs.num_item_rows, width)
-        self.inputs.check_vectors(vectors)
+        shape = (self.inputs.num_item_rows, width)
+        vectors = torch.zeros(shape) if vectors is None else vectors
+        if vectors.shape != shape:
+            raise ValueError(f"item vectors must be {shape}, got {tuple(vectors.shape)}")
         self.vectors: Tensor
         self.register_buffer("vectors", vectors.detach().clone())
         self.of_vectors = nn.Linear(width, dim)

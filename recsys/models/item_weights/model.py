@@ -91,14 +91,6 @@ class HistoryWeights:
         check_bounds(self, max_events=">= 1")
 
 
-class _Seeds(NamedTuple):
-    """Events of histories that count: [M] each."""
-
-    query: Tensor
-    row: Tensor
-    weight: Tensor
-
-
 class ItemWeights:
     """Scores items by the weights from a user's latest items."""
 
@@ -125,9 +117,11 @@ class ItemWeights:
         """
         history = queries["history"]
         if queries.batch_size == 1 and history.values.device.type == "cpu":
-            rows, own = self.scores_of_one(history.values.numpy())
+            # The same sums, with no work that grows with the catalogue where it is large.
+            own, some = self.laid_out_scores(history.values.numpy())
+            some = np.flatnonzero(own) if some is None else some[own[some] != 0]
             scores = torch.full((1, self.num_item_rows), -torch.inf)
-            scores[0, torch.from_numpy(rows)] = torch.from_numpy(own)
+            scores[0, torch.from_numpy(some)] = torch.from_numpy(own[some])
             return scores
         query = history.segments()  # [M]
         place = torch.arange(len(query), device=query.device)
@@ -136,7 +130,7 @@ class ItemWeights:
         if self.history.distinct:
             known &= self._is_last(query, history.values)
         weight = self._weights.to(recency.device)[recency[known]]
-        return self._sum(queries.batch_size, _Seeds(query[known], history.values[known], weight))
+        return self._sum(queries.batch_size, query[known], history.values[known], weight)
 
     @cached_property
     def of_one(self) -> WeightsOfOne:
@@ -184,15 +178,6 @@ class ItemWeights:
         settings = {key: tuple(one) if isinstance(one, list) else one for key, one in kept}
         return ItemWeights(table, HistoryWeights(**document["history"]), settings)
 
-    def scores_of_one(self, history: Rows) -> tuple[Rows, NDArray[np.float32]]:
-        """Score one history [M], oldest first: the items with a score, [K], and these, [K].
-
-        The same sums as ``score``, with no work that grows with the catalogue where it is large.
-        """
-        scores, rows = self.laid_out_scores(history)
-        rows = np.flatnonzero(scores) if rows is None else rows[scores[rows] != 0]
-        return rows, scores[rows]
-
     def laid_out_scores(self, history: Rows) -> tuple[NDArray[np.float32], Rows | None]:
         """Score one history by item row, [N], and list the rows that may have a score.
 
@@ -228,17 +213,17 @@ class ItemWeights:
         last = torch.zeros_like(found).scatter_reduce_(0, group, place, "amax")
         return place == last[group]
 
-    def _sum(self, num_queries: int, seeds: _Seeds) -> Tensor:
-        """Add up weight x table weight of the seeds, [B, N]."""
+    def _sum(self, num_queries: int, query: Tensor, row: Tensor, weight: Tensor) -> Tensor:
+        """Add up weight x table weight of the events that count, [M] each, as [B, N]."""
         offsets = self.table.offsets
-        begin, lengths = offsets[seeds.row], offsets[seeds.row + 1] - offsets[seeds.row]  # [M]
+        begin, lengths = offsets[row], offsets[row + 1] - offsets[row]  # [M]
         before = lengths.cumsum(0) - lengths
         places = torch.arange(int(lengths.sum()), device=lengths.device)
         pair = places + torch.repeat_interleave(begin - before, lengths)
-        cell = torch.repeat_interleave(seeds.query * self.num_item_rows, lengths)
+        cell = torch.repeat_interleave(query * self.num_item_rows, lengths)
         cell += self.table.rows[pair]
-        amount = torch.repeat_interleave(seeds.weight, lengths) * self.table.weights[pair]
-        scores = torch.zeros(num_queries * self.num_item_rows, device=seeds.weight.device)
+        amount = torch.repeat_interleave(weight, lengths) * self.table.weights[pair]
+        scores = torch.zeros(num_queries * self.num_item_rows, device=weight.device)
         scores.index_add_(0, cell, amount)
         return scores.masked_fill_(scores == 0, -torch.inf).view(num_queries, self.num_item_rows)
 

@@ -130,7 +130,7 @@ class FoldedRanker:
             torch.cat([one.weight for one in first]), torch.cat([one.bias for one in first])
         )
         self._last = _Linear.of(
-            _block_diagonal([one.weight[0] for one in last]).T,
+            torch.block_diag(*(one.weight for one in last)),
             torch.cat([one.bias for one in last]),
         )
         self.network = self._compile()
@@ -217,14 +217,6 @@ class FoldedRanker:
         keys = self.network.keys(values)
         offsets = keys[:, values.shape[1]] + history.mask[0, 0].numpy()
         return FoldedReader(keys, offsets, values, reader.fields.numpy()[0])
-
-
-def _block_diagonal(columns: list[Tensor]) -> Tensor:
-    """Arrange columns [F] as the blocks of a block-diagonal matrix, [T F, T]."""
-    rows = [torch.zeros(len(one), len(columns)) for one in columns]
-    for place, column in enumerate(columns):
-        rows[place][:, place] = column
-    return torch.cat(rows)
 
 
 def _folded_trunk(trunk: Trunk) -> _Trunk:

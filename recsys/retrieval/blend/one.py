@@ -51,14 +51,7 @@ class MergedOne(NamedTuple):
 
     def first(self, count: int) -> MergedOne:
         """Take the first places."""
-        return MergedOne(
-            self.item_rows[:count],
-            self.scores[:count],
-            self.ranks[:count],
-            self.contributions[:count],
-            self.leads[:count],
-            self.z_scores[:count],
-        )
+        return MergedOne(*(part[:count] for part in self))
 
 
 class _Merged(NamedTuple):
