@@ -223,9 +223,9 @@ class Replay:
     def fits(self, step: Step, policy: str, number: int) -> StepFits:
         until = step.end if policy == WARM_UP else step.begin
         # Nothing that comes later is left out of the arrays; no fit reads it.
-        ends = (self.timeline.before(moment) for moment in (step.begin, until))
-        split = dict(zip(("train_end", "validation_end"), ends, strict=True))
-        known = replace(self.inputs, sequences=replace(self.inputs.sequences, **split))
+        train, validation = (self.timeline.before(moment) for moment in (step.begin, until))
+        events = replace(self.inputs.sequences, train_end=train, validation_end=validation)
+        known = replace(self.inputs, sequences=events)
         experiment = RecipeFitter(
             recipe=self.prepared.recipe,
             inputs=known,

@@ -130,7 +130,7 @@ class FoldedRanker:
             torch.cat([one.weight for one in first]), torch.cat([one.bias for one in first])
         )
         self._last = _Linear.of(
-            torch.block_diag(*(one.weight for one in last)),
+            torch.block_diag(*(one.weight for one in last)),  # type: ignore[no-untyped-call]
             torch.cat([one.bias for one in last]),
         )
         self.network = self._compile()

@@ -9,7 +9,7 @@ users, I kinds of items, C places of all lists together, k list length.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,8 @@ class MergedOne(NamedTuple):
 
     def first(self, count: int) -> MergedOne:
         """Take the first places."""
-        return MergedOne(*(part[:count] for part in self))
+        parts: Any = (part[:count] for part in self)
+        return MergedOne(*parts)
 
 
 class _Merged(NamedTuple):
