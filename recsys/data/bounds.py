@@ -10,7 +10,7 @@ INTERVAL = re.compile(r"([\[(])([^,]+), ([^\])]+)([\])])")
 
 
 def check_bounds(section: object, prefix: str = "", **bounds: str) -> None:
-    """Refuse a number of a section outside its bound, and a tuple without numbers inside it.
+    """Refuse a number of a section outside its bound, and several numbers of which one is, or none.
 
     Args:
         prefix: What stands before the name in a message.
@@ -19,7 +19,7 @@ def check_bounds(section: object, prefix: str = "", **bounds: str) -> None:
     """
     for name, bound in bounds.items():
         value = getattr(section, name)
-        numbers = value if isinstance(value, tuple) else (value,)
+        numbers = value if isinstance(value, (tuple, list)) else (value,)
         if value is not None and not (numbers and all(is_within(one, bound) for one in numbers)):
             among = "in " if INTERVAL.fullmatch(bound) else ""
             finite = "" if all(map(math.isfinite, numbers)) else " and finite"
