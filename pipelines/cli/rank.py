@@ -25,8 +25,7 @@ from pipelines.config.run import RunConfig
 from pipelines.config.toml import validate
 from pipelines.engine.artifacts import RunLog
 from pipelines.engine.console import EXIT_CODES
-from pipelines.engine.heartbeat import ERROR, heartbeat
-from pipelines.engine.launch import JOB, LOGGED, RAISED, ROWS
+from pipelines.engine.launch import ERROR, JOB, LOGGED, RAISED, ROWS, heartbeat
 from pipelines.engine.stage import StageContext
 from pipelines.engine.torchrun import LOG
 from pipelines.engine.workspace import Workspace

@@ -5,24 +5,32 @@ works on its part of each batch (``recsys/training/distributed``). What the firs
 artefact. So no stage knows how many ranks there are.
 
 A folder of the launch next to the stage's checkpoints holds the job (``job.json``), each rank's
-error, the logs of all ranks but the first, and the lines for tracking.
+error, the logs of all ranks but the first, and the lines for tracking. A rank that is stopped, or
+stuck in a driver, would hold the others in an exchange until ``torchrun.wait_seconds``, so each
+touches a file there and looks at those of the others.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipelines.engine.artifacts import RunLog, plain
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
-from pipelines.engine.heartbeat import ERROR
 from pipelines.engine.stage import Stage, StageContext, StageRows
 from pipelines.engine.torchrun import LOG, Failure, num_ranks, start
 
 JOB, ROWS, LOGGED = "job.json", "rows.json", "logged.jsonl"
+ALIVE, ERROR = "alive-{}", "error-{}.json"
+BEAT_SECONDS, SILENT_SECONDS = 3.0, 25.0
+"""Between two signs of life of a rank, and without one until the others end."""
 RAISED: dict[str, type[Exception]] = {
     "ValueError": ValueError,
     "MemoryError": MemoryError,
@@ -103,3 +111,40 @@ def explain(stage: str, folder: Path, size: int, failures: Mapping[int, Failure]
         "torchrun.wait_seconds higher. Run the same command again: it resumes from the newest "
         "checkpoint" + (f". Its log: {log}" if log.exists() else "")
     )
+
+
+@contextmanager
+def heartbeat(
+    folder: Path, rank: int, beat: float = BEAT_SECONDS, silent: float = SILENT_SECONDS
+) -> Iterator[None]:
+    """Show for the time of a block that this rank lives; end the process if another is silent."""
+    own, ended = folder / ALIVE.format(rank), threading.Event()
+
+    def watch() -> None:
+        before: set[str] = set()
+        while not ended.wait(beat):
+            with suppress(OSError):
+                own.touch()
+                # By the clock of the folder's file system. A rank that is done has no file.
+                oldest, files = own.stat().st_mtime - silent, folder.glob(ALIVE.format("*"))
+                found = {one.name for one in files if one.stat().st_mtime < oldest}
+                # Twice: after a pause of the whole machine some wake before others.
+                if both := found & before:
+                    give_up(folder, int(min(both).rpartition("-")[2]), silent)
+                before = found
+
+    own.touch()
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        own.unlink(missing_ok=True)
+
+
+def give_up(folder: Path, rank: int, silent: float) -> None:
+    """Write the error of a silent rank, and end this process."""
+    words = f"it has not answered for {silent:g} s; look for a stopped process or a faulty GPU"
+    error = {"rank": rank, "time": time.time(), "kind": "", "message": words}
+    (folder / ERROR.format(rank)).write_text(json.dumps(error))
+    os._exit(1)

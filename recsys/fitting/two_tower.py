@@ -29,8 +29,7 @@ from recsys.fitting.spec import (
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.two_tower import PreparedBatch, TwoTower
 from recsys.retrieval.sources import ScoredSource
-from recsys.training.ahead import AheadLoss
-from recsys.training.captured import FixedShapeLoss
+from recsys.training.captured import AheadLoss, FixedShapeLoss
 from recsys.training.passes import TrainingConfig
 
 

@@ -19,8 +19,7 @@ from torch.nn import functional
 from recsys.data.batch import Jagged
 from recsys.data.windows import SampledItems
 from recsys.kernels.choice import runs
-from recsys.kernels.softmax_rows.op import room_for_columns, softmax_rows
-from recsys.kernels.softmax_rows.sampled import LogNormalizers
+from recsys.kernels.softmax_rows.op import LogNormalizers, room_for_columns, softmax_rows
 from recsys.layers.embedding.tables import looked_up
 
 MAX_SCORES = 1 << 26

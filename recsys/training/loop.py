@@ -23,8 +23,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recsys.kernels.choice import is_on
-from recsys.training.ahead import AheadLoss
-from recsys.training.captured import MIN_STEPS, BadSteps, CapturedStep, FixedShapeLoss, StepGuard
+from recsys.training.captured import (
+    MIN_STEPS,
+    AheadLoss,
+    BadSteps,
+    CapturedStep,
+    FixedShapeLoss,
+    StepGuard,
+)
 from recsys.training.checkpoint import (
     Checkpoint,
     CheckpointError,

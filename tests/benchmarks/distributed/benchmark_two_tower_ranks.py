@@ -35,7 +35,7 @@ from recsys.layers.embedding.tables import filled_later
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import PreparedBatch, TwoTower
-from recsys.training.ahead import AheadLoss
+from recsys.training.captured import AheadLoss
 from recsys.training.distributed.several import (
     RankPart,
     local_device,

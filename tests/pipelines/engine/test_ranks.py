@@ -20,8 +20,7 @@ from pipelines.config.run import RunConfig
 from pipelines.config.trainings import TorchrunConfig
 from pipelines.engine.artifacts import RunLog
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
-from pipelines.engine.heartbeat import ERROR
-from pipelines.engine.launch import explain, pass_on
+from pipelines.engine.launch import ERROR, explain, pass_on
 from pipelines.engine.runner import run_stages
 from pipelines.engine.torchrun import Failure, num_ranks
 from recsys.training.distributed.several import RanksError
@@ -88,7 +87,7 @@ def test_errors_of_ranks_are_raised_as_what_they_are(tmp_path):
 BEATING = """
 import sys, time
 from pathlib import Path
-from pipelines.engine.heartbeat import heartbeat
+from pipelines.engine.launch import heartbeat
 with heartbeat(Path(sys.argv[1]), int(sys.argv[2]), 0.1, 0.6):
     time.sleep(30)
 """
