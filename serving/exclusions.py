@@ -41,7 +41,7 @@ from recsys.data.top_k import ItemMask
 from serving.arrangement.rules import RuleRows
 from serving.bundle.load import Bundle
 from serving.configuration.rules import Rule
-from serving.explanation.documents import WhyNotCode
+from serving.explained import WhyNotCode
 from serving.filtering.compile import in_categories, in_domain, matching
 from serving.items import Searched
 from serving.live import LiveState

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel
 
-from serving.explanation.documents import Explanation, SlotExplained, WhyNot
+from serving.explained import Explanation, SlotExplained, WhyNot
 from serving.online.events import EventsRequest
 from serving.online.topics import TopicsRequest
 from serving.replies import (

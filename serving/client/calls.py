@@ -19,7 +19,7 @@ import httpx2
 import orjson
 from pydantic import TypeAdapter
 
-from serving.explanation.documents import Explanation
+from serving.explained import Explanation
 from serving.online.events import MAX_EVENTS, EventType
 from serving.replies import (
     EventsReply,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from serving.explanation.documents import (
+from serving.explained import (
     Explanation,
     HistoryItem,
     SlotExplained,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from recsys.models.names import CONTENT, MODELS, POPULARITY
 from serving.bundle.load import Bundle
-from serving.explanation.documents import WhyNotCode
+from serving.explained import WhyNotCode
 from serving.explanation.removal import DEPTH, LOST, Influence
 from serving.surfaces import SEARCH
 
