@@ -1,9 +1,8 @@
-"""What the benchmarks of kernels share: skewed ids, errors, times of a step, rows of a peer."""
+"""What the benchmarks of kernels share: errors, times of a step, rows of a peer."""
 
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -22,25 +21,6 @@ class StepTimes(NamedTuple):
     peak: int
 
 
-class BagShape(NamedTuple):
-    """Tables of one size, and a batch of bags of one length for each."""
-
-    name: str
-    tables: int
-    rows: int
-    dim: int
-    batch: int
-    length: int
-    dtype: torch.dtype
-
-
-def copy_rate(num_bytes: int = 1 << 32) -> float:
-    """Measure the device's copy, bytes read plus bytes written, in bytes per second."""
-    source = torch.randn(num_bytes // 4, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * num_bytes / (median_ms([lambda: target.copy_(source)]) * 1e-3)
-
-
 def peak_bytes(call: Callable[[], object]) -> int:
     """Measure how much more memory a call holds at its peak than before."""
     call()
@@ -50,18 +30,6 @@ def peak_bytes(call: Callable[[], object]) -> int:
     call()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
-
-
-def zipf_ids(num_rows: int, count: int, alpha: float, generator: torch.Generator) -> Tensor:
-    """Draw Zipf ids with exponent alpha, ranks scattered over the rows; uniform for 0."""
-    device = generator.device
-    if alpha == 0:
-        return torch.randint(num_rows, (count,), generator=generator, device=device)
-    weights = torch.arange(1, num_rows + 1, device=device, dtype=torch.float64)
-    cdf = weights.pow(-alpha).cumsum(0)
-    draws = torch.rand(count, generator=generator, device=device, dtype=torch.float64) * cdf[-1]
-    rank = torch.searchsorted(cdf, draws).clamp_max(num_rows - 1)
-    return (rank * 2_654_435_761) % num_rows
 
 
 def largest_error(found: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
@@ -118,12 +86,6 @@ def step_rows(
 def error_row(case: str, error: float, limit: float, against: str = "float64") -> Row:
     name = f"{case}: worst error against {against}"
     return Row(name=name, value=error, goal=f"< {limit:g}", met=error < limit)
-
-
-def geometric_mean_row(what: str, ratios: Sequence[float], at_least: float | None) -> Row:
-    value = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    name = f"geometric mean of {len(ratios)} cases, {what} (worst {min(ratios):.2f}x)"
-    return Row(name=name, value=value, unit="x", ratio=value, at_least=at_least)
 
 
 def free_memory() -> None:

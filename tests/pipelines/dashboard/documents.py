@@ -12,7 +12,6 @@ from pipelines.pages.document import (
     Block,
     Cell,
     Chart,
-    Control,
     LinkedCell,
     Page,
     Section,
@@ -43,11 +42,6 @@ def block_of(page: Page, kind: type[B], key: str = "") -> B:
     ]
     assert found, f"no {kind.__name__} {key!r} on the page {page.title!r}"
     return found[0]
-
-
-def control_of(page: Page, name: str) -> Control:
-    """Return the control of a parameter."""
-    return next(control for control in page.controls if control.name == name)
 
 
 def texts(row: Sequence[Cell | LinkedCell]) -> list[Cell]:
