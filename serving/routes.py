@@ -356,7 +356,9 @@ def _templates(path: str) -> Iterator[str]:
     if path in _PATHS:
         yield path
     for template, begin, end in _NESTED:
-        if path.startswith(begin) and path.endswith(end):
+        # What is before and after may not overlap: /v1/users/topics is a user.
+        within = len(path) >= len(begin) + len(end)
+        if within and path.startswith(begin) and path.endswith(end):
             yield template
 
 

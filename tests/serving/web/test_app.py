@@ -10,6 +10,7 @@ from recsys.kernels.one_query.library import load_library
 from serving.bundle.manifest import read_manifest
 from serving.log import LOGGER
 from serving.recommend import Recommender
+from serving.routes import find
 from serving.settings import Settings
 from tests.serving.application import create_app
 
@@ -182,6 +183,16 @@ def test_unknown_routes_and_methods_are_4xx(client):
     wrong = client.get("/v1/recommend")
     assert wrong.json()["error"]["code"] == "method_not_allowed"
     assert wrong.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("user_id", ["topics", "history", "a/topics/topics", ""])
+def test_an_id_may_be_the_end_of_another_route(user_id):
+    route = find("GET", f"/v1/users/{user_id}/topics")
+    assert route is not None
+    assert (route.name, route.value(f"/v1/users/{user_id}/topics")) == ("topics", user_id)
+    forget = find("DELETE", "/v1/users/topics")
+    assert forget is not None
+    assert (forget.path, forget.value("/v1/users/topics")) == ("/v1/users/{user_id}", "topics")
 
 
 def test_health_links_and_schema(client):
