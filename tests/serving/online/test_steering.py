@@ -184,9 +184,9 @@ def test_of_ten_thousand_hides_the_newest_thousand_count(shared):
     with Client(shared.url, timeout=60) as client:
         named = [f"gone-{number}" for number in range(9_995)]
         hidden = ["item-1", *named, "item-2", "category:tens", "item-3", "item-4"]
-        user = {"user_id": "user-8", "event_type": "hide"}
+        user = {"user_id": "user-11", "event_type": "hide"}
         client.events([{**user, "item_id": item_id} for item_id in hidden])
-        reply = client.recommend("user-8", k=30)
+        reply = client.recommend("user-11", k=30)
         found = {item.item_id for item in reply.items}
         assert found.isdisjoint(["item-2", "item-3", "item-4", "item-10", "item-20"])
         assert Degraded("many_refusals", "the newest 1000") in reply.degraded
