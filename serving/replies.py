@@ -198,16 +198,16 @@ class TopicsReply:
 
 @dataclass(frozen=True, slots=True)
 class ClarifyingQuestion:
-    """What tells the next items apart best."""
+    """A question that tells the next items apart best."""
 
     text: str
     answers: tuple[str, str]
-    """What to say next for each of both answers."""
+    """Text to say next, for each answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefineReply:
-    """A list, and how to go on."""
+    """A list, the request of the next turn, and a question."""
 
     list: Reply
     request: Request

@@ -10,7 +10,7 @@ from pipelines.candidates.blends import FILE, describe_new_items
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
 from pipelines.ranking.artefact import FILE as DECISION
-from pipelines.semantic_ids.artefact import REPORT
+from pipelines.semantic_ids.store import REPORT
 from recsys.fitting.queries import GIVEN
 
 NEW_ITEMS = "items without events"

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipelines.config.run import RunConfig
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import retrieval_settings
-from pipelines.semantic_ids.artefact import read_item_codes
+from pipelines.semantic_ids.store import read_item_codes
 from recsys.fitting.catalogue import catalogue_with, index_of_model
 from recsys.fitting.queries import GIVEN, ModelInputs
 from recsys.fitting.spec import Data, ModelSpec, device_named

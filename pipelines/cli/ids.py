@@ -45,7 +45,7 @@ def train(run: Run, assignments: Assignments = None) -> None:
     [bold]Example[/] recsys ids train shop.toml
     """
     from pipelines.engine.workspace import Workspace
-    from pipelines.semantic_ids.artefact import open_id_store
+    from pipelines.semantic_ids.store import open_id_store
     from pipelines.semantic_ids.versions import refit_ids
     from pipelines.stages.build_semantic_ids import read_content
 

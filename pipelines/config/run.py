@@ -39,7 +39,7 @@ from pipelines.config.operation import (
     TrackingConfig,
     UpdatesConfig,
 )
-from pipelines.config.release import ReleaseConfig as ReleaseConfig
+from pipelines.config.operation import ReleaseConfig as ReleaseConfig
 from pipelines.config.trainings import (
     AdapterConfig,
     GenerativeTrainingConfig,

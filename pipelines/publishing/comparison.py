@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipelines.candidates.blends import BLEND, BLEND_FAST, RANKED
-from pipelines.config.release import ReleaseConfig
+from pipelines.config.operation import ReleaseConfig
 from pipelines.publishing.gate import at_least
 from pipelines.publishing.same_queries import SameQueries
 from pipelines.ranking.artefact import served_ranker

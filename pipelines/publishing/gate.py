@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor
 
-from pipelines.config.release import TIMED, GateConfig
+from pipelines.config.operation import TIMED, GateConfig
 from recsys.data.string_table import StringTable
 from recsys.evaluation.paired import Paired
 from serving.bundle.load import Bundle

@@ -13,7 +13,7 @@ from pipelines.engine.stage import StageContext
 from pipelines.publishing.items import content_source, take_properties
 from pipelines.ranking.artefact import served_ranker
 from pipelines.searching.texts import item_texts, read_described
-from pipelines.semantic_ids.artefact import read_version
+from pipelines.semantic_ids.store import read_version
 from recsys.fitting.queries import GIVEN, ModelInputs
 from recsys.models.names import (
     CONTENT,

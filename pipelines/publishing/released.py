@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.forget_list import APPLIED
-from pipelines.config.release import ReleaseConfig
+from pipelines.config.operation import ReleaseConfig
 from pipelines.engine.artifacts import MANIFEST, Manifest, write_json
 from pipelines.engine.workspace import RELEASED, UPDATE, DailyState, Workspace
 from pipelines.partitions.manifest import PartitionsManifest, parse_begin

@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from pipelines.config.release import ReleaseConfig
+from pipelines.config.operation import ReleaseConfig
 from pipelines.engine.artifacts import read_json
 from recsys.data.batch import Jagged
 from recsys.data.dataset import HeldOut, Sequences, ragged

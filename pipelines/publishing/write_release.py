@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from pipelines.config.release import TIMED
+from pipelines.config.operation import TIMED
 from pipelines.engine.artifacts import write_json
 from pipelines.publishing.promotion import keep_refused
 from recsys.data.durable import PARTIAL, fsync

@@ -20,8 +20,7 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import CONTENT_FILE, load_catalogue
-from pipelines.semantic_ids.artefact import ID_ROWS, QUANTIZER, REPORT, open_id_store
-from pipelines.semantic_ids.store import ITEM_IDS
+from pipelines.semantic_ids.store import ID_ROWS, ITEM_IDS, QUANTIZER, REPORT, open_id_store
 from pipelines.semantic_ids.versions import Content, NextVersion, next_version
 from recsys.fitting.queries import GIVEN
 from recsys.models.names import SEQUENCE

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs, retrieval_settings
-from pipelines.semantic_ids.artefact import read_item_codes
+from pipelines.semantic_ids.store import read_item_codes
 from pipelines.training.baselines import fit_untrained
 from pipelines.training.fitters import ModelFitter, read_refit, was_trained
 from pipelines.training.train import fit, write_training

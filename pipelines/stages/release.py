@@ -61,7 +61,7 @@ from pipelines.publishing.write_release import (
     repeatable,
     write_release,
 )
-from pipelines.semantic_ids.artefact import open_id_store, publish_version
+from pipelines.semantic_ids.store import open_id_store, publish_version
 from recsys.fitting.queries import GIVEN, ModelInputs
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import CURRENT, BundleManifest, Verdict, bundle_directory

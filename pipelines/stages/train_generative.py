@@ -11,7 +11,7 @@ from __future__ import annotations
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import retrieval_settings
-from pipelines.semantic_ids.artefact import read_item_codes, read_version
+from pipelines.semantic_ids.store import read_item_codes, read_version
 from pipelines.training.train import train_model
 from recsys.fitting.generative import GENERATIVE
 from recsys.fitting.queries import GIVEN, ModelInputs

@@ -7,7 +7,7 @@ from pipelines.engine.workspace import RELEASED, bundles_dir
 from pipelines.inputs.content_models import check_images
 from pipelines.publishing.released import Released, link_tree
 from pipelines.ranking.artefact import RANKER
-from pipelines.semantic_ids.artefact import read_item_codes
+from pipelines.semantic_ids.store import read_item_codes
 from pipelines.stages.embed_items import embed_items as embed_all_items
 from pipelines.update.models import read_model_inputs
 from recsys.content.attribute_schema import build_extraction

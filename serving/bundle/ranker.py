@@ -31,8 +31,12 @@ from recsys.data.top_k import OneList, TopK, all_finite, reranked_places
 from recsys.kernels.one_query.ranker_op import RankingOfOne
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.model import Ranker
-from recsys.retrieval.blend.candidate_features import CandidateBuilder, blended_lists, feature_names
-from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
+from recsys.retrieval.blend.candidate_features import (
+    CandidateBuilder,
+    OneQueryFeatures,
+    blended_lists,
+    feature_names,
+)
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.one import MergedOne, demand_by_history
 from recsys.retrieval.ranked import RankedItems

@@ -12,8 +12,7 @@ import torch
 
 from pipelines.presets.resolve import resolve
 from pipelines.semantic_ids.append import load_bundle_quantizer
-from pipelines.semantic_ids.artefact import read_item_codes
-from pipelines.semantic_ids.store import SemanticIdStore
+from pipelines.semantic_ids.store import SemanticIdStore, read_item_codes
 from pipelines.stages.build_semantic_ids import read_behaviour
 from recsys.data.top_k import ItemMask
 from recsys.retrieval.generated import timed_source

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from pipelines.candidates.blends import load_blends
 from pipelines.inputs.tensors import read_inputs
-from pipelines.semantic_ids.artefact import read_item_codes
+from pipelines.semantic_ids.store import read_item_codes
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.fitting.queries import RetrievalSettings
 from recsys.models.content_similarity import ContentSimilarity

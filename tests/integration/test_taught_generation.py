@@ -10,7 +10,7 @@ import torch
 from pipelines.config.trainings import GenerativeTrainingConfig, SequenceTrainingConfig
 from pipelines.inputs.tensors import load_catalogue
 from pipelines.presets import PRESETS
-from pipelines.semantic_ids.artefact import read_item_codes
+from pipelines.semantic_ids.store import read_item_codes
 from recsys.models.generative.config import GenerativeConfig, TeachingConfig
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.sequence.model import SequenceModel

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from pipelines.candidates.blends import FILE
-from pipelines.semantic_ids.artefact import read_item_codes
+from pipelines.semantic_ids.store import read_item_codes
 from pipelines.stages.report import report_path
 from tests.integration.copies import Recsys, copied, options, run, run_well, stages_before
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import TypeAdapter
 
-from pipelines.config.release import GateConfig, ReleaseConfig
+from pipelines.config.operation import GateConfig, ReleaseConfig
 from pipelines.dashboard.compare.compare import difference_words
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import COSTS, Measures, Side, answers, cost_words

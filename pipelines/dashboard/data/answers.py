@@ -17,7 +17,7 @@ import polars as pl
 
 from features.schema import GIVEN
 from pipelines.candidates.blends import BLEND, BLEND_FAST, RANKED
-from pipelines.config.release import TIMED
+from pipelines.config.operation import TIMED
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.workspaces.files import read_or_empty

@@ -8,8 +8,7 @@ from pipelines.dashboard.workspaces.files import read_table
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.charts import counts, numbers, percent, shares, texts
 from pipelines.pages.document import Block, Section, Table, Words
-from pipelines.semantic_ids.artefact import REPORT
-from pipelines.semantic_ids.store import SHORT
+from pipelines.semantic_ids.store import REPORT, SHORT
 from recsys.semantic_ids.lifecycle import KeptShares
 from recsys.semantic_ids.quality import QualityReport
 

@@ -1,5 +1,5 @@
 /* Candidates of one query: their features, and the ranker's network with folded weights
- * (recsys/retrieval/blend/candidate_features_one.py, recsys/models/ranker/folded.py).
+ * (recsys/retrieval/blend/candidate_features.py, recsys/models/ranker/folded.py).
  *
  * A candidate's numbers do not depend on the others': sums run in the same order for each. */
 #include "lists.h"

@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipelines.config.release import ReleaseConfig
+from pipelines.config.operation import ReleaseConfig
 from pipelines.inputs.tensors import read_inputs
 from pipelines.publishing.same_queries import RunEvents, build_answers, same_queries
 from serving.recommend import Recommender

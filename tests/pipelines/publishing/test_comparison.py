@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 import torch
 
-from pipelines.config.release import ReleaseConfig
+from pipelines.config.operation import ReleaseConfig
 from pipelines.config.toml import validate
 from pipelines.publishing.comparison import (
     Compared,

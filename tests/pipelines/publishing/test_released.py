@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
-from pipelines.config.release import ReleaseConfig
+from pipelines.config.operation import ReleaseConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.workspace import UPDATE
 from pipelines.partitions.manifest import Partition, PartitionsManifest

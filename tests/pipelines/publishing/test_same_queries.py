@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipelines.config.release import ReleaseConfig
+from pipelines.config.operation import ReleaseConfig
 from pipelines.publishing.same_queries import (
     RunEvents,
     SameQueries,

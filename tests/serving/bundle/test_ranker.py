@@ -11,7 +11,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import ItemMask, TopK
 from recsys.models.names import RENAMED
 from recsys.models.ranker.network import RankingBatch
-from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
+from recsys.retrieval.blend.candidate_features import OneQueryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
 from serving.bundle.delta import NewItem
 from serving.bundle.load import load_bundle

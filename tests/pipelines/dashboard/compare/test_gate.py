@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipelines.config.release import ReleaseConfig
+from pipelines.config.operation import ReleaseConfig
 from pipelines.dashboard.compare.gate import judge_pair, recorded_answer
 from pipelines.dashboard.data.answers import Measures
 from pipelines.dashboard.data.pairs import Pairs

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipelines.config.release import ReleaseConfig
+from pipelines.config.operation import ReleaseConfig
 from pipelines.publishing.gate import (
     CLOCK_SKEW,
     BundleLists,

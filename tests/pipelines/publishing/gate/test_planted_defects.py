@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.config.release import GateConfig
+from pipelines.config.operation import GateConfig
 from pipelines.publishing.gate import Subject, bundle_verdicts
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import ContentSource, Verdict

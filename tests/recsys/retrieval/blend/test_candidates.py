@@ -12,8 +12,11 @@ from recsys.data.batch import Jagged
 from recsys.data.top_k import OneList, TopK
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.item_weights.model import Ease
-from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
-from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
+from recsys.retrieval.blend.candidate_features import (
+    CandidateBuilder,
+    OneQueryFeatures,
+    feature_names,
+)
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.history_features import HISTORY_FEATURES, HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
