@@ -62,7 +62,7 @@ class ContentConfig:
     max_tokens: int = 512
     """Most tokens of a text that a language model or Hugging Face folder reads."""
     passage_prefix: str | None = None
-    """What the model expects before each text, such as "passage: "; None reads ``prompts`` of the
+    """Prefix of each text, such as "passage: "; None reads ``prompts`` of the
     folder's config_sentence_transformers.json."""
     query_prefix: str | None = None
     """The same before the words of queries, such as "query: "."""

@@ -31,7 +31,7 @@ SETTINGS = "RECSYS_KAFKA_"
 MAX_BATCH = 1_000
 WAIT_SECONDS = 0.2
 GATHER_SECONDS = 0.005
-"""How long a message waits for others to be stored with."""
+"""Seconds that a message waits for others to be stored with."""
 PAUSE_SECONDS = (0.5, 30.0)
 """First and longest pause before a store is tried again."""
 MAX_DEAD_CHARACTERS = 10_000

@@ -72,7 +72,7 @@ class EmbeddingEndpointConfig(EndpointConfig):
     dim: int
     """Width of its vectors; a reply of another width is an error, not a surprise."""
     send_dimensions: bool = False
-    """Whether to ask for this width as ``dimensions``, from models that can give several."""
+    """True asks for this width as ``dimensions``, for models that can give several."""
     concurrency: int = 8
     """Requests in flight at once."""
     batch_size: int = 64

@@ -133,7 +133,7 @@ class QueryTower(nn.Module):
 
 
 class PreparedBatch(NamedTuple):
-    """What the loss of a batch reads besides weights."""
+    """Inputs of a batch's loss, without the weights."""
 
     queries: JaggedBatch
     labels: Tensor
@@ -147,7 +147,7 @@ class PreparedBatch(NamedTuple):
     items: JaggedBatch | None
     """R distinct items; None for all of the catalogue."""
     lookups: JaggedBatch | None
-    """What the item tower looks up for them, if its rows are on several ranks."""
+    """Rows that the item tower looks up for them, if they are on several ranks."""
     weight: Tensor | float
     routes: list[object]
     """Replies of other ranks, which live as long as the batch."""

@@ -63,7 +63,7 @@ class Turn(NamedTuple):
 
 
 class Split(NamedTuple):
-    """What splits items into two parts, and a question about it."""
+    """A question that splits items into two parts."""
 
     question: str
     answers: tuple[str, str]
@@ -133,7 +133,7 @@ def _wish(topic: Topic) -> str:
 
 
 def _latest(parts: list[str], between: str, most: int) -> list[str]:
-    """Leave out the oldest parts until the text of all has at most so many bytes."""
+    """Leave out the oldest parts until the text of all has at most ``most`` bytes."""
     while len(between.join(parts).encode()) > most:
         parts = parts[1:]
     return parts

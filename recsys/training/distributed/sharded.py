@@ -88,7 +88,7 @@ def choose_rule(layer: EmbeddingBags, config: AdamWConfig, sharding: ShardingCon
 
 
 class Route(NamedTuple):
-    """Where the values of a lookup go."""
+    """Ranks and places that the values of a lookup go to."""
 
     order: Tensor
     """[M] places of the values, by the rank that holds their rows."""
