@@ -13,8 +13,7 @@ from pydantic import PlainValidator
 
 from features.reading.databases import DatabaseTable, is_address
 from recsys.data.bounds import check_bounds
-from recsys.evaluation.config import PairedConfig
-from recsys.evaluation.ranking import check_metric_name
+from recsys.evaluation.config import PairedConfig, check_metric_name
 
 DEFAULT_BUDGET = "15m"
 SECONDS = (3600.0, 60.0, 1.0)

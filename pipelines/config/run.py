@@ -49,8 +49,8 @@ from pipelines.config.trainings import (
     TwoTowerTrainingConfig,
 )
 from pipelines.config.trainings import OutsideModelConfig as OutsideModelConfig
-from recsys.evaluation.config import ReplayConfig
-from recsys.evaluation.ranking import RankingConfig, check_metric_name
+from recsys.evaluation.config import ReplayConfig, check_metric_name
+from recsys.evaluation.ranking import RankingConfig
 from recsys.models.configs import (
     ContentSimilarityConfig,
     EaseWeightsConfig,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from recsys.data.bounds import check_bounds
-from recsys.evaluation.ranking import check_metric_name
+from recsys.evaluation.config import check_metric_name
 from recsys.layers.lora.linear import LoraConfig
 from recsys.models.generative.config import TeachingConfig
 from recsys.training.passes import RankerFitConfig, ScheduleConfig, ShardingConfig, TrainingConfig

@@ -1,4 +1,4 @@
-"""Settings of intervals, of paired comparisons and of replays."""
+"""Settings of intervals, of paired comparisons and of replays; names of metrics."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from recsys.data.bounds import check_bounds, check_choices
+
+METRIC_NAMES = ("recall", "ndcg", "hit_rate", "mrr", "map", "precision")
+"""Metrics of a ranked list; each is measured at list lengths k."""
+
+
+def check_metric_name(name: str) -> None:
+    """Refuse a name that is no metric at a list length."""
+    metric, _, k = name.partition("@")
+    if metric not in METRIC_NAMES or not k.isdigit() or int(k) < 1:
+        raise ValueError(f"metric must be one of {sorted(METRIC_NAMES)} @ k >= 1, got {name!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, cut_offsets
 from recsys.data.top_k import NO_ROW, TopK, select_top_k
+from recsys.evaluation.config import METRIC_NAMES, check_metric_name
 
 UNRANKED = 0
 """Rank of a target that cannot be recommended: excluded, or outside the catalogue."""
@@ -100,14 +101,13 @@ def map_at_k(ranks: Jagged, k: int) -> Tensor:
     return _known(_sum_per_user(precision, ranks) / ranks.lengths().clamp_min(1), ranks)
 
 
-METRICS: dict[str, Callable[[Jagged, int], Tensor]] = {
-    "recall": recall_at_k,
-    "ndcg": ndcg_at_k,
-    "hit_rate": hit_rate_at_k,
-    "mrr": mrr_at_k,
-    "map": map_at_k,
-    "precision": precision_at_k,
-}
+METRICS: dict[str, Callable[[Jagged, int], Tensor]] = dict(
+    zip(
+        METRIC_NAMES,
+        (recall_at_k, ndcg_at_k, hit_rate_at_k, mrr_at_k, map_at_k, precision_at_k),
+        strict=True,
+    )
+)
 
 
 def per_user_metric(ranks: Jagged, name: str) -> Tensor:
@@ -115,13 +115,6 @@ def per_user_metric(ranks: Jagged, name: str) -> Tensor:
     check_metric_name(name)
     metric, _, k = name.partition("@")
     return METRICS[metric](ranks, int(k))
-
-
-def check_metric_name(name: str) -> None:
-    """Refuse a name that is no metric at a list length."""
-    metric, _, k = name.partition("@")
-    if metric not in METRICS or not k.isdigit() or int(k) < 1:
-        raise ValueError(f"metric must be one of {sorted(METRICS)} @ k >= 1, got {name!r}")
 
 
 def _hits(ranks: Jagged, k: int) -> Tensor:

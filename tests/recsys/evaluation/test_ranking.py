@@ -10,12 +10,12 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import select_top_k
+from recsys.evaluation.config import check_metric_name
 from recsys.evaluation.ranking import (
     METRICS,
     RankingConfig,
     RankingResult,
     _target_ranks_on_device,
-    check_metric_name,
     evaluate_lists,
     evaluate_ranking,
     joined_results,
