@@ -17,9 +17,7 @@ with DAG(
     doc_md=__doc__,
 ):
     pull = CommandOperator(
-        task_id="pull_registry",
-        arguments=["registry", "pull", *of_workspace()],
-        skip_if_busy=True,
+        task_id="pull_registry", arguments=["registry", "pull", *of_workspace()], skip_if_busy=True
     )
     ingest = CommandOperator(
         task_id="ingest",

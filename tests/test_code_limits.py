@@ -61,13 +61,7 @@ def function_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def may_be_long(path: str, function: str) -> bool:
-    kernel = path.endswith(
-        (
-            "triton_kernel.py",
-            "triton_backward.py",
-            "triton_router.py",
-        )
-    )
+    kernel = path.endswith(("triton_kernel.py", "triton_backward.py", "triton_router.py"))
     return kernel or (path, function) == ("recsys/training/loop.py", "train")
 
 

@@ -43,13 +43,7 @@ MAKERS = dict(
     )
 )
 RESULTS = {"results/index.md": results_index}
-BOOSTS = {
-    "faq": 2.0,
-    "changelog": 0.3,
-    "examples/": 0.3,
-    "install": 0.3,
-    "licences": 0.3,
-}
+BOOSTS = {"faq": 2.0, "changelog": 0.3, "examples/": 0.3, "install": 0.3, "licences": 0.3}
 """Weight of pages in a search by how their names begin."""
 UNSEARCHED = ("decisions/", "stages/", "results/", "source/", "contributing")
 """Pages for developers, by how their names begin: a search of the site leaves them out."""

@@ -20,15 +20,9 @@ OBJECTS = {
         "serving.client.clients.AsyncClient",
         "serving.client.calls",
     ],
-    "Judge lists": [
-        "recsys.evaluation.ranking",
-        "recsys.evaluation.paired",
-    ],
+    "Judge lists": ["recsys.evaluation.ranking", "recsys.evaluation.paired"],
     "Search vectors": ["recsys.retrieval.index.ExactIndex"],
-    "Models": [
-        "recsys.models.two_tower.TwoTower",
-        "recsys.models.item_to_item.ItemToItem",
-    ],
+    "Models": ["recsys.models.two_tower.TwoTower", "recsys.models.item_to_item.ItemToItem"],
     "Train": ["recsys.training.loop.train"],
 }
 

@@ -26,13 +26,7 @@ from pipelines.auto.plan import LAST, SEARCH, PlanPart, Round
 from pipelines.candidates.blends import FAST, load_values
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import merge
-from pipelines.engine.artifacts import (
-    MANIFEST,
-    RUN,
-    move_into_place,
-    read_json,
-    write_json,
-)
+from pipelines.engine.artifacts import MANIFEST, RUN, move_into_place, read_json, write_json
 from pipelines.engine.runner import StageOutcome
 from pipelines.engine.stage import Stage
 from pipelines.engine.workspace import bundles_dir

@@ -95,7 +95,7 @@ def ranker(done: Measured) -> Candidate | str:
             "standard_errors": ONE_ERROR,
             "max_queries": queries,
             "max_epochs": 2.0,
-        },
+        }
     }
     refits = ("fit_baselines", "train_two_tower", "train_sequence")
     seconds = sum(done.took(stage) for stage in refits)

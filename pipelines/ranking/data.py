@@ -18,11 +18,7 @@ from pipelines.candidates.blends import source_lists
 from pipelines.config.run import RunConfig
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import HeldOut, split_kind
-from pipelines.ranking.examples import (
-    candidate_builder,
-    ranking_examples,
-    read_outcomes,
-)
+from pipelines.ranking.examples import candidate_builder, ranking_examples, read_outcomes
 from pipelines.ranking.fit import has_both_classes
 from pipelines.ranking.out_of_sample import hold_back, refitted_sources
 from recsys.fitting.blend import learned_blend
@@ -61,11 +57,7 @@ class RankingData(NamedTuple):
 
 
 def ranking_data(
-    context: StageContext,
-    inputs: ModelInputs,
-    sources: Mapping[str, Source],
-    *,
-    reads_demand: bool,
+    context: StageContext, inputs: ModelInputs, sources: Mapping[str, Source], *, reads_demand: bool
 ) -> RankingData:
     """Build the examples of rankers."""
     config, features = context.config, context.inputs["build_features"]

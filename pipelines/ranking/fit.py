@@ -152,10 +152,7 @@ def decision(
         "metric": metric,
         "ahead": ahead,
         "standard_error": error,
-        "validation": {
-            "blend": float(blend_values.nanmean()),
-            RANKED: float(values.nanmean()),
-        },
+        "validation": {"blend": float(blend_values.nanmean()), RANKED: float(values.nanmean())},
     }
 
 

@@ -121,13 +121,7 @@ def give_ids(
         reserved = ids.codes[ids.item_rows]
     fresh = (codes[:, 0] == NO_CODE) & can_have
     if bool(fresh.any()):
-        child = append(
-            own.ids,
-            quantizer,
-            vectors[fresh],
-            item_rows=rows[fresh],
-            reserved=reserved,
-        )
+        child = append(own.ids, quantizer, vectors[fresh], item_rows=rows[fresh], reserved=reserved)
         codes[fresh] = child.codes[rows[fresh]]
     has_id = (codes[:, 0] != NO_CODE).numpy()
     return NewIds(codes, np.where(has_id, id_rows, 0))

@@ -96,11 +96,7 @@ class NextVersion(SemanticIdVersion):
 
 
 def next_version(
-    content: Content,
-    store: SemanticIdStore,
-    config: SemanticIdsConfig,
-    *,
-    seed: int = 0,
+    content: Content, store: SemanticIdStore, config: SemanticIdsConfig, *, seed: int = 0
 ) -> NextVersion | None:
     """Append to the published IDs where encoder and settings are the same; otherwise fit again.
 
@@ -162,11 +158,7 @@ def append_new(
 
 
 def refit_ids(
-    content: Content,
-    store: SemanticIdStore,
-    config: SemanticIdsConfig,
-    *,
-    seed: int = 0,
+    content: Content, store: SemanticIdStore, config: SemanticIdsConfig, *, seed: int = 0
 ) -> NextVersion:
     """Fit a quantiser on the catalogue and align its codes to the published ones.
 
@@ -253,9 +245,5 @@ def _aligned(made: NextVersion, previous: SemanticIdVersion) -> NextVersion:
         return replace(made, ids=replace(ids, parent=old.version))
     alignment = align(ids, made.quantizer, old)
     return replace(
-        made,
-        ids=alignment.ids,
-        quantizer=alignment.quantizer,
-        how="aligned",
-        kept=alignment.kept,
+        made, ids=alignment.ids, quantizer=alignment.quantizer, how="aligned", kept=alignment.kept
     )

@@ -59,11 +59,7 @@ def adapt_domains(context: StageContext) -> StageRows:
             made = {"adapter": None, "refused": reason, **error.judgement.as_json()}
             log.print(refusal_line(domain, error.judgement), style="yellow", soft_wrap=True)
         else:
-            made = {
-                "adapter": found.directory.name,
-                "refused": None,
-                **found.judgement.as_json(),
-            }
+            made = {"adapter": found.directory.name, "refused": None, **found.judgement.as_json()}
         outcomes.append({"domain": domain, **made})
     (context.output / "adapters.json").write_text(to_json(outcomes))
     num_served = sum(one["adapter"] is not None for one in outcomes)

@@ -17,11 +17,7 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import cache_dir, read_json, to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.content_models import (
-    describe_item,
-    language_model_files,
-    make_language_model,
-)
+from pipelines.inputs.content_models import describe_item, language_model_files, make_language_model
 from recsys.content.attribute_schema import Extraction, build_extraction
 from recsys.content.attributes import Value
 from recsys.content.enrichment import enrich

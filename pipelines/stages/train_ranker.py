@@ -12,13 +12,7 @@ from typing import Any
 
 import torch
 
-from pipelines.candidates.blends import (
-    FAST,
-    list_profiles,
-    load_blends,
-    save_values,
-    served_blends,
-)
+from pipelines.candidates.blends import FAST, list_profiles, load_blends, save_values, served_blends
 from pipelines.candidates.load import load_sources
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.console import log

@@ -97,11 +97,7 @@ class LocalLanguageModel:
     """
 
     def __init__(
-        self,
-        path: Path | None = None,
-        *,
-        batch_size: int = 16,
-        device: str = "auto",
+        self, path: Path | None = None, *, batch_size: int = 16, device: str = "auto"
     ) -> None:
         """Find the model; its weights are read at the first prompt."""
         self._path = path = path or packaged_smollm2()

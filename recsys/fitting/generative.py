@@ -15,15 +15,7 @@ import recsys.models.names as names
 from recsys.data.dataset import FitSplit
 from recsys.data.windows import BatchOrder, num_windows, training_windows
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSettings
-from recsys.fitting.spec import (
-    Data,
-    Fitted,
-    ModelSpec,
-    Start,
-    StopBy,
-    TrainingRun,
-    fit_retriever,
-)
+from recsys.fitting.spec import Data, Fitted, ModelSpec, Start, StopBy, TrainingRun, fit_retriever
 from recsys.models.generative.config import GenerativeConfig, TeachingConfig
 from recsys.models.generative.model import GenerativeInputs, GenerativeModel
 from recsys.models.item_tower import Over

@@ -356,10 +356,7 @@ class CatalogueModel(nn.Module):
 
 
 def read_settings(
-    directory: Path,
-    config: type[Config],
-    inputs: Callable[..., Inputs],
-    backend: Backend | None,
+    directory: Path, config: type[Config], inputs: Callable[..., Inputs], backend: Backend | None
 ) -> tuple[Config, Inputs]:
     """Read the settings that a model's ``save`` wrote.
 

@@ -57,11 +57,7 @@ def item_rows_with_content(vectors: Tensor) -> Tensor:
 
 
 def resolve_collisions(
-    quantizer: ResidualKMeans,
-    vectors: Tensor,
-    codes: Tensor,
-    *,
-    taken: Tensor | None = None,
+    quantizer: ResidualKMeans, vectors: Tensor, codes: Tensor, *, taken: Tensor | None = None
 ) -> UniqueCodes:
     """Return each item codes of its own.
 

@@ -149,10 +149,7 @@ def align(new: SemanticIds, quantizer: ResidualKMeans, old: SemanticIds) -> Alig
         parent=old.version,
     )
     return Alignment(
-        ids=ids,
-        quantizer=renamed,
-        before=kept_shares(new, old),
-        kept=kept_shares(ids, old),
+        ids=ids, quantizer=renamed, before=kept_shares(new, old), kept=kept_shares(ids, old)
     )
 
 

@@ -89,10 +89,7 @@ def content_neighbours(vectors: Tensor, queries: Tensor, num_neighbours: int) ->
 
 
 def level_qualities(
-    codes: Tensor,
-    level_sizes: tuple[int, ...],
-    neighbours: Tensor,
-    queries: Tensor,
+    codes: Tensor, level_sizes: tuple[int, ...], neighbours: Tensor, queries: Tensor
 ) -> tuple[LevelQuality, ...]:
     """Describe each level of codes [N, L]; see ``LevelQuality``."""
     qualities = []
@@ -122,11 +119,7 @@ def level_qualities(
 
 
 def quality_report(
-    quantizer: ResidualKMeans,
-    vectors: Tensor,
-    ids: SemanticIds,
-    *,
-    item_rows: Tensor | None = None,
+    quantizer: ResidualKMeans, vectors: Tensor, ids: SemanticIds, *, item_rows: Tensor | None = None
 ) -> QualityReport:
     """Measure IDs that ``quantizer`` made of vectors.
 

@@ -327,11 +327,7 @@ class Trie:
         return codes.view(torch.uint8).mul_((states >= 0)[:, None]).view(torch.bool)
 
     def _tail_mask(
-        self,
-        states: Tensor,
-        level: int,
-        restriction: Restriction | None,
-        requests: Tensor | None,
+        self, states: Tensor, level: int, restriction: Restriction | None, requests: Tensor | None
     ) -> Tensor:
         size = self.level_sizes[level]
         index = level - self.num_head_levels

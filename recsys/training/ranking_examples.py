@@ -85,11 +85,7 @@ def choose_tasks(outcomes: Outcomes, like_from: float) -> tuple[tuple[str, ...],
 
 
 def labels_of(
-    item_rows: Tensor,
-    targets: Jagged,
-    outcomes: Outcomes,
-    tasks: Sequence[str],
-    like_from: float,
+    item_rows: Tensor, targets: Jagged, outcomes: Outcomes, tasks: Sequence[str], like_from: float
 ) -> Tensor:
     """Label each candidate, [U, k, T]; NaN where it is not known.
 

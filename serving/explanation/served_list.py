@@ -14,13 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from serving.explained import (
-    Explanation,
-    HistoryItem,
-    SlotExplained,
-    WhyNot,
-    WhyNotCode,
-)
+from serving.explained import Explanation, HistoryItem, SlotExplained, WhyNot, WhyNotCode
 from serving.explanation.removal import DEPTH, Influences, Mattered, influences
 from serving.explanation.words import SlotFacts, why_not_sentence, write_sentence
 from serving.online.store import RecentEvent, RequestRecord, Visitor

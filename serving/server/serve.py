@@ -92,10 +92,7 @@ def serve(settings: Settings) -> None:
 
 
 async def _serve(
-    settings: Settings,
-    access: Access,
-    writer: EventWriter | None,
-    listener: socket.socket,
+    settings: Settings, access: Access, writer: EventWriter | None, listener: socket.socket
 ) -> None:
     dispatcher = Dispatcher(queue_seconds=settings.queue_ms / 1_000, max_queue=settings.max_queue)
     metrics = ServerMetrics()

@@ -10,9 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from airflow.dag_processing.dagbag import BundleDagBag  # type: ignore[import-not-found]
-from airflow.serialization.serialized_objects import (  # type: ignore[import-not-found]
-    DagSerialization,
-)
+from airflow.serialization.serialized_objects import DagSerialization  # type: ignore[import-not-found]
 
 
 def task_of(task: Any) -> dict[str, Any]:

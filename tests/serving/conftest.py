@@ -11,12 +11,7 @@ import torch
 
 from recsys.data.durable import digest_of_file
 from serving.bundle.load import Bundle, load_bundle
-from serving.bundle.manifest import (
-    MANIFEST,
-    FileEntry,
-    publish,
-    vocabulary_digests,
-)
+from serving.bundle.manifest import MANIFEST, FileEntry, publish, vocabulary_digests
 from tests.serving.server.running import RunningServer, running
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
 from tests.serving.writable import writable

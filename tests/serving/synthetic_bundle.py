@@ -230,9 +230,7 @@ def _two_tower(
     index = build_index(vectors)
     index.save(scratch / "items.faiss")
     return TwoTowerParts(
-        model=scratch / "two_tower",
-        index=scratch / "items.faiss",
-        item_vectors=vectors.numpy(),
+        model=scratch / "two_tower", index=scratch / "items.faiss", item_vectors=vectors.numpy()
     )
 
 

@@ -85,9 +85,7 @@ def key_ids(layout: TableLayout, feature_data: Tensor, ids: Tensor, offsets: Ten
 
 
 def group(
-    layout: TableLayout,
-    feature_data: Tensor,
-    batch: tuple[Tensor, Tensor, Tensor | None],
+    layout: TableLayout, feature_data: Tensor, batch: tuple[Tensor, Tensor, Tensor | None]
 ) -> Runs:
     """Sort ids by key, equal keys in their order, and list what there is to do."""
     ids, offsets, sample_weights = batch

@@ -14,12 +14,7 @@ from torch import Tensor, nn
 
 from recsys.kernels.choice import Config, config_for, shape_class
 from recsys.kernels.embedding_bag.grouping import CHUNK, Runs, blocks, group, group_during_lookup
-from recsys.kernels.embedding_bag.launch import (
-    Arguments,
-    Kernel,
-    num_multiprocessors,
-    part_streams,
-)
+from recsys.kernels.embedding_bag.launch import Arguments, Kernel, num_multiprocessors, part_streams
 from recsys.kernels.embedding_bag.layout import (
     Optimizer,
     OptimizerConfig,
@@ -142,10 +137,7 @@ def _tiles(shapes: str, dtype: torch.dtype) -> tuple[tuple[int, ...], ...]:
 
 
 def update_rows(
-    tables: TableArrays,
-    runs: Runs,
-    grad: Tensor,
-    scalars: tuple[Tensor | None, Tensor | None],
+    tables: TableArrays, runs: Runs, grad: Tensor, scalars: tuple[Tensor | None, Tensor | None]
 ) -> None:
     """Add up each row's gradient and apply the optimizer in place; scalars: grad_scale, skip."""
     layout, config, weights, state, feature_data = tables
@@ -254,10 +246,7 @@ MAX_IDS = 2**31 - 2**14
 
 
 def check_batch(
-    layout: TableLayout,
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
+    layout: TableLayout, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None
 ) -> None:
     """Refuse shapes and types that do not fit, without looking at a value."""
     num_features = len(layout.feature_tables)

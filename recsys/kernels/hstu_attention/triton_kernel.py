@@ -166,10 +166,7 @@ class Bias(NamedTuple):
         return self.positions, stride, *times
 
     def sizes(self, q: Tensor) -> dict[str, Any]:
-        return {
-            "on_gpu": q.is_cuda,
-            "exact": q.dtype == torch.float32,
-        }
+        return {"on_gpu": q.is_cuda, "exact": q.dtype == torch.float32}
 
 
 @triton.jit
@@ -244,16 +241,7 @@ def lay_out_bias(
             query_seconds, known, max_length, events, heads=heads, num_positions=num_positions,
             num_times=num_times, block=1024,
         )  # fmt: skip
-    return Bias(
-        positions,
-        buckets,
-        times,
-        query_seconds,
-        known,
-        spans,
-        num_positions,
-        num_times,
-    )
+    return Bias(positions, buckets, times, query_seconds, known, spans, num_positions, num_times)
 
 
 Blocks = tuple[int, int, int, int, int | None]

@@ -237,11 +237,7 @@ class WeightsOfOne:
     """Ranks items by their weights from those of a history."""
 
     def __init__(
-        self,
-        table: tuple[NDArray[Any], ...],
-        latest_last: Floats,
-        *,
-        distinct: bool,
+        self, table: tuple[NDArray[Any], ...], latest_last: Floats, *, distinct: bool
     ) -> None:
         """Take a table of weights.
 

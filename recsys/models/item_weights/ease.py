@@ -203,11 +203,7 @@ MAX_ITEMS = 4096
 
 
 def fit_ease(
-    user_rows: Rows,
-    item_rows: Rows,
-    num_item_rows: int,
-    l2: float = L2,
-    max_items: int = MAX_ITEMS,
+    user_rows: Rows, item_rows: Rows, num_item_rows: int, l2: float = L2, max_items: int = MAX_ITEMS
 ) -> Ease:
     """Regress every item on the others; repeated items of a user count once.
 

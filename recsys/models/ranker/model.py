@@ -300,11 +300,7 @@ class Ranker(CatalogueModel):
         return torch.cat([torch.empty(0, *shape, device=self._content.device), *parts])
 
     def _of_tiles(
-        self,
-        reader: QueryReader,
-        rows: Tensor,
-        dense: Tensor | None,
-        finish: Finish,
+        self, reader: QueryReader, rows: Tensor, dense: Tensor | None, finish: Finish
     ) -> Tensor:
         """Run whole tiles, because even a sigmoid rounds differently in a shorter tensor."""
         size, count = self.config.tile_rows, len(rows)

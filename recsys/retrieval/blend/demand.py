@@ -143,10 +143,7 @@ def fit_with_demand(
     penalties[:width] = l2
     is_list = torch.arange(len(penalties)) < width
     fitted = fit_weights(
-        whole,
-        torch.zeros(len(penalties)),
-        penalties.diag(),
-        non_negative=is_list & non_negative,
+        whole, torch.zeros(len(penalties)), penalties.diag(), non_negative=is_list & non_negative
     )
     weights = fitted.weights[width:]
     shared = fitted._replace(weights=fitted.weights[:width])

@@ -67,11 +67,7 @@ FORMAT = 1
 def write_blend(directory: Path, tensors: Mapping[str, Tensor], about: dict[str, Any]) -> str:
     """Write both files and return the digest that covers them."""
     payload = save({name: tensor.contiguous() for name, tensor in tensors.items()})
-    document = {
-        **about,
-        "format": FORMAT,
-        "tensors_sha256": hashlib.sha256(payload).hexdigest(),
-    }
+    document = {**about, "format": FORMAT, "tensors_sha256": hashlib.sha256(payload).hexdigest()}
     digest = _digest(document)
     text = json.dumps({**document, "sha256": digest}, indent=2, sort_keys=True) + "\n"
     directory.mkdir(parents=True, exist_ok=True)

@@ -101,10 +101,7 @@ class Route(NamedTuple):
 
 
 def exchanged(
-    values: Tensor,
-    sent: list[int],
-    received: list[int],
-    group: dist.ProcessGroup | None = None,
+    values: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup | None = None
 ) -> Tensor:
     """Send parts of a tensor to the ranks, and join the parts that come from them."""
     found = values.new_empty((sum(received), *values.shape[1:]))

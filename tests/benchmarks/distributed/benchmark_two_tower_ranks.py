@@ -36,12 +36,7 @@ from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import PreparedBatch, TwoTower
 from recsys.training.captured import AheadLoss
-from recsys.training.distributed.several import (
-    RankPart,
-    local_device,
-    present_ranks,
-    process_group,
-)
+from recsys.training.distributed.several import RankPart, local_device, present_ranks, process_group
 from recsys.training.loop import train
 from recsys.training.optim import adamw
 from recsys.training.passes import AdamWConfig, LoopConfig, ScheduleConfig, ShardingConfig
@@ -99,8 +94,7 @@ def model_of(case: Case) -> TwoTower:
     """Build the towers on the host, their tables undrawn."""
     name = USER.partition(".")[2]
     sizes = FeatureSizes(
-        num_item_rows=case.world.num_items + 1,
-        user_features={name: case.world.num_users + 1},
+        num_item_rows=case.world.num_items + 1, user_features={name: case.world.num_users + 1}
     )
     torch.manual_seed(0)
     with filled_later():

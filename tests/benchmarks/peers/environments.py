@@ -39,7 +39,7 @@ ENVIRONMENTS_OF_PEERS = {
             "scipy==1.17.1",
             "safetensors",
         ),
-    ),
+    )
 }
 
 
@@ -48,10 +48,7 @@ def commands(name: str, folder: Path) -> list[list[str]]:
     environment = ENVIRONMENTS_OF_PEERS[name]
     where = folder / name
     install = [str(where / "bin" / "python"), "-m", "pip", "install", "-q"]
-    return [
-        [environment.python, "-m", "venv", str(where)],
-        [*install, *environment.packages],
-    ]
+    return [[environment.python, "-m", "venv", str(where)], [*install, *environment.packages]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -132,12 +132,7 @@ def rank(
     check(lists, queries)
     lists = filled(lists, queries, most_popular(backtest, known_at))
     backtest.write_lists(
-        step,
-        row,
-        lists,
-        fit_seconds=fit_seconds,
-        rank_seconds=seconds,
-        known_at=known_at,
+        step, row, lists, fit_seconds=fit_seconds, rank_seconds=seconds, known_at=known_at
     )
     print(
         f"step {step} {row}: ndcg@10 {ndcg(lists, queries):.4f}, fitted in {fit_seconds:.1f} s, "

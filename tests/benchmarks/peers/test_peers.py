@@ -13,9 +13,7 @@ from tests.benchmarks.peers.folder import KEPT, Backtest
 from tests.benchmarks.peers.named import PEERS
 from tests.benchmarks.peers.ranking import check
 from tests.benchmarks.peers.run import run
-from tests.benchmarks.peers.table import (
-    line_of,
-)
+from tests.benchmarks.peers.table import line_of
 
 NUM_USERS, NUM_ITEMS, DAY = 40, 15, 86_400
 CUTS = (60 * DAY, 70 * DAY, 80 * DAY, 90 * DAY, 100 * DAY)

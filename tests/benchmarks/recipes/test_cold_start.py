@@ -4,11 +4,7 @@ import torch
 
 from tests.benchmarks.recipes.run import RunSettings
 from tests.benchmarks.reproduction.cold_run import run_cold
-from tests.benchmarks.reproduction.cold_start import (
-    ColdStartConfig,
-    cold_world,
-    draw_cold,
-)
+from tests.benchmarks.reproduction.cold_start import ColdStartConfig, cold_world, draw_cold
 
 SETTINGS = RunSettings(order="given", seed=3, device="cpu")
 TENTH = ColdStartConfig(cold_share=0.1, num_warm=2)

@@ -20,9 +20,7 @@ from tests.benchmarks.reproduction.card import (
     read_published,
 )
 from tests.benchmarks.reproduction.run import check_data
-from tests.benchmarks.reproduction.summary import (
-    published_rows,
-)
+from tests.benchmarks.reproduction.summary import published_rows
 from tests.recsys.testing.tables import tiny_tables
 
 ROOT = Path(__file__).parents[3]
@@ -148,10 +146,7 @@ def test_arrays_prepared_from_a_card_run_with_recsys_alone(tiny_digest, tmp_path
     runs = tmp_path / "run" / "runs"
     command = [sys.executable, "-c", program, str(tmp_path / "arrays"), "--out", str(runs)]
     ran = subprocess.run(
-        [*command, "--seeds", "0", "1", "--device", "cpu"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
+        [*command, "--seeds", "0", "1", "--device", "cpu"], capture_output=True, text=True, cwd=ROOT
     )
     assert ran.returncode == 0, ran.stderr
     # Results made elsewhere are taken as the card's own: the same data and recipe.

@@ -109,11 +109,7 @@ def peak_of(served: Served, requests: list[bytes], seconds: float) -> float:
 
 
 def measure_peak(
-    name: str,
-    served: Served,
-    requests: list[bytes],
-    seconds: float,
-    at_least: float | None = None,
+    name: str, served: Served, requests: list[bytes], seconds: float, at_least: float | None = None
 ) -> list[Row]:
     """A closed loop: its rate, and the processor time of server and client for a request."""
     uvloop.run(closed_loop(served.port, requests, 4, 2.0))

@@ -43,10 +43,7 @@ class Served:
 
 @contextmanager
 def serving(
-    bundles_dir: Path,
-    command: Sequence[str] = SERVE,
-    python: str = sys.executable,
-    **settings: str,
+    bundles_dir: Path, command: Sequence[str] = SERVE, python: str = sys.executable, **settings: str
 ) -> Iterator[Served]:
     """Run a server with settings of its environment until it is ready, and end it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -55,9 +52,7 @@ def serving(
     environment = {"RECSYS_EXPOSE_USERS": "true", "RECSYS_LOG_REQUESTS": "false", **environment}
     begin = time.monotonic()
     process = subprocess.Popen(
-        [python, *command],
-        env={**os.environ, **environment},
-        stderr=subprocess.DEVNULL,
+        [python, *command], env={**os.environ, **environment}, stderr=subprocess.DEVNULL
     )
     try:
         if CPUS:

@@ -140,10 +140,7 @@ def own_peer(name: str) -> Fit:
 
 
 def measure(
-    fit: Fit,
-    settings: Sequence[float],
-    history: History,
-    targets: Mapping[str, Mapping[str, str]],
+    fit: Fit, settings: Sequence[float], history: History, targets: Mapping[str, Mapping[str, str]]
 ) -> dict[str, list[float]]:
     """Choose a peer's setting and measure it.
 

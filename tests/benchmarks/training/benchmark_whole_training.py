@@ -20,11 +20,7 @@ from tests.benchmarks.harness import RESULTS, Row, command_line, write_results
 
 GOALS = {("whole", "beauty"): 30.0}
 """Seconds that a whole recipe may take."""
-CASES = {
-    "whole": "whole recipe",
-    "whole_sequence": "one member",
-    "whole_ensemble": "all members",
-}
+CASES = {"whole": "whole recipe", "whole_sequence": "one member", "whole_ensemble": "all members"}
 PEERS = {
     "rectools": "RecTools 0.19",
     "rectools_fast": "RecTools 0.19, fast_transformers",

@@ -116,11 +116,7 @@ Shape = tuple[list[int], int, int, int]
 
 
 def check_kernel(
-    device: str,
-    shape: Shape,
-    dtype: torch.dtype,
-    repeats: int,
-    kinds: tuple[bool, ...],
+    device: str, shape: Shape, dtype: torch.dtype, repeats: int, kinds: tuple[bool, ...]
 ) -> None:
     """Compare a kernel with float64, then its bits with those of further runs."""
     lengths, heads, dim, dim_v = shape

@@ -11,11 +11,7 @@ from torch import Tensor
 from recsys.data.windows import SampledItems, mixed_candidates
 from recsys.kernels.choice import without
 from recsys.kernels.softmax_rows.op import softmax_rows
-from recsys.layers.chunked_softmax import (
-    SoftmaxCandidates,
-    sampled_softmax_loss,
-    softmax_loss,
-)
+from recsys.layers.chunked_softmax import SoftmaxCandidates, sampled_softmax_loss, softmax_loss
 from tests.recsys.kernels.devices import DEVICE, ON_A_GPU, RUNS_KERNELS
 from tests.recsys.testing.refusals import assert_refused
 

@@ -57,11 +57,7 @@ def batch_of(sizes: list[int], seed: int = 2) -> RankingBatch:
         }
     )
     candidates = Jagged.from_lists([rows(size, 30) for size in sizes])
-    return RankingBatch(
-        queries,
-        candidates,
-        torch.randn(sum(sizes), 2, generator=generator),
-    )
+    return RankingBatch(queries, candidates, torch.randn(sum(sizes), 2, generator=generator))
 
 
 def only(batch: RankingBatch, query: int) -> RankingBatch:
