@@ -3,7 +3,7 @@
 The runs are made by ``python -m tests.benchmarks.reproduction``, or by its module ``train``;
 each card's lie in a folder of its name below RUNS, as either writes them:
 
-    RUNS/beauty/given-0/result.json  RUNS/beauty-cold/cold-given-0/result.json  RUNS/*/ledger.jsonl
+    RUNS/beauty/given-0/result.json  RUNS/*/ledger.jsonl
 
     python -m tests.benchmarks.evaluation.benchmark_reproduction RUNS --seconds beauty=140
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recsys.data.dataset import Sequences
 from recsys.fitting.catalogue import CATALOGUE
 from recsys.fitting.queries import EvaluationQueries, ModelInputs
 from recsys.fitting.spec import Data, ModelSpec, Refit, Start, TrainingRun
@@ -61,17 +60,12 @@ class Experiment:
 
     prepared: Prepared
     inputs: ModelInputs
-    """What is queried, and trained on unless ``training`` is given or models are refitted."""
+    """What is queried, and trained on unless models are refitted."""
     seed: int
     device: torch.device
     checkpoints: Path | None = None
     """Folder of the states from which a killed training resumes; None keeps none."""
     shows_progress: bool = False
-    training: Sequences | None = None
-    """The same events with other ends of train, such as those of some users alone."""
-    keeps_ids: bool = False
-    """Whether semantic IDs stay as prepared, whatever the recipe says, since others are appended to
-    them."""
     chosen_steps: Mapping[str, int] | None = None
     """By model, the steps that validation chose. Where they are given, models are refitted, on
     validation's events too, and nothing is measured while they train."""
@@ -84,9 +78,7 @@ class Experiment:
     def fitted_on(self) -> ModelInputs:
         """Return the inputs whose train split models are fitted on."""
         events = self.inputs.sequences
-        if self.training is not None:
-            events = self.training
-        elif self.chosen_steps is not None:
+        if self.chosen_steps is not None:
             events = replace(events, train_end=events.validation_end)
         return replace(self.inputs, sequences=events)
 
@@ -158,23 +150,15 @@ class FittedSource(NamedTuple):
     """Those that validation chose."""
 
 
-def fit_source(
-    experiment: Experiment, name: str, *, settings: Any = None, start: Start | None = None
-) -> FittedSource:
+def fit_source(experiment: Experiment, name: str) -> FittedSource:
     """Fit a model of the catalogue and rank every item by it.
-
-    Args:
-        experiment: What it is fitted on.
-        name: Of the model.
-        settings: The recipe's by default.
-        start: Fresh, refitted or continued; the experiment's by default.
 
     Raises:
         ValueError: The events give the model nothing to rank by.
     """
     spec, data = SPECS[name], Data(inputs=experiment.fitted_on)
-    settings = settings or experiment.chosen_settings(spec)
-    start = start or experiment.start(spec, settings)
+    settings = experiment.chosen_settings(spec)
+    start = experiment.start(spec, settings)
     fitted = spec.fit(settings, data, "train", start)
     if fitted is None:
         raise ValueError(f"{name} has nothing to rank by here; leave it out of the models")

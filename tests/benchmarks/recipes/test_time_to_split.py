@@ -7,9 +7,9 @@ import pytest
 
 from recsys.data.dataset import HeldOut
 from tests.benchmarks.recipes.prepared import Prepared
-from tests.benchmarks.recipes.ranking_run import experiment_in
 from tests.benchmarks.recipes.run import RunSettings
 from tests.benchmarks.recipes.time_to_split import cut_at_quantiles, last_held_out
+from tests.benchmarks.reproduction.ranking_run import experiment_in
 
 SETTINGS = RunSettings(order="given", seed=0, device="cpu")
 

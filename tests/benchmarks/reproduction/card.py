@@ -51,9 +51,8 @@ class Card:
     preset: str
     data_digest: str
     """Of the raw events; other data are refused."""
-    protocol: Literal["ranking", "cold", "time_to_split"] = "ranking"
-    """``cold`` holds items out of training and measures those alone; ``time_to_split`` asks users'
-    last events after a moment."""
+    protocol: Literal["ranking", "time_to_split"] = "ranking"
+    """``time_to_split`` asks users' last events after a moment."""
     orders: tuple[str, ...] = ("given",)
     """Of events at one time."""
     seeds: tuple[int, ...] = (0, 1, 2)

@@ -71,7 +71,7 @@ def generative_source(experiment: Experiment) -> FittedSource:
     """Train the generative model, and the sequence model first where it needs that."""
     recipe = experiment.recipe
     training = recipe.generative_training
-    by_behaviour = recipe.generative_ids == "sequence" and not experiment.keeps_ids
+    by_behaviour = recipe.generative_ids == "sequence"
     is_taught = recipe.generative.items == "codes_vectors" or recipe.generative_teaching.share > 0
     sequence = sequence_model(experiment) if is_taught or by_behaviour else None
     behaviour = None

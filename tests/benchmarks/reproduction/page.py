@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipelines.config.run import RunConfig
 from tests.benchmarks.recipes.recipe import REFITTED
 from tests.benchmarks.reproduction.card import Card, PublishedRow
-from tests.benchmarks.reproduction.inputs import reads
 from tests.benchmarks.reproduction.summary import OutOfBand, expected_toml, published_rows
 
 NAMES = {
@@ -43,6 +43,8 @@ BOARD = (
     "is the target, whether training met its item or not; all events before it are given. The "
     "published model was fitted on the events before validation, as the strict rows are."
 )
+
+IDS, TEXT, DATES = "ids", "text", "dates of past events"
 
 
 class Table(NamedTuple):
@@ -91,6 +93,33 @@ def find_tables(
         header = ["model", "metric", "goal", "measured", "met"]
         tables.append(Table("Goals", header, lines))
     return tables
+
+
+def reads(row: str, card: Card) -> str:
+    """Name the inputs of a row; a blend's are those of all models that it merges.
+
+    Rows are only comparable with others that read the same.
+    """
+    config = card.config(Path())
+    models = card.sources() if row.startswith("blend") else (row.removesuffix("_refit"),)
+    found = {one for model in models for one in inputs_of(model, config, dates=card.dates)}
+    return ", ".join(one for one in (IDS, TEXT, DATES) if one in found)
+
+
+def inputs_of(model: str, config: RunConfig, *, dates: bool) -> set[str]:
+    """Name what a model reads; the generative one, also what its teacher does."""
+    text = {TEXT} if config.content.encoder != "none" else set()
+    of_sequence = config.sequence.calendar_days > 0 or config.sequence.time_buckets > 0
+    read_dates = {
+        "popularity": config.popularity.half_life_days is not None,
+        "sequence": of_sequence,
+        "ensemble": of_sequence,
+        "generative": of_sequence and config.generative_training.teaching.share > 0,
+    }
+    found = {DATES} if dates and read_dates.get(model, False) else set()
+    if model == "content_similarity":
+        return found | {TEXT}
+    return found | {IDS} | (text if model not in ("popularity", "item_to_item") else set())
 
 
 def peers_table(
@@ -151,15 +180,6 @@ def facts_of(summary: Mapping[str, Any], wrong: Sequence[OutOfBand]) -> list[str
         facts.append(
             f"Semantic IDs generated that name no item: {summary['invalid_ids']:.2%} (the search "
             "walks a trie of valid ones)."
-        )
-    if "num_targets" in summary:
-        facts.append(
-            f"{summary['num_targets']['test']:,} events of items that training never met are the "
-            "targets of test. Oracle-cold: the cold items and the 20 best warm ones are ranked, as "
-            "LIGER does; blind: the full catalogue, and nothing says which items are cold, not "
-            "even counts of events; with counts: the full catalogue, and a blend reads how many "
-            "events its models were fitted on, as what is served does; cold only: the cold items "
-            "alone. Warm: the same weights on the last events of warm items."
         )
     if any(row in REFITTED for rows in summary["orders"].values() for row in rows):
         facts.append(

@@ -26,7 +26,6 @@ from tests.benchmarks.recipes.prepared import DESCRIPTION, Prepared
 from tests.benchmarks.recipes.run import RunSettings
 from tests.benchmarks.recipes.time_to_split import cut_at_quantiles
 from tests.benchmarks.reproduction.card import Card, read_published
-from tests.benchmarks.reproduction.cold_run import run_cold
 from tests.benchmarks.reproduction.page import write_page
 from tests.benchmarks.reproduction.ranking_run import run_once
 from tests.benchmarks.reproduction.summary import OutOfBand, out_of_band, summary_of
@@ -151,7 +150,6 @@ def run_plan(
     finished: Callable[[dict[str, Any]], None],
 ) -> list[dict[str, Any]]:
     """Run every order and seed that is not there yet."""
-    run = run_cold if plan.card.protocol == "cold" else run_once
     results = []
     for order in plan.orders:
         for seed in plan.seeds:
@@ -163,7 +161,7 @@ def run_plan(
                 why=f"card {plan.name}",
                 shows_progress=show_progress,
             )
-            results.append(run(prepared, plan.folder / RUNS, settings))
+            results.append(run_once(prepared, plan.folder / RUNS, settings))
             finished(results[-1])
     return results
 

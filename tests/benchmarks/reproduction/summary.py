@@ -14,18 +14,6 @@ from tests.benchmarks.reproduction.card import Band, Card, PublishedRow
 
 Result = Mapping[str, Any]
 SHOWN = ("recall@10", "ndcg@10")
-COLD_SHOWN = tuple(
-    f"{setting}/recall@10"
-    for setting in (
-        "oracle-cold",
-        "blind",
-        "with counts",
-        "cold only",
-        "oracle-cold warm",
-        "blind warm",
-        "with counts warm",
-    )
-)
 
 
 class OutOfBand(NamedTuple):
@@ -68,7 +56,7 @@ def summary_of(name: str, card: Card, results: Sequence[Result]) -> dict[str, An
         "device": sorted({one["device"] for one in results}),
         "seconds": {f"{one['order']}-{one['seed']}": one["seconds"] for one in results},
         "seeds": sorted({one["seed"] for one in results}),
-        "shown": list(COLD_SHOWN if card.protocol == "cold" else SHOWN),
+        "shown": list(SHOWN),
         "invalid_ids": max(invalid) if invalid else None,
         "orders": orders,
         "goals": list(goals_of(card, orders)),
@@ -78,7 +66,6 @@ def summary_of(name: str, card: Card, results: Sequence[Result]) -> dict[str, An
             for row in card.rows
             if row not in orders.get(order, {})
         ],
-        **({"num_targets": first["num_targets"]} if "num_targets" in first else {}),
     }
 
 

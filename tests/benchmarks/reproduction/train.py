@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,7 @@ from typing import Any
 from tests.benchmarks.recipes.prepared import Prepared
 from tests.benchmarks.recipes.recipe import REFITTED, ROWS, with_changes
 from tests.benchmarks.recipes.run import RunSettings
-from tests.benchmarks.reproduction.cold_run import SETTINGS, run_cold
 from tests.benchmarks.reproduction.ranking_run import run_once
-
-PROTOCOLS = ("ranking", "cold")
 
 
 def parsed_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -36,7 +33,6 @@ def parsed_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespa
     parser.add_argument(
         "--rows", nargs="*", choices=(*ROWS, *REFITTED), help="of the recipe; the arrays' own else"
     )
-    parser.add_argument("--protocol", choices=PROTOCOLS, default="ranking")
     parser.add_argument("--validation-only", action="store_true", help="never look at test")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="of the recipe")
@@ -67,28 +63,21 @@ def run_all(prepared: Prepared, options: argparse.Namespace) -> list[dict[str, A
     for order in options.orders or prepared.orders:
         for seed in options.seeds:
             settings = settings_of(options, order, seed)
-            run = run_cold if options.protocol == "cold" else run_once
-            results.append(run(prepared, options.out, settings))
+            results.append(run_once(prepared, options.out, settings))
             sys.stdout.write(summary_line(results[-1]))
             sys.stdout.flush()
     return results
 
 
 def summary_line(result: dict[str, Any]) -> str:
-    """Summarise a run in one line."""
+    """Summarise a run in one line, with recall@10 and ndcg@10."""
     split = "test" if "test" in result["splits"] else "validation"
-    metrics = (f"{name} {metrics_text(row[split])}" for name, row in result["rows"].items())
+    metrics = (
+        f"{name} {row[split]['recall@10']:.4f}/{row[split]['ndcg@10']:.4f}"
+        for name, row in result["rows"].items()
+    )
     head = f"{result['data_set']} {result['order']} seed {result['seed']} {split}"
     return f"{head}, {result['seconds']:.0f} s: {'  '.join(metrics)}\n"
-
-
-def metrics_text(metrics: Mapping[str, float]) -> str:
-    """Write recall@10 and ndcg@10, or of a cold start the recall of each setting."""
-    names = ["recall@10", "ndcg@10"]
-    if "blind/recall@10" in metrics:
-        names = [f"{setting}/recall@10" for setting in SETTINGS]
-        names = [name for name in names if name in metrics]
-    return "/".join(f"{metrics[name]:.4f}" for name in names)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
