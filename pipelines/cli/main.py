@@ -21,7 +21,7 @@ EXIT_CODES = """Exit codes: 0 success, 2 invalid command, configuration or data,
 disk error, 75 in use by another command. Set RECSYS_TRACEBACK=1 to see an error's traceback."""
 
 COMMANDS = {
-    "Start": "run.demo run.run machine.doctor",
+    "Start": "run.demo run.run machine.plan machine.doctor",
     "Serve": "serve.serve serve.recommend score.score serve.export serve.mcp",
     "Keep fresh": "ingest.ingest run.update daily.monitor daily.status daily.gc",
     "Evaluate": (

@@ -1,5 +1,6 @@
 """A contract over all commands: help with an example, a run as first argument, faults in words."""
 
+import json
 import subprocess
 import sys
 
@@ -73,3 +74,20 @@ def test_a_folder_is_read_with_the_configuration_of_its_last_run(tmp_path):
 def test_help_waits_neither_for_torch_nor_for_polars():
     code = "import sys, pipelines.cli.main; sys.exit(bool({'torch', 'polars'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_plan_counts_the_data_and_says_what_fits(tmp_path):
+    lines = [f"u{user},i{(7 * user + n) % 40},17{n:08}" for user in range(60) for n in range(9)]
+    (tmp_path / "events.csv").write_text("\n".join(["user_id,item_id,event_time", *lines]))
+    run = tmp_path / "shop.toml"
+    on = "[auto]\nenabled = false\n[sequence_training]\nenabled = true\n"
+    run.write_text(on + '[data]\nevents = "events.csv"\n')
+    given = (str(run), "--set", f"workspace={tmp_path / 'run'}", "--json")
+    code, text = told("plan", *given)
+    assert code == 0, text
+    found = json.loads(text[text.index("{") :])
+    assert found["shop"] | {"rows": 0} == {"items": 40, "users": 60, "events": 540, "rows": 0}
+    assert [one["on"] for one in found["trainings"][::2]] == ["this CPU", "1 H100", "2 H100"]
+    code, text = told("plan", *given[:3], "--shop", "items=1e10,users=1e9,events=1e10")
+    assert code == 3
+    assert "more than 76" in text
