@@ -62,27 +62,15 @@ def on_cpu(config: RunConfig, shop: Counts, on_one_gpu: list[Cost]) -> Iterator[
         num_events=shop.events,
         num_users=shop.users,
         num_items=shop.items,
-        num_cold=0,
         mean_length=length,
-        long_length=round(length),
-        by_time=False,
-        judged_by="",
         num_held_out=shop.users,
-        repeat_share=0.0,
-        text_share=0.0,
-        text_characters=0.0,
-        num_categories=0,
-        num_days=1,
     )
     costs, dense = Costs(shape, machine), AdamWConfig(tables="dense")
     limit, process = machine.memory_bytes / GIB, costs.bytes_needed(num_sources=4) / GIB
+    windows = count_windows(config.sequence, shop)
     passes = {
         "two_tower": (costs.two_tower_pass(config.two_tower), shop.events, shop.items + shop.rows),
-        "sequence": (
-            costs.sequence_pass(config.sequence),
-            count_windows(config.sequence, shop),
-            shop.items,
-        ),
+        "sequence": (costs.sequence_pass(config.sequence), windows, shop.items),
     }
     for one in on_one_gpu:
         if one.training not in passes:

@@ -36,26 +36,26 @@ class DataShape:
     num_events: int
     num_users: int
     num_items: int
-    num_cold: int
+    num_cold: int = 0
     """Items of the catalogue without an event."""
     mean_length: float
     """Events of a user."""
-    long_length: int
+    long_length: int = 0
     """Events that nine users in ten do not exceed."""
-    by_time: bool
+    by_time: bool = False
     """True if models are judged by the events after a moment; else by each user's last event."""
-    judged_by: str
+    judged_by: str = ""
     """Which events those are, and why."""
     num_held_out: int
     """Users with a validation event: what models are chosen and weighted by."""
-    repeat_share: float
+    repeat_share: float = 0.0
     """Share of the held-out events whose item the user had before."""
-    text_share: float
+    text_share: float = 0.0
     """Share of the items with a text."""
-    text_characters: float
+    text_characters: float = 0.0
     """Mean characters of a text."""
-    num_categories: int
-    num_days: int
+    num_categories: int = 0
+    num_days: int = 0
     """Days with an event; 0 where events have no times."""
 
     @property

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from recsys.data.bounds import check_bounds
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.training.passes import (
@@ -28,14 +29,10 @@ H100_GIB = 76.0
 LABEL_MS, ROWS_OF_A_LABEL = 4.18e-4, 22
 """Device time of a two-tower's label at width 64, and the rows that it reads: 20 events, itself and
 its user."""
-SCORE_MS = 3.37e-10
-"""Of one score of its softmax, at width 64."""
-EXCHANGE_MS = 6.3e-5
-"""Of sending the rows of a label between two GPUs, at width 64 and those rows."""
-TABLE_MS = {True: 7.7, False: 6.3}
-"""Least step of a two-tower on one GPU: tables move by rows, or as dense weights."""
-RANKS_MS = 11.1
-"""Least step of a two-tower on two."""
+SCORE_MS, EXCHANGE_MS = 3.37e-10, 6.3e-5
+"""Of a score of its softmax; of sending a label's rows between two GPUs."""
+TABLE_MS, RANKS_MS = {True: 7.7, False: 6.3}, 11.1
+"""Least step of a two-tower on one GPU, if tables move by rows or as dense weights; on two."""
 LABEL_BYTES, STEP_GIB = 42_000, 0.06
 """Memory of a step by label of a GPU, at width 64 and those rows, and besides."""
 EVENT_ITEM_MS, EVENT_BLOCK_MS, SAMPLED_EVENT_MS = 6.8e-9, 8.7e-5, 1.07e-3
@@ -60,9 +57,7 @@ class Counts:
     """Rows of the tables of users' and contexts' features."""
 
     def __post_init__(self) -> None:
-        for name, least in {"items": 1, "users": 1, "events": 1, "rows": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        check_bounds(self, items=">= 1", users=">= 1", events=">= 1", rows=">= 0")
 
 
 class Cost(NamedTuple):
@@ -105,12 +100,7 @@ def cost_on_gpus(
     step_ms: float,
     page: str,
 ) -> Cost:
-    """Put a cost together.
-
-    Args:
-        examples: Of one pass.
-        memory: Of tables, optimizer and a step, GiB.
-    """
+    """Put a cost together, of a pass's examples and the GiB of tables, optimizer and a step."""
     steps = training.for_examples(examples).num_steps
     seconds, on = whole_seconds(training, steps, step_ms), f"{gpus} H100"
     return Cost(name, on, *memory, step_ms, steps, seconds, H100_GIB, PAGE.format(page))
