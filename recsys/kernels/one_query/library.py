@@ -31,7 +31,10 @@ OPTIONS = (
     *("-shared", "-fPIC"),
 )
 """Products are not fused, as numpy's are not, so that equal scores stay equal."""
-BY_CAPABILITY = {"AVX2": ("-mavx2", "-mfma"), "AVX512": ("-mavx2", "-mfma")}
+BY_CAPABILITY = {
+    "AVX2": ("-mavx2", "-mfma"),
+    "AVX512": ("-mavx2", "-mfma", *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl"))),
+}
 """Options for the instructions that torch uses here; none for other processors."""
 MAX_SECONDS = 120.0
 REFERENCE = "numpy and torch answer, an operation at a time"

@@ -218,6 +218,11 @@ i64 by_weights(const Weights *table, const i64 *history, i64 m, const u8 *allowe
     for (i64 i = count - 1; i >= 0; i--) {
         i64 row = history[event[i]], end = table->offsets[row + 1];
         float own = weight[event[i]];
+        if (i) { /* the next one's weights are on their way meanwhile */
+            i64 next = history[event[i - 1]], last = table->offsets[next + 1];
+            for (i64 at = table->offsets[next]; at < last; at += 16)
+                __builtin_prefetch(table->others + at), __builtin_prefetch(table->amounts + at);
+        }
         for (i64 at = table->offsets[row]; at < end && !few; at++)
             sums[table->others[at]] += own * table->amounts[at];
         for (i64 at = table->offsets[row]; at < end && few; at++) {

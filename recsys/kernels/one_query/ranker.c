@@ -5,7 +5,12 @@
 #include "lists.h"
 
 #define PANEL 16
+/* Rows whose sums fit in the registers. */
+#ifdef __AVX512F__
+#define TOGETHER 12
+#else
 #define TOGETHER 6
+#endif
 
 static inline i64 padded(i64 n) { return (n + PANEL - 1) / PANEL * PANEL; }
 
@@ -30,26 +35,23 @@ static void product(Source from, Target to, i64 n, const float *panels, i64 in, 
         for (i64 first = 0; first < n; first += TOGETHER) {
             const float *x[TOGETHER], *w = panels;
             i64 many = n - first < TOGETHER ? n - first : TOGETHER;
-            v8 a[TOGETHER], b[TOGETHER];
+            v16 sums[TOGETHER];
             for (i64 r = 0; r < TOGETHER; r++) {
                 i64 row = first + (r < many ? r : many - 1);
                 x[r] = from.x + (from.which ? from.which[row] : row) * from.ldx;
-                a[r] = b[r] = fill(0);
+                sums[r] = (v16){0};
             }
             for (i64 i = 0; i < in; i++, w += PANEL) {
-                v8 left = load(w), right = load(w + 8);
-                for (int r = 0; r < TOGETHER; r++) {
-                    a[r] += x[r][i] * left;
-                    b[r] += x[r][i] * right;
-                }
+                v16 weights = load16(w);
+                for (int r = 0; r < TOGETHER; r++) sums[r] += x[r][i] * weights;
             }
             for (i64 r = 0; r < many; r++) {
                 i64 row = first + r;
                 float *at = to.to + (to.which ? to.which[row] : row) * to.ldo + o;
-                v8 left = a[r], right = b[r];
-                if (bias) left += load(bias + o), right += load(bias + o + 8);
-                if (to.add) left += load(at), right += load(at + 8);
-                store(at, left), store(at + 8, right);
+                v16 sum = sums[r];
+                if (bias) sum += load16(bias + o);
+                if (to.add) sum += load16(at);
+                store16(at, sum);
             }
         }
     }
@@ -313,23 +315,25 @@ static void of_lists(const Features *all, const Listed *list, const i64 *chosen,
     }
 }
 
+/* Add up rows of a table: whole ones are added faster than the numbers of a few columns are found. */
+static void add_rows(float *sums, const float *table, i64 stride, const i64 *rows, i64 m) {
+    memset(sums, 0, (size_t)stride * sizeof(float));
+    for (i64 i = 0, many; i < m; i += many) {
+        const float *from[4], one[4] = {1, 1, 1, 1};
+        many = m - i < 4 ? 1 : 4;
+        for (i64 e = 0; e < many; e++) from[e] = table + rows[i + e] * stride;
+        if (many == 4) add_four(sums, from, one, stride);
+        else add_scaled(sums, from[0], 1, stride);
+    }
+}
+
 static void linear_features(const Features *all, const i64 *rows, i64 n, const i64 *history, i64 m,
-                            float *out, float *sums) {
+                            float *out, float *sums, i64 *event) {
     i64 beyond = all->num_places - 1, first = m > all->linear ? m - all->linear : 0;
     float *scores = out, *above = out + n, *recent = out + 2 * n, mean = 0, spread = 0;
-    /* Whole rows of weights are added faster than single ones are found. */
-    memset(sums, 0, (size_t)(2 * all->stride) * sizeof(float));
-    for (i64 i = 0, many; i < m; i += many) {
-        i64 left = (i < first ? first : m) - i;
-        const float *from[4], one[4] = {1, 1, 1, 1};
-        for (i64 e = 0; e < 4 && e < left; e++)
-            from[e] = all->weights +
-                      all->places[history[i + e] < beyond ? history[i + e] : beyond] * all->stride;
-        float *to = i < first ? sums : sums + all->stride;
-        many = left < 4 ? 1 : 4;
-        if (many == 4) add_four(to, from, one, all->stride);
-        else add_scaled(to, from[0], 1, all->stride);
-    }
+    for (i64 i = 0; i < m; i++) event[i] = all->places[history[i] < beyond ? history[i] : beyond];
+    add_rows(sums, all->weights, all->stride, event, first);
+    add_rows(sums + all->stride, all->weights, all->stride, event + first, m - first);
     for (i64 c = 0; c < n; c++) {
         i64 place = all->places[rows[c] < beyond ? rows[c] : beyond];
         recent[c] = sums[all->stride + place], scores[c] = sums[place] + recent[c];
@@ -349,23 +353,24 @@ static inline void raise(float *restrict to, const float *restrict from, i64 n) 
 /* Cosines with the last event, means over few and over all, and the largest: out [4, n]. */
 static void table_features(const Features *all, i64 table, const i64 *known, i64 n,
                            const i64 *event, i64 m, i64 few, i64 observed, float *out,
-                           float *space) {
+                           float *space, float *sums) {
     const float *vectors = all->tables[table];
     i64 stride = all->shapes[2 * table], width = all->shapes[2 * table + 1], near = m < all->best ? m : all->best;
     float *last = out, *recent = out + n, *every = out + 2 * n, *best = out + 3 * n;
     for (i64 c = 0; c < n; c++) best[c] = near < all->best ? 0 : -INFINITY;
     if (width == 0) {
-        for (i64 i = 0; i < m; i++) {
+        i64 latest = near > all->recent ? near : all->recent < m ? all->recent : m;
+        for (i64 i = 0; i < latest; i++) {
             const float *own = vectors + event[i] * stride;
             float *restrict found = space;
-            if (event[i]) for (i64 c = 0; c < n; c++) found[c] = own[known[c]];
-            else memset(found, 0, (size_t)n * sizeof(float));
+            for (i64 c = 0; c < n; c++) found[c] = own[known[c]];
             if (i == 0) copy(last, found, n);
             if (i < all->recent) add_scaled(recent, found, 1, n);
             if (i < near) raise(best, found, n);
-            add_scaled(every, found, 1, n);
         }
-        for (i64 c = 0; c < n; c++) recent[c] /= (float)few, every[c] /= (float)observed;
+        add_rows(sums, vectors, stride, event, m);
+        for (i64 c = 0; c < n; c++)
+            recent[c] /= (float)few, every[c] = sums[known[c]] / (float)observed;
         return;
     }
     i64 wide = padded(near + 2);
@@ -392,12 +397,15 @@ static void table_features(const Features *all, i64 table, const i64 *known, i64
 i64 features(const Features *all, const Listed *list, const i64 *chosen, i64 num_lists, i64 n,
              const i64 *history, i64 m, float *out) {
     i64 count = m < all->latest ? m : all->latest, few = 0, observed = 0, widest = 0;
-    i64 *known = take(PLACE, (size_t)(n + count + 1) * sizeof(i64)), *event = known + n;
-    for (i64 i = 0; i < all->num_tables; i++)
+    i64 longest = 2 * all->stride;
+    i64 *known = take(PLACE, (size_t)(n + m + 1) * sizeof(i64)), *event = known + n;
+    for (i64 i = 0; i < all->num_tables; i++) {
         widest = all->shapes[2 * i + 1] > widest ? all->shapes[2 * i + 1] : widest;
+        longest = all->shapes[2 * i] > longest ? all->shapes[2 * i] : longest;
+    }
     float *space = take(TILE, (size_t)((2 * padded(all->best + 2)) * widest +
                                        n * padded(all->best + 2)) * sizeof(float));
-    float *added = take(SUMS, (size_t)(2 * all->stride) * sizeof(float));
+    float *added = take(SUMS, (size_t)longest * sizeof(float));
     if (!known || !space || !added) return NO_MEMORY;
     for (i64 i = 0; i < m; i++) if (history[i] < 0) return OUT_OF_RANGE;
     for (i64 c = 0; c < n; c++) {
@@ -406,7 +414,7 @@ i64 features(const Features *all, const Listed *list, const i64 *chosen, i64 num
     }
     of_lists(all, list, chosen, num_lists, n, out);
     float *own = out + (all->num_features - 6 - 4 * all->num_tables) * n, sums[2] = {0, 0};
-    linear_features(all, list->rows, n, history, m, own, added);
+    linear_features(all, list->rows, n, history, m, own, added, event);
     for (i64 i = 0; i < count; i++) {
         i64 row = history[m - 1 - i];
         event[i] = row < all->num_items ? row : 0;
@@ -418,7 +426,7 @@ i64 features(const Features *all, const Listed *list, const i64 *chosen, i64 num
     for (i64 i = 0; count && i < all->num_tables; i++)
         if (all->shapes[2 * i])
             table_features(all, i, known, n, event, count, few, observed,
-                           own + (3 + 4 * i) * n, space);
+                           own + (3 + 4 * i) * n, space, added);
     float *ends = out + (all->num_features - 3) * n, length = log1pf((float)m);
     for (i64 c = 0; c < n; c++) {
         ends[c] = all->past[known[c]] - sums[0] / (float)observed;

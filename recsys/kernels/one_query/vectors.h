@@ -10,26 +10,26 @@
 typedef int64_t i64;
 typedef uint64_t u64;
 typedef uint8_t u8;
-/* Eight floats; compilers use the widest registers that there are. */
+/* Eight and sixteen floats; compilers use the widest registers that there are. */
 typedef float v8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
 
 static inline v8 load(const float *from) { return *(const v8 *)from; }
 static inline void store(float *to, v8 value) { *(v8 *)to = value; }
 static inline v8 fill(float one) { return (v8){one, one, one, one, one, one, one, one}; }
+static inline v16 load16(const float *from) { return *(const v16 *)from; }
+static inline void store16(float *to, v16 value) { *(v16 *)to = value; }
 
 static inline float sum8(v8 v) {
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
 
 static inline float dot(const float *a, const float *b, i64 n) {
-    v8 even = fill(0), odd = fill(0);
+    union { v16 whole; v8 half[2]; } sums = {.half = {fill(0), fill(0)}};
     i64 i = 0;
-    for (; i + 16 <= n; i += 16) {
-        even += load(a + i) * load(b + i);
-        odd += load(a + i + 8) * load(b + i + 8);
-    }
-    for (; i + 8 <= n; i += 8) even += load(a + i) * load(b + i);
-    float total = sum8(even + odd);
+    for (; i + 16 <= n; i += 16) sums.whole += load16(a + i) * load16(b + i);
+    for (; i + 8 <= n; i += 8) sums.half[0] += load(a + i) * load(b + i);
+    float total = sum8(sums.half[0] + sums.half[1]);
     for (; i < n; i++) total += a[i] * b[i];
     return total;
 }
@@ -37,18 +37,18 @@ static inline float dot(const float *a, const float *b, i64 n) {
 /* to += weight * from */
 static inline void add_scaled(float *to, const float *from, float weight, i64 n) {
     i64 i = 0;
-    v8 weights = fill(weight);
-    for (; i + 8 <= n; i += 8) store(to + i, load(to + i) + weights * load(from + i));
+    for (; i + 16 <= n; i += 16) store16(to + i, load16(to + i) + weight * load16(from + i));
+    for (; i + 8 <= n; i += 8) store(to + i, load(to + i) + weight * load(from + i));
     for (; i < n; i++) to[i] += weight * from[i];
 }
 
 /* add_scaled of four rows in their order, with the same bits. */
 static inline void add_four(float *to, const float *const *from, const float *weights, i64 n) {
     i64 i = 0;
-    for (; i + 8 <= n; i += 8) {
-        v8 sum = load(to + i);
-        for (int r = 0; r < 4; r++) sum += fill(weights[r]) * load(from[r] + i);
-        store(to + i, sum);
+    for (; i + 16 <= n; i += 16) {
+        v16 sum = load16(to + i);
+        for (int r = 0; r < 4; r++) sum += weights[r] * load16(from[r] + i);
+        store16(to + i, sum);
     }
     for (; i < n; i++)
         for (int r = 0; r < 4; r++) to[i] += weights[r] * from[r][i];
@@ -57,6 +57,7 @@ static inline void add_four(float *to, const float *const *from, const float *we
 /* memcpy of short rows, of which a call would take longer. */
 static inline void copy(float *to, const float *from, i64 n) {
     i64 i = 0;
+    for (; i + 16 <= n; i += 16) store16(to + i, load16(from + i));
     for (; i + 8 <= n; i += 8) store(to + i, load(from + i));
     for (; i < n; i++) to[i] = from[i];
 }
