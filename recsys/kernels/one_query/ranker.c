@@ -5,12 +5,9 @@
 #include "lists.h"
 
 #define PANEL 16
+#define PARTS_OF_PANEL (PANEL / WIDE)
 /* Rows whose sums fit in the registers. */
-#ifdef __AVX512F__
-#define TOGETHER 12
-#else
-#define TOGETHER 6
-#endif
+#define TOGETHER (WIDE == 16 ? 12 : 6)
 
 static inline i64 padded(i64 n) { return (n + PANEL - 1) / PANEL * PANEL; }
 
@@ -35,23 +32,27 @@ static void product(Source from, Target to, i64 n, const float *panels, i64 in, 
         for (i64 first = 0; first < n; first += TOGETHER) {
             const float *x[TOGETHER], *w = panels;
             i64 many = n - first < TOGETHER ? n - first : TOGETHER;
-            v16 sums[TOGETHER];
+            wide sums[TOGETHER][PARTS_OF_PANEL];
             for (i64 r = 0; r < TOGETHER; r++) {
                 i64 row = first + (r < many ? r : many - 1);
                 x[r] = from.x + (from.which ? from.which[row] : row) * from.ldx;
-                sums[r] = (v16){0};
+                for (int p = 0; p < PARTS_OF_PANEL; p++) sums[r][p] = (wide){0};
             }
             for (i64 i = 0; i < in; i++, w += PANEL) {
-                v16 weights = load16(w);
-                for (int r = 0; r < TOGETHER; r++) sums[r] += x[r][i] * weights;
+                wide weights[PARTS_OF_PANEL];
+                for (int p = 0; p < PARTS_OF_PANEL; p++) weights[p] = load_wide(w + p * WIDE);
+                for (int r = 0; r < TOGETHER; r++)
+                    for (int p = 0; p < PARTS_OF_PANEL; p++) sums[r][p] += x[r][i] * weights[p];
             }
             for (i64 r = 0; r < many; r++) {
                 i64 row = first + r;
                 float *at = to.to + (to.which ? to.which[row] : row) * to.ldo + o;
-                v16 sum = sums[r];
-                if (bias) sum += load16(bias + o);
-                if (to.add) sum += load16(at);
-                store16(at, sum);
+                for (int p = 0; p < PARTS_OF_PANEL; p++, at += WIDE) {
+                    wide sum = sums[r][p];
+                    if (bias) sum += load_wide(bias + o + p * WIDE);
+                    if (to.add) sum += load_wide(at);
+                    store_wide(at, sum);
+                }
             }
         }
     }

@@ -10,24 +10,31 @@
 typedef int64_t i64;
 typedef uint64_t u64;
 typedef uint8_t u8;
-/* Eight and sixteen floats; compilers use the widest registers that there are. */
+/* Eight floats, and as many as the widest registers hold; vectors wider than those are slow. */
 typedef float v8 __attribute__((vector_size(32), aligned(4), may_alias));
-typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
+#ifdef __AVX512F__
+#define WIDE 16
+#else
+#define WIDE 8
+#endif
+typedef float wide __attribute__((vector_size(4 * WIDE), aligned(4), may_alias));
 
 static inline v8 load(const float *from) { return *(const v8 *)from; }
 static inline void store(float *to, v8 value) { *(v8 *)to = value; }
 static inline v8 fill(float one) { return (v8){one, one, one, one, one, one, one, one}; }
-static inline v16 load16(const float *from) { return *(const v16 *)from; }
-static inline void store16(float *to, v16 value) { *(v16 *)to = value; }
+static inline wide load_wide(const float *from) { return *(const wide *)from; }
+static inline void store_wide(float *to, wide value) { *(wide *)to = value; }
 
 static inline float sum8(v8 v) {
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
 
 static inline float dot(const float *a, const float *b, i64 n) {
-    union { v16 whole; v8 half[2]; } sums = {.half = {fill(0), fill(0)}};
+    union { wide parts[16 / WIDE]; v8 half[2]; } sums = {.half = {fill(0), fill(0)}};
     i64 i = 0;
-    for (; i + 16 <= n; i += 16) sums.whole += load16(a + i) * load16(b + i);
+    for (; i + 16 <= n; i += 16)
+        for (int p = 0; p < 16 / WIDE; p++)
+            sums.parts[p] += load_wide(a + i + p * WIDE) * load_wide(b + i + p * WIDE);
     for (; i + 8 <= n; i += 8) sums.half[0] += load(a + i) * load(b + i);
     float total = sum8(sums.half[0] + sums.half[1]);
     for (; i < n; i++) total += a[i] * b[i];
@@ -37,7 +44,8 @@ static inline float dot(const float *a, const float *b, i64 n) {
 /* to += weight * from */
 static inline void add_scaled(float *to, const float *from, float weight, i64 n) {
     i64 i = 0;
-    for (; i + 16 <= n; i += 16) store16(to + i, load16(to + i) + weight * load16(from + i));
+    for (; i + WIDE <= n; i += WIDE)
+        store_wide(to + i, load_wide(to + i) + weight * load_wide(from + i));
     for (; i + 8 <= n; i += 8) store(to + i, load(to + i) + weight * load(from + i));
     for (; i < n; i++) to[i] += weight * from[i];
 }
@@ -45,10 +53,10 @@ static inline void add_scaled(float *to, const float *from, float weight, i64 n)
 /* add_scaled of four rows in their order, with the same bits. */
 static inline void add_four(float *to, const float *const *from, const float *weights, i64 n) {
     i64 i = 0;
-    for (; i + 16 <= n; i += 16) {
-        v16 sum = load16(to + i);
-        for (int r = 0; r < 4; r++) sum += weights[r] * load16(from[r] + i);
-        store16(to + i, sum);
+    for (; i + WIDE <= n; i += WIDE) {
+        wide sum = load_wide(to + i);
+        for (int r = 0; r < 4; r++) sum += weights[r] * load_wide(from[r] + i);
+        store_wide(to + i, sum);
     }
     for (; i < n; i++)
         for (int r = 0; r < 4; r++) to[i] += weights[r] * from[r][i];
@@ -57,7 +65,7 @@ static inline void add_four(float *to, const float *const *from, const float *we
 /* memcpy of short rows, of which a call would take longer. */
 static inline void copy(float *to, const float *from, i64 n) {
     i64 i = 0;
-    for (; i + 16 <= n; i += 16) store16(to + i, load16(from + i));
+    for (; i + WIDE <= n; i += WIDE) store_wide(to + i, load_wide(from + i));
     for (; i + 8 <= n; i += 8) store(to + i, load(from + i));
     for (; i < n; i++) to[i] = from[i];
 }
