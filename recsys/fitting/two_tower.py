@@ -117,11 +117,10 @@ def fit_two_tower(
         return model.loss_of(batch_at(step))
 
     loss: Callable[[int], Tensor] = loss_at
-    if run.device.type == "cuda" and len(positions):
-        if run.ranks.size == 1:
-            loss = fixed_loss(model, loss_at, order, positions, inputs)
-        else:
-            loss = AheadLoss(batch_at, model.loss_of, run.device)
+    if run.ranks.size > 1:
+        loss = AheadLoss(batch_at, model.loss_of, run.device)
+    elif run.device.type == "cuda" and len(positions):
+        loss = fixed_loss(model, loss_at, order, positions, inputs)
     source = ScoredSource(model.score)
     result = fit_retriever(model, source, loss, len(positions), training, run, stop_by)
     return Fitted(model, result, len(positions))

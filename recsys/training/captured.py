@@ -215,29 +215,28 @@ class AheadLoss(Generic[T]):
                 that trains.
         """
         self._prepare, self._loss_of, self._device = prepare, loss_of, device
-        self._side: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # On a CPU its streams and events do nothing.
+        self._streams: Any = torch.get_device_module(device)
+        self._side: Any = self._streams.Stream()
         self._made: tuple[int, T] | None = None
         self._kept: list[tuple[T, Any]] = []
         """Batches with an event after their step: the side stream may not reuse their memory."""
 
     def __call__(self, step: int) -> Tensor:
         if self._made is None or self._made[0] != step:
-            self._make(step)
+            self.ahead(step)
         assert self._made is not None
-        torch.cuda.current_stream(self._device).wait_stream(self._side)
+        self._streams.current_stream(self._device).wait_stream(self._side)
         return self._loss_of(self._made[1])
 
     def ahead(self, step: int) -> None:
         """Make the batch of the step after the one whose work was just handed to the device."""
         if self._made is not None:
-            done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(torch.cuda.current_stream(self._device))
+            done: Any = self._streams.Event()
+            done.record(self._streams.current_stream(self._device))
             self._kept.append((self._made[1], done))
         while len(self._kept) > 1:
             _, done = self._kept.pop(0)
             done.synchronize()
-        self._make(step)
-
-    def _make(self, step: int) -> None:
-        with torch.cuda.stream(self._side):
+        with self._streams.stream(self._side):
             self._made = step, self._prepare(step)

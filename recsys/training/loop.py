@@ -323,8 +323,6 @@ def launched_step(
     # Dense weights move after loss and gradient are known to be finite, and a step that is skipped
     # leaves them and the optimizer alone.
     guard.step(mean_loss + grad_norm)
-    if isinstance(loss_at, AheadLoss):
-        loss_at.ahead(run.state.step + 1)
     return mean_loss, grad_norm
 
 
@@ -376,6 +374,10 @@ def train(
                 run.count_bad_steps(guard.read(), tracker)
             optimizer.zero_grad(set_to_none=True)
             last = run.count_step(validates=evaluate is not None)
+            is_judged = evaluate is not None and (state.step % config.eval_every == 0 or last)
+            # A validation may end the run, and then no further step needs a batch.
+            if isinstance(loss_at, AheadLoss) and not (last or is_judged):
+                loss_at.ahead(state.step)
 
             if state.step % config.log_every == 0 or last:
                 run.count_bad_steps(guard.read(), tracker)
@@ -383,7 +385,7 @@ def train(
                 tracker.log(state.step, **shown, learning_rate=learning_rate)
                 progress.show(state.step, config.num_steps, **shown)
 
-            if evaluate is not None and (state.step % config.eval_every == 0 or last):
+            if evaluate is not None and is_judged:
                 run.count_bad_steps(guard.read(), tracker)
                 tracker.log(state.step, **run.validate(evaluate))
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from recsys.training import progress
+from recsys.training.captured import AheadLoss
 from recsys.training.checkpoint import CheckpointError, load_latest
 from recsys.training.loop import TrainingDiverged, train
 from recsys.training.optim import adamw
@@ -71,6 +72,35 @@ def test_training_finds_the_known_line():
     assert (result.num_steps, result.best_step, result.bad_steps) == (400, 400, 0)
     assert result.best_metric is None
     assert not model.training
+
+
+def test_batches_are_made_one_step_ahead_and_none_beyond_the_last():
+    """A validation may be the end, so the batch after it is made after it."""
+    model, plain, done = Line(), Line(), []
+
+    def note(what, step):
+        done.append(f"{what} {step}")
+        return step
+
+    def evaluate(_):
+        done.append("validated")
+        return {"fit": float(-len(done))}
+
+    for judge, steps in ((None, 23), (evaluate, 20)):
+        done.clear()
+        trained = Line() if judge else model
+        ahead = AheadLoss(
+            lambda step: note("made", step),
+            lambda step, own=trained: own.loss_at(note("used", step)),
+            torch.device("cpu"),
+        )
+        settings = config_of(23, eval_every=10, patience=1)
+        assert run(trained, settings, loss_at=ahead, evaluate=judge).num_steps == steps
+        assert [one for one in done if "made" in one] == [f"made {step}" for step in range(steps)]
+        assert done.index("used 5") + 1 == done.index("made 6")
+    assert done.index("validated") + 1 == done.index("made 10")
+    run(plain, config_of(23))
+    assert_same_weights(model, plain.state_dict())
 
 
 def test_early_stopping_keeps_the_best_weights_and_a_finished_run_is_not_trained_again(tmp_path):
