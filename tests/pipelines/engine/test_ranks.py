@@ -14,15 +14,18 @@ from unittest.mock import MagicMock, call
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from pipelines.cli.rank import LogFile, describe_error
 from pipelines.config.run import RunConfig
-from pipelines.config.trainings import TorchrunConfig
+from pipelines.config.trainings import SequenceTrainingConfig, TorchrunConfig
 from pipelines.engine.artifacts import RunLog
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
 from pipelines.engine.launch import ERROR, explain, pass_on
-from pipelines.engine.runner import run_stages
+from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.engine.torchrun import Failure, num_ranks
+from pipelines.stages.list import STAGES
+from recsys.models.sequence.config import SequenceConfig
 from recsys.training.distributed.several import RanksError
 from tests.pipelines.engine.ranks import (
     CHOSEN,
@@ -62,6 +65,43 @@ def test_ranks_of_a_machine_that_are_killed_resume_on_two_and_end_where_one_proc
         run_stages(CHOSEN, config)
         assert other.wait(60) == 0
     assert_equal_to_local(folder, "torchrun")
+
+
+FULL_ON_THE_SECOND = """
+import os
+if os.environ.get("RANK") == "1":
+    import torch
+    def backward(*arguments, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    torch.Tensor.backward = backward
+"""
+
+
+@pytest.mark.slow
+def test_one_of_two_ranks_is_out_of_memory_and_then_both_train_the_sequence_model(
+    folder, tmp_path, monkeypatch
+):
+    """Checkpoint and artefact are read in this process, which has none of the ranks."""
+    on = SequenceTrainingConfig(enabled=True, batch_size=16, max_epochs=4.0)
+    model = SequenceConfig(embedding_dim=8, hidden_dim=8, dropout=0.0, id_dropout=0.0)
+    changes = {"sequence": model, "sequence_training": on}
+    needed = ["build_features", "enrich_items", "embed_items", "train_sequence"]
+    stages = pick_stages(STAGES, needed, None)
+    alone, two = (
+        settings(folder, f"sequence-{engine}", engine=engine, **changes)
+        for engine in ("local", "torchrun")
+    )
+    run_stages(stages, alone)
+    (tmp_path / "sitecustomize.py").write_text(FULL_ON_THE_SECOND)
+    with monkeypatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        with pytest.raises(MemoryError, match=r"rank 1 on .*2\.00 GiB Make batch_size"):
+            run_stages(stages, two)
+    run_stages(stages, two)
+    places = [one.workspace / "train_sequence/given/sequence" for one in (alone, two)]
+    first, second = (load_file(place / "sequence.safetensors") for place in places)
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, rtol=2e-2, atol=5e-3, msg=name)
 
 
 def test_a_machine_that_does_not_come_is_said_with_its_command(tmp_path):

@@ -1,4 +1,4 @@
-"""What one rank does in the tests: train small two-towers, alone or with others.
+"""What one rank does in the tests: train small models, alone or with others.
 
     python -m torch.distributed.run --nproc-per-node 2 ranks_at_work.py FOLDER CASE...
 
@@ -12,19 +12,42 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.dataset import Sequences
+from recsys.fitting.queries import ModelInputs
+from recsys.fitting.sequence import fit_sequence
+from recsys.fitting.spec import Refit, TrainingRun, run_training
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.ranker.model import Ranker
+from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTower
 from recsys.training.distributed.several import present_ranks, process_group
 from recsys.training.loop import train
 from recsys.training.optim import adamw
-from recsys.training.passes import AdamWConfig, LoopConfig, ScheduleConfig, ShardingConfig
+from recsys.training.passes import (
+    AdamWConfig,
+    LoopConfig,
+    ScheduleConfig,
+    ShardingConfig,
+    TrainingConfig,
+)
 from recsys.training.progress import SilentProgress
+from recsys.training.ranker_fit import ranker_loss
+from tests.recsys.training.test_ranker_shapes import (
+    CATALOGUE,
+    CONFIG,
+    CPU,
+    EVERYONE,
+    INPUTS,
+    TRAINING,
+    examples,
+)
 
 NUM_ITEMS, NUM_USERS, DIM, BATCH = 97, 60, 16, 24
 CASES = {
@@ -33,6 +56,8 @@ CASES = {
     "clipped": ("adam", 0.002),
 }
 """Rule of the tables and norm of a row's gradient."""
+OTHERS = ("sequence", "ranker")
+"""Further models, of which every rank holds all weights."""
 NUM_STEPS = 6
 
 
@@ -69,6 +94,8 @@ class StoppedError(Exception):
 
 def run(case: str, folder: Path | None, stop_at: int | None = None) -> dict[str, torch.Tensor]:
     """Train; without a process group alone."""
+    if case in OTHERS:
+        return fitted(case, folder)
     tables, max_row_norm = CASES[case]
     shard_from = 10**9 if case == "replicated" else 0
     ranks = present_ranks(ShardingConfig(shard_from=shard_from))
@@ -111,6 +138,46 @@ def run(case: str, folder: Path | None, stop_at: int | None = None) -> dict[str,
     )
     state = {name: value.clone() for name, value in trained.state_dict().items()}
     return state | {"losses": torch.tensor(losses)}
+
+
+class Losses:
+    """Keeps the losses that a training logs."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def log(self, step: int, **values: float) -> None:
+        self.found += [values["loss"]] if "loss" in values else []
+
+
+def fitted(case: str, folder: Path | None) -> dict[str, torch.Tensor]:
+    """Train as the stages do, without dropout, which each rank would draw for itself."""
+    run = TrainingRun(
+        seed=0, checkpoint_dir=folder, curve=(losses := Losses()), ranks=present_ranks()
+    )
+    if case == "sequence":
+        # 21 windows of 2 to 9 events: parts of 11 and 10 windows, with other numbers of labels.
+        offsets = np.concatenate([[0], np.cumsum(2 + np.arange(42) % 8)])
+        rows = np.random.default_rng(1).integers(1, NUM_ITEMS, int(offsets[-1]))
+        ends = {"train_end": offsets[1:], "validation_end": offsets[1:]}
+        inputs = ModelInputs(
+            sequences=Sequences(item_rows=rows, offsets=offsets, **ends),
+            catalogue=ItemCatalogue.empty(NUM_ITEMS),
+            sizes=FeatureSizes(num_item_rows=NUM_ITEMS),
+        )
+        config = SequenceConfig(
+            embedding_dim=DIM, hidden_dim=8, dropout=0.0, id_dropout=0.0, backend="torch"
+        )
+        training = TrainingConfig(batch_size=21, max_epochs=NUM_STEPS / 2)
+        stop = Refit(best_step=NUM_STEPS, num_examples=42)
+        trained = fit_sequence(inputs, config, training, run, stop).model
+    else:
+        torch.manual_seed(0)
+        trained = Ranker(CONFIG, INPUTS, CATALOGUE, torch.ones(INPUTS.num_item_rows))
+        loss = ranker_loss(trained, examples(), EVERYONE, TRAINING, 0, CPU, run.ranks)
+        run_training(trained, loss, TRAINING, TRAINING.for_steps(NUM_STEPS, 1), run, None)
+    state = {name: value.clone() for name, value in trained.state_dict().items()}
+    return state | {"losses": torch.tensor(losses.found)}
 
 
 class SameDraws:

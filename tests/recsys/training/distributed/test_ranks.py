@@ -15,7 +15,7 @@ from recsys.training.distributed.several import COMPARED, RanksError, check_vers
 from recsys.training.distributed.sharded import choose_rule
 from recsys.training.passes import AdamWConfig, ShardingConfig
 from tests.recsys.training.distributed import ranks_at_work
-from tests.recsys.training.distributed.ranks_at_work import CASES
+from tests.recsys.training.distributed.ranks_at_work import CASES, OTHERS
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[4]
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     work = Path(ranks_at_work.__file__)
     done = subprocess.run(
-        [sys.executable, "-m", *command, work, folder, *CASES, "adagrad@4", "clipped@5"],
+        [sys.executable, "-m", *command, work, folder, *CASES, *OTHERS, "adagrad@4", "clipped@5"],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
         capture_output=True,
@@ -53,7 +53,7 @@ def test_updates_of_sharded_tables_are_counted(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, dict[str, torch.Tensor]]:
-    return {case: ranks_at_work.run(case, None) for case in CASES}
+    return {case: ranks_at_work.run(case, None) for case in (*CASES, *OTHERS)}
 
 
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], since: int = 0):
@@ -64,9 +64,11 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], si
         torch.testing.assert_close(other[name], expected, rtol=1e-4, atol=2e-5, msg=name)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *OTHERS])
 def test_two_ranks_train_what_one_process_trains(folder: Path, alone, case: str) -> None:
-    assert_same(alone[case], load_file(folder / f"{case}-2.safetensors"))
+    found = load_file(folder / f"{case}-2.safetensors")
+    assert found["losses"].numel()
+    assert_same(alone[case], found)
 
 
 def test_one_process_goes_on_with_the_checkpoint_of_two(folder: Path, alone) -> None:
