@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -219,6 +220,12 @@ class Data:
     def over(self) -> Over:
         return Over(self.inputs.catalogue, self.item_codes)
 
+    def histories(self, until: FitSplit) -> Iterator[Tensor]:
+        """Yield each user's item rows that a model fitted on a split may see, oldest first."""
+        sequences = self.inputs.sequences
+        for begin, end in zip(sequences.offsets[:-1], sequences.visible_end(until), strict=True):
+            yield torch.from_numpy(np.array(sequences.item_rows[begin:end]))
+
 
 class Start(NamedTuple):
     """How a fit starts, where it runs and what ends it."""
@@ -241,11 +248,16 @@ Fit = Callable[[Any, Data, FitSplit, Start], Fitted[Any] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoSettings:
+    """Settings of a model that has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A retrieval model of the catalogue."""
 
     names: ModelName
-    config: type
+    config: type = NoSettings
     """Class of its settings."""
     fit: Fit
     load: Callable[[Path, Over], Any]

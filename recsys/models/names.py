@@ -32,18 +32,20 @@ class ModelName:
     """True for a table of weights between items (`recsys.models.item_weights`)."""
     repeats: bool = False
     """True if it is for lists that may hold the history."""
-    label: str
-    """Title in reports and pages."""
-    meaning: str
+    label: str = ""
+    """Title in reports and pages; its name by default, and the other texts are made of it."""
+    meaning: str = ""
     """How it ranks, in a line of a report."""
-    reason: str
+    reason: str = ""
     """Why an item is in a list, in two or three words: ``reasons`` of a reply."""
-    explanation: str
+    explanation: str = ""
     """Why an item is in a list: the predicate of a sentence of an explanation."""
 
     def __post_init__(self) -> None:
-        if not self.section:
-            object.__setattr__(self, "section", self.name)
+        label = self.label or self.name.replace("_", " ")
+        texts = {"section": self.name, "label": label, "meaning": label, "reason": f"by {label}"}
+        for field, text in (texts | {"explanation": f"is chosen by {label}"}).items():
+            object.__setattr__(self, field, getattr(self, field) or text)
 
     @property
     def stage(self) -> str:

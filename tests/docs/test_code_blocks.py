@@ -240,7 +240,11 @@ def write_shop(folder: Path) -> None:
     pl.DataFrame(items, schema=["sku", "title"], orient="row").write_csv(folder / "items.csv")
 
 
-@pytest.mark.parametrize("block", of("python"), ids=str)
+# Code of a reader's own package runs in tests/integration/models/test_outside_model.py.
+RUN_HERE = [block for block in of("python") if "my_package" not in block.text]
+
+
+@pytest.mark.parametrize("block", RUN_HERE, ids=str)
 def test_programs_run(
     block: Block, bundles: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,17 +2,22 @@
 
 import json
 import re
+import runpy
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pipelines.config.run import OutsideModelConfig, RunConfig
 from pipelines.stages.list import STAGES
+from recsys.fitting.counted import counted
+from recsys.fitting.own_model import CYCLE, TensorModel, check_model
 from recsys.models.names import spec_at
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
@@ -55,12 +60,13 @@ enabled = false
 def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The package of the page, as it would be installed."""
     text = PAGE.read_text(encoding="utf-8")
-    (code,) = (part for part in re.findall(r"```python\n(.*?)```", text, re.S) if "SPEC" in part)
-    assert len(code.splitlines()) <= 60
+    model, test = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert len((model + test).splitlines()) <= 60
     folder = tmp_path_factory.mktemp("site-packages")
     (folder / "my_package").mkdir()
     (folder / "my_package" / "__init__.py").touch()
-    (folder / "my_package" / "successors.py").write_text(code)
+    (folder / "my_package" / "successors.py").write_text(model)
+    (folder / "test_successors.py").write_text(test)
     sys.path.insert(0, str(folder))
     yield folder
     sys.path.remove(str(folder))
@@ -84,6 +90,23 @@ def shop(
     result = recsys("run", "-c", write_world(folder, cycle, SETTINGS), "-w", folder / "run", "-q")
     assert result.exit_code == 0, result.output
     return folder / "run"
+
+
+def test_its_own_test_passes_and_says_which_promise_is_broken(package: Path) -> None:
+    names = runpy.run_path(str(package / "test_successors.py"))
+    names["test_what_came_next_is_first"]()
+    spec = names["SPEC"]
+    broken = type("Broken", (TensorModel,), {"score": lambda self, queries: self.scores})
+    for scores, said in (
+        (torch.zeros(3, CYCLE + 1), "row 0 is padding"),
+        (torch.zeros(3, 5), r"scores are \[queries, item rows\]"),
+        (torch.full((3, CYCLE + 1), torch.nan).index_fill(1, torch.tensor(0), -torch.inf), "NaN"),
+    ):
+        fit = partial(lambda scores, *_: counted(broken(scores=scores)), scores)
+        with pytest.raises(ValueError, match=said):
+            check_model(replace(spec, fit=fit, load=broken.load))
+    with pytest.raises(ValueError, match="fit gives a model"):
+        check_model(replace(spec, fit=lambda *_: None))
 
 
 def test_it_is_measured_and_blended(shop: Path) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
+from recsys.fitting.own_model import check_retriever
 from recsys.models import content_similarity, item_to_item
 from recsys.models.configs import ContentSimilarityConfig, ItemToItemConfig, PopularityConfig
 from recsys.models.content_similarity import ContentSimilarity, Whitening
@@ -20,7 +21,6 @@ from recsys.models.item_to_item import ItemToItem
 from recsys.models.item_weights.ease import fit_ease
 from recsys.models.item_weights.model import Ease, ItemWeights
 from recsys.models.popularity import Popularity
-from tests.recsys.models.contracts import assert_retriever_contract
 from tests.recsys.testing.refusals import assert_refused
 from tests.recsys.testing.tensors import history_queries
 
@@ -46,7 +46,7 @@ def test_keeps_the_contract_of_every_retriever(
         "content": (ContentSimilarity(by_content, vectors), ContentSimilarity.load),
     }[name]
     asked = history_queries([1, 2, 40], [0], [], [99, 5])
-    assert_retriever_contract(lambda _: model, load, asked, 41, tmp_path)
+    check_retriever(lambda _: model, load, asked, 41, tmp_path)
 
 
 def test_events_in_parts_age_from_the_newest_of_all_parts() -> None:

@@ -8,10 +8,10 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.data.windows import BatchOrder
+from recsys.fitting.own_model import check_retriever
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes
 from recsys.models.two_tower import TwoTower
-from tests.recsys.models.contracts import assert_retriever_contract
 from tests.recsys.models.parity import NUM_ITEM_ROWS, catalogue
 from tests.recsys.testing.tensors import rounding
 
@@ -68,7 +68,7 @@ def test_keeps_the_contract_of_every_retriever(
     tastes: Sequences, tmp_path: Path, num_uniform: int
 ) -> None:
     config = replace(SMALL, num_uniform_negatives=num_uniform)
-    assert_retriever_contract(
+    check_retriever(
         lambda seed: fit(tastes, seed, config, steps=5),
         lambda path: TwoTower.load(path, catalogue()),
         queries(tastes),

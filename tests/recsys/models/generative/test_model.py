@@ -14,12 +14,12 @@ from torch import Tensor
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import ItemMask, TopK
+from recsys.fitting.own_model import check_retriever
 from recsys.layers.codes.decoder import Beams
 from recsys.models.generative.config import GenerativeConfig
 from recsys.models.generative.model import GenerativeInputs, GenerativeModel
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.semantic_ids.trie import Trie
-from tests.recsys.models.contracts import assert_retriever_contract
 from tests.recsys.models.parity import NUM_ITEM_ROWS, catalogue, queries, trained
 from tests.recsys.testing.refusals import assert_refused
 from tests.recsys.testing.tensors import history_queries, top_k_of_scores
@@ -143,7 +143,7 @@ def test_keeps_the_contract_of_every_retriever(
         return trained(tastes, built(VARIANTS[name]), seed, steps=3)
 
     known = JaggedBatch({"history": queries(tastes)["history"]})
-    assert_retriever_contract(fit, load_from, known, NUM_ITEM_ROWS, tmp_path)
+    check_retriever(fit, load_from, known, NUM_ITEM_ROWS, tmp_path)
 
 
 def load_from(path: Path, semantic_ids: str = "ids-of-monday") -> GenerativeModel:

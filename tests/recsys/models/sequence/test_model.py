@@ -6,10 +6,10 @@ import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
+from recsys.fitting.own_model import check_retriever
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
-from tests.recsys.models.contracts import assert_retriever_contract
 from tests.recsys.models.parity import NUM_ITEM_ROWS, catalogue, queries, trained
 from tests.recsys.testing import synthetic
 from tests.recsys.testing.tensors import rounding
@@ -54,7 +54,7 @@ def fit(sequences: Sequences, seed: int, config: SequenceConfig) -> SequenceMode
 def test_keeps_the_contract_of_every_retriever(
     name: str, tastes: Sequences, tmp_path: Path
 ) -> None:
-    assert_retriever_contract(
+    check_retriever(
         lambda seed: fit(tastes, seed, VARIANTS[name]),
         lambda path: SequenceModel.load(path, catalogue()),
         JaggedBatch({"history": queries(tastes)["history"]}),
