@@ -329,13 +329,7 @@ def _load_one(bundle: Path, model: str) -> Recommender:
 
 def _rows(reply: Reply) -> Iterator[dict[str, Any]]:
     for rank, one in enumerate(reply.items, start=1):
-        yield {
-            "rank": rank,
-            "item_id": one.item_id,
-            "title": one.title,
-            "score": one.score,
-            "source": one.source,
-        }
+        yield {"rank": rank, **{name: getattr(one, name) for name in COLUMNS[1:]}}
 
 
 def _as_place(table: Table, target: Path, names: Mapping[str, str]) -> str:

@@ -19,8 +19,7 @@ import torch
 
 from pipelines.engine.artifacts import write_json
 from pipelines.engine.workspace import DailyState
-from pipelines.parity.compare import NamedDifference, compare_records
-from pipelines.parity.log import Document, Log, PastStore
+from pipelines.parity.log import Document, Log, NamedDifference, PastStore, compare_records
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import read_manifest
 from serving.configuration.file import ServingConfiguration, read_configuration

@@ -1,4 +1,4 @@
-"""Parts of an increment taken from the served bundle: encoders, generative model, ranker."""
+"""Parts of an increment that are taken as they are: encoders, generative model, ranker, a refit."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from recsys.fitting.grown import grown_generative, grown_ranker
 from recsys.fitting.queries import GIVEN
 from recsys.models.ranker.model import Ranker
 from serving.bundle.manifest import bundle_directory, read_manifest
+
+FITTED = ("fit_baselines", "train_two_tower", "train_sequence", "train_generative")
 
 
 def embed_items(context: StageContext) -> StageRows:
@@ -68,3 +70,13 @@ def train_ranker(context: StageContext) -> StageRows:
         (served / name).unlink()
     model.save(served)
     return StageRows(rows_in=0, rows_out=inputs.sizes.num_item_rows - 1)
+
+
+def refit(context: StageContext) -> StageRows:
+    """Take the models as they were judged; their next training sees the held-out events."""
+    found = 0
+    for stage in FITTED:
+        for model in sorted((context.inputs[stage] / GIVEN).glob("*/")):
+            link_tree(model, context.output / model.name)
+            found += 1
+    return StageRows(rows_in=found, rows_out=found)

@@ -236,7 +236,7 @@ def fit_popularity(inputs: ModelInputs, config: PopularityConfig, split: FitSpli
             times = None if sequences.times is None else np.asarray(sequences.times[visible])
             yield np.asarray(sequences.item_rows[visible]), times
 
-    return Popularity.fit_parts(parts, inputs.sizes.num_item_rows, config)
+    return Popularity.fit(parts, inputs.sizes.num_item_rows, config)
 
 
 def fit_item_to_item(inputs: ModelInputs, config: ItemToItemConfig, split: FitSplit) -> ItemToItem:

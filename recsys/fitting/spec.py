@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -220,11 +219,10 @@ class Data:
     def over(self) -> Over:
         return Over(self.inputs.catalogue, self.item_codes)
 
-    def histories(self, until: FitSplit) -> Iterator[Tensor]:
-        """Yield each user's item rows that a model fitted on a split may see, oldest first."""
-        sequences = self.inputs.sequences
-        for begin, end in zip(sequences.offsets[:-1], sequences.visible_end(until), strict=True):
-            yield torch.from_numpy(np.array(sequences.item_rows[begin:end]))
+    def histories(self, until: FitSplit) -> tuple[Tensor, ...]:
+        """Return each user's item rows that a model fitted on a split may see, oldest first."""
+        seen = self.inputs.sequences.histories(self.inputs.sequences.visible_end(until))
+        return torch.split(seen.values, seen.lengths().tolist())
 
 
 class Start(NamedTuple):

@@ -58,7 +58,6 @@ class ModelName:
 
 POPULARITY = ModelName(
     name="popularity",
-    label="popularity",
     meaning="most popular items, recent events weighted higher; the same list for everyone",
     reason="popular",
     explanation="is popular",
@@ -91,7 +90,6 @@ REPEATS = ModelName(
     name="repeats",
     is_weights=True,
     repeats=True,
-    label="repeats",
     meaning="what the user took before, by how often and how lately",
     reason="was taken before",
     explanation="was taken before",
@@ -100,14 +98,12 @@ NEXT_BASKET = ModelName(
     name="next_basket",
     is_weights=True,
     repeats=True,
-    label="next basket",
     meaning="what follows the items of the user's baskets",
     reason="follows the history",
     explanation="follows the baskets of the history",
 )
 CONTENT = ModelName(
     name="content_similarity",
-    label="content similarity",
     meaning="items whose text is similar to the user's latest items",
     reason="is about the same as the history",
     explanation="is about the same as items of the history",

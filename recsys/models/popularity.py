@@ -43,25 +43,18 @@ class Popularity:
 
     @classmethod
     def fit(
-        cls, item_rows: Rows, times: Rows | None, num_item_rows: int, config: PopularityConfig
-    ) -> Popularity:
-        """Count the events a model may see.
-
-        Args:
-            item_rows: Item of each event, [E], in any order.
-            times: Unix seconds of each event, [E], or None: then nothing decays.
-            num_item_rows: Item rows with row 0; items without an event score 0.
-        """
-        return cls.fit_parts(lambda: iter([(item_rows, times)]), num_item_rows, config)
-
-    @classmethod
-    def fit_parts(
         cls,
         parts: Callable[[], Iterator[tuple[Rows, Rows | None]]],
         num_item_rows: int,
         config: PopularityConfig,
     ) -> Popularity:
-        """Count events that are read in parts, twice; the same numbers as in one part."""
+        """Count the events that a model may see, which are read twice.
+
+        Args:
+            parts: Item of each event and unix seconds, [E] each; without times nothing decays.
+                Events may be in any order and in any number of parts.
+            num_item_rows: Item rows with row 0; items without an event score 0.
+        """
         newest = [int(times.max()) for _, times in parts() if times is not None and len(times)]
         counts = np.zeros(num_item_rows)  # [N]
         for item_rows, times in parts():

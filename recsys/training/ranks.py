@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
 import numpy as np
@@ -95,3 +97,14 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def own_versions(libraries: Iterable[str]) -> dict[str, str]:
+    """Describe this process's machine, Python and libraries."""
+    found = {"node": platform.node(), "python": platform.python_version()}
+    for name in libraries:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "absent"
+    return found

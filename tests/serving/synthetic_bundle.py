@@ -109,7 +109,8 @@ def synthetic_parts(scratch: Path, size: SyntheticSize) -> BundleParts:
     num_item_rows = size.num_items + 1
     users, catalogue = _users(size), _catalogue(size)
     starts, ends = users.offsets[:-1], users.offsets[1:]
-    popularity = Popularity.fit(users.item_rows, users.times, num_item_rows, PopularityConfig())
+    parts = [(users.item_rows, users.times)]
+    popularity = Popularity.fit(lambda: iter(parts), num_item_rows, PopularityConfig())
     popularity.save(scratch / "popularity")
     neighbours = ItemToItem.fit(users.item_rows, starts, ends, num_item_rows, ItemToItemConfig())
     neighbours.save(scratch / "item_to_item")

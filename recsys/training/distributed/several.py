@@ -26,12 +26,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recsys.data.batch import StepShare
-from recsys.data.versions import describe_difference, own_versions
 from recsys.training.checkpoint import random_states, set_random_states
 from recsys.training.distributed.sharded import ShardedTables, shard_tables
 from recsys.training.optim import load_optimizer_tensors, optimizer_tensors
 from recsys.training.passes import AdamWConfig, ShardingConfig
-from recsys.training.ranks import ALONE, Ranks, Rows
+from recsys.training.ranks import ALONE, Ranks, Rows, own_versions
 
 COMPARED = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy")
 """Libraries whose versions must be equal on all nodes."""
@@ -84,9 +83,17 @@ def check_versions(own: Mapping[str, str]) -> None:
     Raises:
         RanksError: Names the nodes and the versions.
     """
-    everyone = (json.loads(text) for text in gathered_texts(json.dumps(dict(own))))
-    if difference := describe_difference(everyone):
-        raise RanksError(f"the nodes have {difference}")
+    everyone = [json.loads(text) for text in gathered_texts(json.dumps(dict(own)))]
+    for name in sorted(own.keys() - {"node"}):
+        nodes: dict[str, list[str]] = {}
+        for one in everyone:
+            nodes.setdefault(one[name], []).append(one["node"])
+        if len(nodes) > 1:
+            found = "; ".join(f"{what} on {', '.join(on)}" for what, on in sorted(nodes.items()))
+            raise RanksError(
+                f"the nodes have different versions of {name}: {found}. Install the same lock file "
+                "on all nodes"
+            )
 
 
 def gathered_texts(text: str) -> list[str]:

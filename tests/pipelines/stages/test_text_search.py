@@ -95,7 +95,7 @@ def test_a_search_is_fitted_on_queries_of_items_with_texts(small_world):
     queries = EvaluationQueries.of(inputs, "validation", RetrievalSettings())
     sequences = inputs.sequences
     popularity = Popularity.fit(
-        np.asarray(sequences.item_rows), None, num_items + 1, PopularityConfig()
+        lambda: iter([(np.asarray(sequences.item_rows), None)]), num_items + 1, PopularityConfig()
     )
     sources = {"popularity": popularity_source(popularity, Data(inputs=inputs), 10_000)}
     blend = ProfileBlend.unlearned(fusion_profile(["popularity"], {"popularity": 1.0}))

@@ -29,6 +29,10 @@ pytestmark = pytest.mark.numerics
 DAY = 86_400
 
 
+def popularity(rows, times, num_item_rows: int, config: PopularityConfig) -> Popularity:
+    return Popularity.fit(lambda: iter([(rows, times)]), num_item_rows, config)
+
+
 @pytest.mark.parametrize("name", ["popularity", "item to item", "content"])
 def test_keeps_the_contract_of_every_retriever(
     name: str, tastes: Sequences, tmp_path: Path
@@ -38,7 +42,7 @@ def test_keeps_the_contract_of_every_retriever(
     popular, pairs = PopularityConfig(half_life_days=5.0), ItemToItemConfig(window=5)
     by_content = ContentSimilarityConfig(history_power=0.5)
     model, load = {
-        "popularity": (Popularity.fit(rows, tastes.times, 41, popular), Popularity.load),
+        "popularity": (popularity(rows, tastes.times, 41, popular), Popularity.load),
         "item to item": (
             ItemToItem.fit(rows, tastes.offsets[:-1], ends, 41, pairs),
             ItemWeights.load,
@@ -52,10 +56,10 @@ def test_keeps_the_contract_of_every_retriever(
 def test_events_in_parts_age_from_the_newest_of_all_parts() -> None:
     rows, times = np.array([1, 2, 2, 3]), np.array([0, 2, 10, 30]) * DAY
     config = PopularityConfig(half_life_days=5.0)
-    whole = Popularity.fit(rows, times, 5, config)
+    whole = popularity(rows, times, 5, config)
     old, new = (rows[:3], times[:3]), (rows[3:], times[3:])
     for parts in ([old, new], [new, old]):
-        counted = Popularity.fit_parts(lambda parts=parts: iter(parts), 5, config)
+        counted = Popularity.fit(lambda parts=parts: iter(parts), 5, config)
         assert torch.equal(counted.item_scores, whole.item_scores)
     expected = [-torch.inf, 2**-6, 2 ** -(28 / 5) + 2 ** -(20 / 5), 1.0, 0.0]
     for scores in whole.score(history_queries([1], [], [99])):
@@ -66,7 +70,7 @@ def test_a_log_of_years_ago_keeps_its_order_below_what_happens_today() -> None:
     """Ratings of 28 years ago, one item viewed today: the others still have an order."""
     rows = np.array([1, 2, 2, 2, 3, 3, 4])
     times = np.array([0, 0, 0, 0, 0, 0, 28 * 365]) * DAY
-    model = Popularity.fit(rows, times, 6, PopularityConfig(half_life_days=30.0))
+    model = popularity(rows, times, 6, PopularityConfig(half_life_days=30.0))
     order = torch.sort(model.item_scores, descending=True, stable=True).indices
     assert order.tolist() == [4, 2, 3, 1, 5, 0]
     assert bool((model.item_scores[1:5] > 0).all())
@@ -269,7 +273,7 @@ def test_bad_input_is_refused() -> None:
     broken[4, 1] = torch.nan
     assert_refused(
         {
-            r"item row 9 is not in \[0, 4\)": lambda: Popularity.fit(
+            r"item row 9 is not in \[0, 4\)": lambda: popularity(
                 np.array([9]), None, 4, PopularityConfig()
             ),
             r"item rows must be in \[0, 4\), got 1 to 9": lambda: fit([[1, 9]], PLAIN, 4),

@@ -9,9 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from recsys.data.versions import own_versions
 from recsys.training.checkpoint import load_latest
-from recsys.training.distributed.several import COMPARED, RanksError, check_versions, local_device
+from recsys.training.distributed.several import (
+    COMPARED,
+    RanksError,
+    check_versions,
+    local_device,
+    own_versions,
+)
 from recsys.training.distributed.sharded import choose_rule
 from recsys.training.passes import AdamWConfig, ShardingConfig
 from tests.recsys.training.distributed import ranks_at_work
