@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
 
 from pipelines.auto.machine import this_machine
 from pipelines.auto.plan import Costs
 from pipelines.auto.shape import DataShape
 from pipelines.config.run import RunConfig
 from pipelines.engine.memory import GIB
+from pipelines.inputs.tensors import read_inputs
 from recsys.training.costs import (
+    SEQUENCE,
+    TWO_TOWER,
     Cost,
     Counts,
     count_windows,
@@ -34,6 +40,18 @@ def parse_sizes(text: str) -> Counts:
         raise ValueError(
             f"--shop is items=N,users=N,events=N[,rows=N], such as {EXAMPLE}; got {text!r}: {why}"
         ) from error
+
+
+def count_shop(features: Path) -> Counts:
+    """Count prepared data."""
+    inputs = read_inputs(features, None)
+    sizes, sequences = inputs.sizes, inputs.sequences
+    return Counts(
+        items=sizes.num_item_rows - 1,
+        users=int(np.count_nonzero(np.diff(sequences.offsets))),
+        events=sequences.num_events,
+        rows=sum([*sizes.user_features.values(), *sizes.context_features.values()]),
+    )
 
 
 def estimate(config: RunConfig, shop: Counts) -> list[Cost]:
@@ -69,8 +87,8 @@ def on_cpu(config: RunConfig, shop: Counts, on_one_gpu: list[Cost]) -> Iterator[
     limit, process = machine.memory_bytes / GIB, costs.bytes_needed(num_sources=4) / GIB
     windows = count_windows(config.sequence, shop)
     passes = {
-        "two_tower": (costs.two_tower_pass(config.two_tower), shop.events, shop.items + shop.rows),
-        "sequence": (costs.sequence_pass(config.sequence), windows, shop.items),
+        TWO_TOWER: (costs.two_tower_pass(config.two_tower), shop.events, shop.items + shop.rows),
+        SEQUENCE: (costs.sequence_pass(config.sequence), windows, shop.items),
     }
     for one in on_one_gpu:
         if one.training not in passes:

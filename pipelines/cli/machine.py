@@ -106,34 +106,21 @@ def cells(cost: Cost) -> tuple[str, ...]:
 
 def counted(sources: ConfigSources) -> tuple[RunConfig, Counts, Planned | None]:
     """Prepare a run's data and count it; an automatic run has the settings that it would choose."""
-    import numpy as np
-
+    from pipelines.auto.estimates import count_shop
     from pipelines.auto.rounds import FEATURES, planned_for
     from pipelines.cli.ingest import with_data
     from pipelines.cli.output import print_stage
     from pipelines.engine.history import recorded
     from pipelines.engine.runner import pick_stages, run_stages
-    from pipelines.inputs.tensors import read_inputs
     from pipelines.stages.list import STAGES
-    from recsys.training.costs import Counts
 
     settings, planned = sources.latest(), None
     with recorded(settings.workspace, "plan") as recording:
         settings = with_data(settings, recording)
         run_stages(pick_stages(STAGES, [FEATURES], None), settings, finished=print_stage)
-        inputs = read_inputs(settings.workspace / FEATURES, None)
+        sizes = count_shop(settings.workspace / FEATURES)
     if settings.auto.enabled:
         planned = planned_for(sources, settings, lambda: settings.auto.seconds)
         last = planned.plan.rounds[-1]
         settings = sources.config(last.choices, last.deferred)
-    sizes, sequences = inputs.sizes, inputs.sequences
-    return (
-        settings,
-        Counts(
-            items=sizes.num_item_rows - 1,
-            users=int(np.count_nonzero(np.diff(sequences.offsets))),
-            events=sequences.num_events,
-            rows=sum([*sizes.user_features.values(), *sizes.context_features.values()]),
-        ),
-        planned,
-    )
+    return settings, sizes, planned

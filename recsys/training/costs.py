@@ -23,6 +23,7 @@ from recsys.training.passes import (
     TrainingConfig,
 )
 
+TWO_TOWER, SEQUENCE, RANKER = "two_tower", "sequence", "ranker"
 GIB, FLOAT = 1 << 30, 4
 H100_GIB = 76.0
 """Memory of an H100 of 80 GB that a training can take."""
@@ -30,7 +31,7 @@ LABEL_MS, ROWS_OF_A_LABEL = 4.18e-4, 22
 """Device time of a two-tower's label at width 64, and the rows that it reads: 20 events, itself and
 its user."""
 SCORE_MS, EXCHANGE_MS = 3.37e-10, 6.3e-5
-"""Of a score of its softmax; of sending a label's rows between two GPUs."""
+"""Device time of a score of its softmax; time to send a label's rows between two GPUs."""
 TABLE_MS, RANKS_MS = {True: 7.7, False: 6.3}, 11.1
 """Least step of a two-tower on one GPU, if tables move by rows or as dense weights; on two."""
 LABEL_BYTES, STEP_GIB = 42_000, 0.06
@@ -71,9 +72,9 @@ class Cost(NamedTuple):
     """Activations and their gradients; on a CPU also the process and its data."""
     step_ms: float
     num_steps: int
-    """Of all passes; validation may end a training before."""
+    """Steps of all passes; validation may end a training before."""
     seconds: float
-    """Of all passes and the refit."""
+    """Time of all passes and the refit."""
     limit_gib: float
     """Memory that a device has."""
     source: str
@@ -139,7 +140,7 @@ def two_tower_cost(
     least = RANKS_MS if gpus > 1 else TABLE_MS[by_rows]
     memory = tables, optimizer, STEP_GIB + LABEL_BYTES * own * width * rows / GIB
     ms, page = max(least, own * width * label), "distributed/two_tower_ranks"
-    return cost_on_gpus("two_tower", gpus, training, shop.events, memory, ms, page)
+    return cost_on_gpus(TWO_TOWER, gpus, training, shop.events, memory, ms, page)
 
 
 def count_windows(config: SequenceConfig, shop: Counts) -> int:
@@ -167,7 +168,7 @@ def sequence_cost(
     least = SEQUENCE_MS if gpus == 1 else SEQUENCE_RANKS_MS
     memory = tables, optimizer + 3 * blocks / GIB, STEP_GIB + (blocks + busy) / GIB
     ms, page = max(least * members, events * event), "training/a_pass_beside_rectools"
-    return cost_on_gpus("sequence", gpus, training, windows, memory, ms, page)
+    return cost_on_gpus(SEQUENCE, gpus, training, windows, memory, ms, page)
 
 
 def ranker_cost(dim: int, training: RankerFitConfig, shop: Counts, queries: int, gpus: int) -> Cost:
@@ -178,4 +179,4 @@ def ranker_cost(dim: int, training: RankerFitConfig, shop: Counts, queries: int,
     candidates = training.batch_size * (1 + training.num_hard + training.num_random) / gpus
     memory = tables, optimizer, STEP_GIB + 64 * candidates * dim * FLOAT / GIB
     ms = one if gpus == 1 else max(RANKER_RANKS_MS, one / gpus)
-    return cost_on_gpus("ranker", gpus, training, queries, memory, ms, "training/ranker_steps")
+    return cost_on_gpus(RANKER, gpus, training, queries, memory, ms, "training/ranker_steps")
