@@ -6,6 +6,7 @@ P items of a prefix, S latest items of a history.
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from recsys.data.batch import JaggedBatch
 from recsys.data.top_k import ItemMask, OneList, TopK, no_items
+from recsys.kernels.one_query.op import Step
 from recsys.models.adapted import AdaptedRetriever
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.content_similarity import OneContentHistory as OneContent
@@ -55,10 +57,20 @@ class AdaptedSource(Source):
             return self._index.search_one(vector[0], k, mask)
         return OneList.of(exact_top_k(vector, adapted.item_vectors(domain), k, mask))
 
+    def step(self, query: SourceQuery) -> Step | None:
+        return None if self._adapted.knows(query.domain) else self._base.step(query)
+
 
 def two_tower_source(model: TwoTower, index: FaissIndex) -> IndexedSource:
     """Rank the items nearest to the query's vector, or to the item's own."""
     one = OneQuery(model)
+
+    def step_one(query: SourceQuery) -> Step | None:
+        if (vectors := index.compared) is None:
+            return None
+        rows, _, types = query.event_tensors
+        return one.step(rows, query.categorical, types, vectors)
+
     return IndexedSource(
         model.query_vectors,
         lambda: index,
@@ -66,6 +78,7 @@ def two_tower_source(model: TwoTower, index: FaissIndex) -> IndexedSource:
             query.history_tensor, query.categorical, query.event_tensors[2]
         ),
         item_vector=lambda row: index.vectors(torch.tensor([row]))[0],
+        step_one=step_one,
     )
 
 
@@ -77,10 +90,12 @@ def sequence_source(model: SequenceModel, index: FaissIndex | None = None) -> So
     """
     one = OneHistory(model)
     if index is None:
+        vectors = cache(lambda: model.all_item_vectors().detach().contiguous())
         return ScoredSource(
             model.score,
             encode_one=lambda query: one.query_vector(*query.event_tensors),
-            item_vectors=model.all_item_vectors,
+            item_vectors=vectors,
+            step_one=lambda query: one.step(*query.event_tensors, vectors()),
         )
     return IndexedSource(
         model.query_vectors,
@@ -94,7 +109,9 @@ def similarity_source(model: ContentSimilarity, index: FaissIndex | None = None)
     one = OneContent(model)
     if index is None:
         return ScoredSource(
-            model.score, list_one=lambda query, mask, k: one.best(query.history_tensor, mask, k)
+            model.score,
+            list_one=lambda query, mask, k: one.best(query.history_tensor, mask, k),
+            step_one=lambda query: one.step(query.history_tensor),
         )
     return IndexedSource(
         model.query_vectors,
@@ -134,6 +151,9 @@ class SimilarContentSource(Source):
         else:
             found = self._neighbours.appended_like(query.history, k, mask)
         return None if found is None else OneList.of(found)
+
+    def step(self, query: SourceQuery) -> Step | None:
+        return None if self._similar is None else self._similar.step(query)
 
 
 class ContentNeighbours:

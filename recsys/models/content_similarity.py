@@ -28,7 +28,7 @@ from torch.nn import functional
 from recsys.data.batch import JaggedBatch, all_finite
 from recsys.data.threads import side_by_side
 from recsys.data.top_k import ItemMask, OneList, best_of_one
-from recsys.kernels.one_query.op import SimilarOfOne, best_allowed
+from recsys.kernels.one_query.op import SimilarOfOne, Step, best_allowed, list_of_one
 from recsys.models.configs import ContentSimilarityConfig, without_removed
 
 NORM_FLOOR = 1e-6
@@ -263,8 +263,8 @@ class OneContentHistory:
 
     def best(self, item_rows: Tensor, mask: ItemMask, k: int) -> OneList:
         """Rank the items with content that a mask allows."""
-        if self._num_items <= PAIRS_UP_TO:
-            found = self._compiled.best(item_rows, mask, k)
+        if (step := self.step(item_rows)) is not None:
+            found = list_of_one(step, mask, k)
             if found is not None:
                 return found
         scores = self.scores(item_rows)
@@ -272,6 +272,10 @@ class OneContentHistory:
             return found
         mask.blank(scores.numpy())
         return best_of_one(scores, k)
+
+    def step(self, item_rows: Tensor) -> Step | None:
+        """Do what `best` does as a step of one compiled call; None of many items."""
+        return self._compiled.step(item_rows) if self._num_items <= PAIRS_UP_TO else None
 
     @cached_property
     def _compiled(self) -> SimilarOfOne:

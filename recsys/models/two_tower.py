@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from recsys.data.batch import WHOLE, Jagged, JaggedBatch, StepShare, latest
 from recsys.data.windows import SampledItems, every_item, mixed_candidates
+from recsys.kernels.one_query.op import Step
 from recsys.layers.attention.latest import LatestEvent, unit_vector
 from recsys.layers.attention.softmax import feed_forward
 from recsys.layers.chunked_softmax import sampled_softmax_loss
@@ -361,3 +362,17 @@ class OneQuery:
         for feature, weight in self._tables:
             state += weight[features[feature]]
         return unit_vector(state, NORM_FLOOR)
+
+    def step(
+        self, item_rows: Tensor, features: Mapping[str, int], types: Tensor | None, vectors: Tensor
+    ) -> Step | None:
+        """Compare a query with item vectors [N, D] in a compiled call; None if it cannot.
+
+        Args:
+            item_rows: As the others of `query_vector`.
+        """
+        if types is not None and self._reads_types:
+            return None
+        rows = [features[feature] for feature in self._features]
+        latest = item_rows[-self._num_events :]
+        return self._encoder.step(latest, None, rows, vectors, all_have_vectors=False)

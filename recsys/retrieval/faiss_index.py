@@ -206,6 +206,13 @@ class FaissIndex:
     def device(self) -> torch.device:
         return torch.device("cpu")
 
+    @property
+    def compared(self) -> Tensor | None:
+        """The vectors of a flat index, [N, D]: a query is compared with all of them."""
+        if self._flat is None and self.kind == "flat":
+            self._flat = self._vectors()
+        return self._flat
+
     def search(self, queries: Tensor, k: int, mask: ItemMask | None = None) -> TopK:
         """Find about the k best items of each query, among those the mask allows.
 
@@ -257,9 +264,7 @@ class FaissIndex:
             wider = OneList.of(self.search(query[None], k + hidden))
             shown = mask.allows(wider.item_rows)
             return OneList(wider.scores[shown][:k], wider.item_rows[shown][:k])
-        flat = self._flat if scanned else None
-        if scanned and flat is None:
-            flat = self._flat = self._vectors()
+        flat = self.compared
         if flat is not None and (found := nearest(flat, query, mask, k)) is not None:
             return found
         if not math.isfinite(float(query.sum())):

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, one_example
 from recsys.data.top_k import NO_ROW, ItemMask, OneList, TopK, best_of_one, no_items, select_top_k
-from recsys.kernels.one_query.op import first_allowed, nearest
+from recsys.kernels.one_query.op import Step, list_of_one, nearest, ranked_step
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.names import SEQUENCE
 
@@ -131,6 +131,10 @@ class Source(Protocol):
             return None
         return OneList.of(self(query.features, mask.as_bool()[None], k).lists)
 
+    def step(self, query: SourceQuery) -> Step | None:
+        """Return what `one` does as a step of one compiled call; None if it is more than that."""
+        return None
+
     def item_vectors(self) -> Tensor | None:
         """Return the model's vectors of all items on the host, [N, F]; None if it has none."""
         return None
@@ -151,6 +155,7 @@ class ScoredSource(Source):
         item_vectors: Callable[[], Tensor] | None = None,
         list_one: Callable[[SourceQuery, ItemMask, int], OneList] | None = None,
         encode_one: Callable[[SourceQuery], Tensor] | None = None,
+        step_one: Callable[[SourceQuery], Step | None] | None = None,
     ) -> None:
         """Take a model's ``score``: [B, N], -inf for what it knows nothing of.
 
@@ -160,8 +165,10 @@ class ScoredSource(Source):
             list_one: A faster way to rank for one query with a history.
             encode_one: Encodes one query as a vector whose products with those of the items are
                 their scores, [F].
+            step_one: Makes the step of a query with a history; see `Source.step`.
         """
         self._score, self._list_one, self._encode_one = score, list_one, encode_one
+        self._step_one = step_one
         self._needs_history = needs_history
         self._item_vectors = item_vectors
 
@@ -212,6 +219,11 @@ class ScoredSource(Source):
         mask.blank(scores.numpy())
         return best_of_one(scores, k)
 
+    def step(self, query: SourceQuery) -> Step | None:
+        if self._step_one is None or query.item_row or not query.has_history:
+            return None
+        return self._step_one(query)
+
 
 class IndexedSource(Source):
     """Nearest items to the vector of a query: lists alone, without a score for every item."""
@@ -224,6 +236,7 @@ class IndexedSource(Source):
         item_vectors: Callable[[], Tensor] | None = None,
         encode_one: Callable[[SourceQuery], Tensor] | None = None,
         item_vector: Callable[[int], Tensor] | None = None,
+        step_one: Callable[[SourceQuery], Step | None] | None = None,
     ) -> None:
         """Take a model's query tower and what builds the index of its item vectors.
 
@@ -231,7 +244,9 @@ class IndexedSource(Source):
             encode: Encodes queries, [B, D]; zeros where nothing is known of one.
             encode_one: A faster ``encode`` of one query, [D].
             item_vector: Returns an item's vector, [D], if queries for an item are answered by it.
+            step_one: Makes the step of a query with a history; see `Source.step`.
         """
+        self._step_one = step_one
         self._encode, self._build = encode, index
         self._encode_one, self._item_vector = encode_one, item_vector
         self._item_vectors = item_vectors
@@ -281,6 +296,11 @@ class IndexedSource(Source):
         there = found.scores != 0
         return OneList(found.scores[there], found.item_rows[there])
 
+    def step(self, query: SourceQuery) -> Step | None:
+        if self._step_one is None or query.item_row or not query.has_history:
+            return None
+        return self._step_one(query)
+
     def _searched(
         self, vectors: Tensor, allowed: Tensor, k: int, shared: ItemMask, counts: Rows
     ) -> TopK:
@@ -309,9 +329,9 @@ class WeightsSource(Source):
         return one_by_one(self, queries, allowed, k)
 
     def one(self, query: SourceQuery, mask: ItemMask, k: int) -> OneList | None:
-        if not query.has_history:
+        if (step := self.step(query)) is None:
             return None
-        if (found := self._model.of_one.best(query.history_tensor, mask, k)) is not None:
+        if (found := list_of_one(step, mask, k)) is not None:
             return found
         scores, some = self._model.laid_out_scores(query.history)
         if some is None and len(scores) == mask.num_item_rows:
@@ -323,6 +343,9 @@ class WeightsSource(Source):
         rows = rows[mask.allows(rows)]
         return best_of_one(torch.from_numpy(scores[rows]), k, rows)
 
+    def step(self, query: SourceQuery) -> Step | None:
+        return self._model.of_one.step(query.history_tensor) if query.has_history else None
+
 
 class PopularSource(Source):
     """The same items for every query, best first, less those that it may not be shown."""
@@ -331,16 +354,20 @@ class PopularSource(Source):
         """Take the score of each item row, [N]; row 0 is no item."""
         scores, rows = item_scores.sort(descending=True, stable=True)
         self._ranked = OneList(scores.numpy(), rows.numpy())
+        self._step = ranked_step(self._ranked)
 
     def __call__(self, queries: JaggedBatch, allowed: Tensor, k: int) -> Ranking:
         return one_by_one(self, queries, allowed, k)
 
     def one(self, query: SourceQuery, mask: ItemMask, k: int) -> OneList:
-        if (found := first_allowed(self._ranked, mask, k)) is not None:
+        if (found := list_of_one(self._step, mask, k)) is not None:
             return found
         scores, rows = self._ranked
         places = np.flatnonzero(mask.allows(rows))[:k]
         return OneList(scores[places], rows[places])
+
+    def step(self, query: SourceQuery) -> Step:
+        return self._step
 
 
 class DeviceSource(Source):

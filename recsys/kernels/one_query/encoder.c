@@ -1,8 +1,8 @@
 /* A block of attention for the latest event of one history, with folded weights
  * (recsys/layers/attention/latest.py), and what a query tower does after it. */
-#include "vectors.h"
+#include "lists.h"
 
-typedef struct {
+struct Encoder {
     i64 dim, heads, hidden, num_rows, num_places, from_end;
     const float *inputs; /* [num_rows, dim] */
     const float *places; /* [num_places, dim] or NULL; from_end: the latest event takes the last */
@@ -16,7 +16,7 @@ typedef struct {
     double norm_eps, inner_eps, last_eps, floor;
     const float *const *tables; /* of each a row is added to the state, [any, dim] */
     i64 num_tables;
-} Encoder;
+};
 
 static void layer_norm(const float *x, const float *weight, const float *bias, double eps, i64 n,
                        float *out) {

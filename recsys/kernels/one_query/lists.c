@@ -143,37 +143,39 @@ i64 nearest(const float *vectors, i64 dim, const float *query, const u8 *allowed
     return listed(&best, out, rows);
 }
 
-/* Score items by their cosine to the weighted sum of a history's vectors.
- *
- * cosines: of every two items, [n, n]. silent: rows without content. All are silent if the sum is 0. */
-i64 similar(const float *cosines, i64 n, const i64 *rows, const float *weights, i64 m,
-            const i64 *silent, i64 num_silent, double floor, float *out) {
-    memset(out, 0, (size_t)n * sizeof(float));
+typedef struct {
+    const float *cosines; /* of every two items, [num_items, num_items] */
+    i64 num_items;
+    const i64 *silent; /* rows without content */
+    i64 num_silent;
+    double floor;
+    const float *latest_last; /* weight of each event, the latest last, [max_events] */
+    i64 max_events;
+} Similar;
+
+/* Rank items by their cosine to the weighted sum of a history's vectors; none if that is 0. */
+i64 most_similar(const Similar *all, const i64 *history, i64 length, const u8 *allowed, i64 num_allowed,
+                 i64 k, float *out, i64 *listed) {
+    i64 n = all->num_items, m = length < all->max_events ? length : all->max_events, done = 0;
+    const i64 *rows = history + length - m;
+    const float *weights = all->latest_last + all->max_events - m;
+    float *scores = take(SUMS, (size_t)n * sizeof(float)), square = 0; /* of the sum's length */
+    if (!scores) return NO_MEMORY;
+    if (n != num_allowed) return OUT_OF_RANGE;
+    memset(scores, 0, (size_t)n * sizeof(float));
     for (i64 i = 0; i < m; i++) if (rows[i] < 0 || rows[i] >= n) return OUT_OF_RANGE;
-    i64 done = 0;
     for (; done + 4 <= m; done += 4) {
         const float *from[4];
-        for (i64 i = 0; i < 4; i++) from[i] = cosines + rows[done + i] * n;
-        add_four(out, from, weights + done, n);
+        for (i64 i = 0; i < 4; i++) from[i] = all->cosines + rows[done + i] * n;
+        add_four(scores, from, weights + done, n);
     }
-    for (; done < m; done++) add_scaled(out, cosines + rows[done] * n, weights[done], n);
-    float square = 0; /* of the sum's length */
-    for (i64 i = 0; i < m; i++) square += weights[i] * out[rows[i]];
-    double length = square > 0 ? sqrt(square) : 0;
-    float scale = (float)(1 / (length > floor ? length : floor));
-    for (i64 i = 0; i < n; i++) out[i] = square > 0 ? out[i] * scale : -INFINITY;
-    for (i64 i = 0; i < num_silent; i++) out[silent[i]] = -INFINITY;
-    return n;
-}
-
-/* Rank the allowed items by the scores of similar. */
-i64 most_similar(const float *cosines, i64 n, const i64 *rows, const float *weights, i64 m,
-                 const i64 *silent, i64 num_silent, double floor, const u8 *allowed, i64 k,
-                 float *out, i64 *listed) {
-    float *scores = take(SUMS, (size_t)n * sizeof(float));
-    if (!scores) return NO_MEMORY;
-    i64 found = similar(cosines, n, rows, weights, m, silent, num_silent, floor, scores);
-    return found < 0 ? found : best_allowed(scores, allowed, n, k, out, listed);
+    for (; done < m; done++) add_scaled(scores, all->cosines + rows[done] * n, weights[done], n);
+    for (i64 i = 0; i < m; i++) square += weights[i] * scores[rows[i]];
+    double size = square > 0 ? sqrt(square) : 0;
+    float scale = (float)(1 / (size > all->floor ? size : all->floor));
+    for (i64 i = 0; i < n; i++) scores[i] = square > 0 ? scores[i] * scale : -INFINITY;
+    for (i64 i = 0; i < all->num_silent; i++) scores[all->silent[i]] = -INFINITY;
+    return best_allowed(scores, allowed, n, k, out, listed);
 }
 
 typedef struct {
@@ -241,6 +243,53 @@ i64 by_weights(const Weights *table, const i64 *history, i64 m, const u8 *allowe
         offer(&best, sums[row], row);
     }
     return listed(&best, out, rows);
+}
+
+/* How one source of a query ranks; of a kind that does not read them, fields are 0. */
+enum { RANKED, WEIGHTED, SIMILAR, ENCODED, ENCODED_ONLY };
+
+typedef struct {
+    i64 kind, k;
+    const void *model;   /* weights, cosines or an encoder */
+    const i64 *events;   /* history, or the rows of a ranked list */
+    i64 num_events;
+    const float *scores; /* of a ranked list, or what an encoder adds to its logits */
+    const i64 *added;    /* rows that an encoder adds */
+    const float *vectors; /* of items, [num_items, dim] */
+    i64 num_items, dim;
+} Step;
+
+/* Rank for one query by each source of [number], one list after the other.
+ *
+ * lengths: of each list, or why there is none. An item without a vector, whose score is 0, is in no
+ * list of kind ENCODED_ONLY. */
+i64 lists(const Step *steps, i64 number, const u8 *allowed, i64 n, float *scores, i64 *rows,
+          i64 *lengths) {
+    for (i64 i = 0; i < number; i++) {
+        const Step *one = steps + i;
+        i64 found = OUT_OF_RANGE, k = one->k, m = one->num_events;
+        float *vector;
+        if (one->kind == RANKED)
+            found = first_allowed(one->scores, one->events, m, allowed, n, k, scores, rows);
+        else if (one->kind == WEIGHTED)
+            found = by_weights(one->model, one->events, m, allowed, n, k, scores, rows);
+        else if (one->kind == SIMILAR)
+            found = most_similar(one->model, one->events, m, allowed, n, k, scores, rows);
+        else if (one->num_items == n) {
+            vector = take(PARTS, (size_t)one->dim * sizeof(float));
+            if (vector) found = encode(one->model, one->events, m, one->scores, one->added, vector);
+            if (found > 0) found = nearest(one->vectors, one->dim, vector, allowed, n, k, scores, rows);
+        }
+        if (one->kind == ENCODED_ONLY && found > 0) {
+            i64 all = found;
+            found = 0;
+            for (i64 j = 0; j < all; j++)
+                if (scores[j] != 0) scores[found] = scores[j], rows[found++] = rows[j];
+        }
+        lengths[i] = found;
+        if (found > 0) scores += found, rows += found;
+    }
+    return number;
 }
 
 typedef struct { double score, fused; i64 row, column; } Place;

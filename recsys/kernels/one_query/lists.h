@@ -1,4 +1,4 @@
-/* A blend and what it makes of the lists of one query; errors of all functions. */
+/* A blend and what it makes of the lists of one query; an encoder; errors of all functions. */
 #ifndef LISTS_H
 #define LISTS_H
 
@@ -22,6 +22,11 @@ typedef struct {
 } Blend;
 
 typedef struct { float *scores; i64 *rows; i64 *ranks; float *contributions, *leads, *z_scores; } Merged;
+
+typedef struct Encoder Encoder;
+
+i64 encode(const Encoder *one, const i64 *rows, i64 m, const float *logits, const i64 *added,
+           float *out);
 
 i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *lengths,
           const i64 *chosen, i64 num_lists, const double *history, i64 k,

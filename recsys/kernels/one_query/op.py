@@ -14,7 +14,7 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -39,12 +39,10 @@ class _Functions:
     """The functions with their types."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        p, n, d = POINTER, INTEGER, DOUBLE
+        p, n = POINTER, INTEGER
         self.best_allowed = _typed(library.best_allowed, p, p, n, n, p, p)
-        self.first_allowed = _typed(library.first_allowed, p, p, n, p, n, n, p, p)
         self.nearest = _typed(library.nearest, p, n, p, p, n, n, p, p)
-        self.most_similar = _typed(library.most_similar, p, n, p, p, n, p, n, d, p, n, p, p)
-        self.by_weights = _typed(library.by_weights, p, p, n, p, n, n, p, p)
+        self.lists = _typed(library.lists, p, n, p, n, p, p, p)
         self.merge = _typed(library.merge, p, p, p, p, p, n, p, n, p)
         self.leading = _typed(library.leading, p, p, n, n, p)
         self.encode = _typed(library.encode, p, p, n, p, p, p)
@@ -158,22 +156,52 @@ def best_allowed(scores: Floats, mask: ItemMask, k: int) -> OneList | None:
     return _outputs.copied(number)
 
 
-def first_allowed(ranked: OneList, mask: ItemMask, k: int) -> OneList | None:
-    """Take the first k items of a ranked list that a mask allows."""
-    found, size = functions(), len(ranked.item_rows)
-    if found is None or k < 1:
-        return None
-    taken = min(k, size)
-    number = found.first_allowed(
-        memory_address(ranked.scores),
-        memory_address(ranked.item_rows),
-        size,
-        mask.address,
-        mask.num_item_rows,
-        taken,
-        *_outputs.room(taken),
-    )
-    return _outputs.copied(number)
+class Step(NamedTuple):
+    """How one source of a query ranks, as ``Step`` in lists.c has it; see `lists_of_one`."""
+
+    kind: int
+    numbers: tuple[int, ...]
+    """Fields after ``k``."""
+    kept: tuple[object, ...] = ()
+    """Memory that no one else keeps."""
+
+
+RANKED, WEIGHTED, SIMILAR, ENCODED, ENCODED_ONLY = range(5)
+"""Kinds of a step: a list that is ranked already, by weights, by cosines, by the vector that an
+encoder makes, and by that without items that have no vector."""
+
+
+def lists_of_one(steps: Sequence[tuple[Step, int]], mask: ItemMask) -> list[OneList | None]:
+    """Rank for one query by several sources in one call, each a list of at most k items."""
+    found, size = functions(), mask.num_item_rows
+    if found is None or size > MAX_ROWS or not all(k > 0 for _, k in steps):
+        return [None] * len(steps)
+    numbers, total = list[int](), 0
+    for step, k in steps:
+        k = min(k, size)
+        numbers += (step.kind, k, *step.numbers)
+        total += k
+    scores, rows = np.empty(total, np.float32), np.empty(total, np.int64)
+    lengths = (INTEGER * len(steps))()
+    places = memory_address(scores), memory_address(rows)
+    found.lists(integers(numbers), len(steps), mask.address, size, *places, lengths)
+    lists, begin = list[OneList | None](), 0
+    for length in lengths:
+        end = begin + max(length, 0)
+        lists.append(OneList(scores[begin:end], rows[begin:end]) if length >= 0 else None)
+        begin = end
+    return lists
+
+
+def list_of_one(step: Step, mask: ItemMask, k: int) -> OneList | None:
+    """Rank for one query by one source."""
+    return lists_of_one([(step, k)], mask)[0]
+
+
+def ranked_step(ranked: OneList) -> Step:
+    """Take the first items of a ranked list that a mask allows."""
+    scores, rows = memory_address(ranked.scores), memory_address(ranked.item_rows)
+    return Step(RANKED, (0, rows, len(ranked.item_rows), scores, 0, 0, 0, 0))
 
 
 def nearest(vectors: Tensor, query: Tensor, mask: ItemMask, k: int) -> OneList | None:
@@ -208,29 +236,20 @@ class SimilarOfOne:
             silent: Rows that have no vector.
             weights: Of each event, the latest last; earlier ones do not count.
         """
-        self._cosines, self._silent, self._floor = cosines, torch.from_numpy(silent), floor
-        self._weights, self._num_events = weights, weights.shape[0]
-
-    def best(self, history: Tensor, mask: ItemMask, k: int) -> OneList | None:
-        """Rank the items with a vector; none if the history has none."""
-        found, size, length = functions(), self._cosines.shape[0], history.shape[0]
-        if found is None or size != mask.num_item_rows or k < 1:
-            return None
-        counted, taken = min(length, self._num_events), min(k, size)
-        number = found.most_similar(
-            self._cosines.data_ptr(),
-            size,
-            history.data_ptr() + 8 * (length - counted),
-            self._weights.data_ptr() + 4 * (self._num_events - counted),
-            counted,
-            self._silent.data_ptr(),
-            self._silent.shape[0],
-            self._floor,
-            mask.address,
-            taken,
-            *_outputs.room(taken),
+        self._fields = Fields(
+            cosines=cosines,
+            num_items=cosines.shape[0],
+            silent=silent,
+            num_silent=len(silent),
+            floor=floor,
+            latest_last=weights,
+            max_events=weights.shape[0],
         )
-        return _outputs.copied(number)
+
+    def step(self, history: Tensor) -> Step:
+        """Rank the items with a vector; none if the history has none."""
+        numbers = (self._fields.address, history.data_ptr(), history.shape[0], 0, 0, 0, 0, 0)
+        return Step(SIMILAR, numbers)
 
 
 class WeightsOfOne:
@@ -246,33 +265,20 @@ class WeightsOfOne:
             latest_last: Weight of each event, the latest last.
             distinct: Whether an item counts once, where it occurs last.
         """
-        self._size = len(table[0]) - 1
         self._fields = Fields(
             offsets=table[0],
             others=table[1],
             amounts=table[2],
-            num_items=self._size,
+            num_items=len(table[0]) - 1,
             latest_last=np.ascontiguousarray(latest_last),
             max_events=len(latest_last),
             distinct=distinct,
         )
 
-    def best(self, history: Tensor, mask: ItemMask, k: int) -> OneList | None:
-        """Rank the items with a score; arguments as of a source."""
-        found = functions()
-        if found is None or self._size > MAX_ROWS or k < 1:
-            return None
-        taken = min(k, self._size)
-        number = found.by_weights(
-            self._fields.address,
-            history.data_ptr(),
-            history.shape[0],
-            mask.address,
-            mask.num_item_rows,
-            taken,
-            *_outputs.room(taken),
-        )
-        return _outputs.copied(number)
+    def step(self, history: Tensor) -> Step:
+        """Rank the items with a score."""
+        numbers = (self._fields.address, history.data_ptr(), history.shape[0], 0, 0, 0, 0, 0)
+        return Step(WEIGHTED, numbers)
 
 
 ENCODER = (
@@ -314,9 +320,7 @@ class EncoderOfOne:
             added: Row of each table.
         """
         found = functions()
-        if found is None:
-            return None
-        if any(not 0 <= row < size for row, size in zip(added, self._sizes, strict=True)):
+        if found is None or not self._has(added):
             return None
         vector = torch.empty(self._dim)
         number = found.encode(
@@ -328,6 +332,41 @@ class EncoderOfOne:
             vector.data_ptr(),
         )
         return None if number < 0 else vector
+
+    def step(
+        self,
+        rows: Tensor,
+        logits: Tensor | None,
+        added: Sequence[int],
+        vectors: Tensor,
+        *,
+        all_have_vectors: bool,
+    ) -> Step | None:
+        """Rank item vectors [N, D] by their product with that of a history.
+
+        Args:
+            all_have_vectors: Whether an item of score 0 may be listed.
+        """
+        if not self._has(added) or vectors.shape[1:] != (self._dim,):
+            return None
+        if vectors.dtype != torch.float32 or not vectors.is_contiguous():
+            return None
+        places = np.array(added, np.int64)
+        numbers = (
+            self._fields.address,
+            rows.data_ptr(),
+            rows.shape[0],
+            0 if logits is None else logits.data_ptr(),
+            memory_address(places),
+            vectors.data_ptr(),
+            vectors.shape[0],
+            self._dim,
+        )
+        kind = ENCODED if all_have_vectors else ENCODED_ONLY
+        return Step(kind, numbers, (rows, logits, places, vectors))
+
+    def _has(self, added: Sequence[int]) -> bool:
+        return all(0 <= row < size for row, size in zip(added, self._sizes, strict=True))
 
 
 class BlendOfOne:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.batch import one_example
-from recsys.kernels.one_query.op import EncoderOfOne
+from recsys.kernels.one_query.op import EncoderOfOne, Step
 from recsys.layers.attention.latest import (
     SHORTEST_WITH_BLOCKS,
     LatestEvent,
@@ -169,6 +169,15 @@ class OneHistory:
             return self._members[0](rows, known, types)
         return torch.cat([member(rows, known, types) for member in self._members]) / self._length
 
+    def step(
+        self, item_rows: Tensor, times: Tensor | None, types: Tensor | None, vectors: Tensor
+    ) -> Step | None:
+        """Compare a history with item vectors [N, D] in a compiled call; None if it cannot."""
+        if len(self._members) > 1 or self._kept is not None:
+            return None
+        known = times[-self._limit :] if self._reads["times"] and times is not None else None
+        return self._members[0].step(item_rows[-self._limit :], known, types, vectors)
+
 
 class _Member:
     """One encoder; folded where it has one block, of attention over all events or over some."""
@@ -216,6 +225,15 @@ class _Member:
         state = self._block(inputs, self._bias(inputs.shape[0], times))
         return self._expected(state, times)
 
+    def step(
+        self, rows: Tensor, times: Tensor | None, types: Tensor | None, vectors: Tensor
+    ) -> Step | None:
+        """Compare the events of these item rows [M] with item vectors; see `OneHistory.step`."""
+        if self._compiled is None or (self._types is not None and types is not None):
+            return None
+        bias = self._bias(rows.shape[0], times)
+        return self._compiled.step(rows, bias, (), vectors, all_have_vectors=True)
+
     def advance(
         self, rows: Tensor, times: Tensor | None, states: States | None, first: int
     ) -> tuple[Tensor, States]:
@@ -241,14 +259,23 @@ class _LatestBias:
             by_place = bias.positions.detach()[:, bias.buckets.long()].flip(1)
             self._by_place = by_place.float().numpy()
         self._times = None if bias.times is None else bias.times.detach().float().numpy()
+        self._by_length: dict[int, Tensor | None] = {}
 
     def __call__(self, length: int, times: Tensor | None) -> Tensor | None:
         """Add up the biases of the last place with every other, [H, M]."""
-        bias = None if self._by_place is None else self._by_place[:, -length:]
-        if self._times is not None and times is not None:
-            # As time_buckets does: in numpy this takes a fifth of the time.
-            known = times.numpy()
-            exponent = np.frexp(np.maximum(known[-1] - known, 0) + 1.0)[1] - 1
-            by_time = self._times.take(np.minimum(exponent, self._times.shape[1] - 1), axis=1)
-            bias = by_time if bias is None else bias + by_time
-        return None if bias is None else torch.from_numpy(np.ascontiguousarray(bias))
+        if self._times is None or times is None:
+            if length not in self._by_length:
+                self._by_length[length] = self._of_places(length)
+            return self._by_length[length]
+        # As time_buckets does: in numpy this takes a fifth of the time.
+        known = times.numpy()
+        exponent = np.frexp(np.maximum(known[-1] - known, 0) + 1.0)[1] - 1
+        bias = self._times.take(np.minimum(exponent, self._times.shape[1] - 1), axis=1)
+        if self._by_place is not None:
+            bias = self._by_place[:, -length:] + bias
+        return torch.from_numpy(np.ascontiguousarray(bias))
+
+    def _of_places(self, length: int) -> Tensor | None:
+        if self._by_place is None:
+            return None
+        return torch.from_numpy(np.ascontiguousarray(self._by_place[:, -length:]))

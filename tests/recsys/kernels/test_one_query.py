@@ -106,6 +106,6 @@ def test_what_is_no_number_goes_to_the_form_that_says_so() -> None:
     assert op.nearest(vectors, torch.tensor([1.0, 2.0]), mask, 2) is None
     table = torch.ones(3, 3)
     similar = op.SimilarOfOne(table, np.empty(0, np.int64), 1e-6, torch.ones(1))
-    assert similar.best(torch.tensor([3]), mask, 2) is None
+    assert op.list_of_one(similar.step(torch.tensor([3])), mask, 2) is None
     with without("one_query"):
         assert op.best_allowed(scores[:2], ItemMask.all(2), 1) is None
