@@ -152,6 +152,10 @@ class OneList(NamedTuple):
             return self
         return OneList(self.scores[:number], self.item_rows[:number])
 
+    def batch(self) -> TopK:
+        """Take it as the only list of a batch, [1, n]."""
+        return TopK(torch.from_numpy(self.scores)[None], torch.from_numpy(self.item_rows)[None])
+
     @classmethod
     def of(cls, top: TopK) -> OneList:
         """Take the only list of a batch, [1, k]; holes stay but those at its end."""

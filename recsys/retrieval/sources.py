@@ -333,15 +333,8 @@ class WeightsSource(Source):
             return None
         if (found := list_of_one(step, mask, k)) is not None:
             return found
-        scores, some = self._model.laid_out_scores(query.history)
-        if some is None and len(scores) == mask.num_item_rows:
-            scores[scores == 0] = -np.inf
-            mask.blank(scores)
-            return best_of_one(torch.from_numpy(scores), k)
-        some = np.arange(len(scores)) if some is None else some
-        rows = some[scores[some] != 0]
-        rows = rows[mask.allows(rows)]
-        return best_of_one(torch.from_numpy(scores[rows]), k, rows)
+        scores = eligible_scores(self._model.score(query.features), mask.as_bool()[None])
+        return OneList.of(select_top_k(scores, k))
 
     def step(self, query: SourceQuery) -> Step | None:
         return self._model.of_one.step(query.history_tensor) if query.has_history else None

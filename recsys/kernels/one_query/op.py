@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -31,8 +30,6 @@ Field: TypeAlias = float | Tensor | NDArray[Any] | tuple[Tensor, ...] | None
 POINTER, INTEGER, DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 MAX_ROWS = 1 << 28
 """Item rows of the largest catalogue that the functions take."""
-FEW = 1_024
-"""Items of a list that memory is kept for from the start."""
 
 
 class _Functions:
@@ -49,7 +46,6 @@ class _Functions:
         self.keys = _typed(library.keys, p, p, n, p)
         self.logits = _typed(library.logits, p, p, n, p, p, n, p, p, n, p, n, n, p)
         self.combine = _typed(library.combine, p, p, n, p)
-        self.features = _typed(library.features, p, p, p, n, n, p, n, p)
         self.rank = _typed(library.rank, p, p, p, p, p, p, p)
 
 
@@ -118,30 +114,11 @@ def contiguous(values: Tensor) -> Tensor:
     return values.detach().float().contiguous()
 
 
-class _Outputs(threading.local):
-    """Memory for a list, kept by each thread."""
-
-    def __init__(self) -> None:
-        self._take(FEW)
-
-    def _take(self, size: int) -> None:
-        self._scores, self._rows = np.empty(size, np.float32), np.empty(size, np.int64)
-        self.addresses = (memory_address(self._scores), memory_address(self._rows))
-
-    def room(self, k: int) -> tuple[int, int]:
-        """Return the addresses of k scores and k rows."""
-        if k > len(self._rows):
-            self._take(k)
-        return self.addresses
-
-    def copied(self, number: int) -> OneList | None:
-        """Copy a list of this length; None for an error."""
-        if number < 0:
-            return None
-        return OneList(self._scores[:number].copy(), self._rows[:number].copy())
-
-
-_outputs = _Outputs()
+def _listed(rank: Callable[..., int], k: int) -> OneList | None:
+    """Let a function write a list of at most k items; None for an error."""
+    scores, rows = np.empty(k, np.float32), np.empty(k, np.int64)
+    number = rank(k, memory_address(scores), memory_address(rows))
+    return None if number < 0 else OneList(scores[:number], rows[:number])
 
 
 def best_allowed(scores: Floats, mask: ItemMask, k: int) -> OneList | None:
@@ -149,11 +126,8 @@ def best_allowed(scores: Floats, mask: ItemMask, k: int) -> OneList | None:
     found, size = functions(), len(scores)
     if found is None or size != mask.num_item_rows or size > MAX_ROWS or k < 1:
         return None
-    taken = min(k, size)
-    number = found.best_allowed(
-        memory_address(scores), mask.address, size, taken, *_outputs.room(taken)
-    )
-    return _outputs.copied(number)
+    rank = partial(found.best_allowed, memory_address(scores), mask.address, size)
+    return _listed(rank, min(k, size))
 
 
 class Step(NamedTuple):
@@ -212,17 +186,8 @@ def nearest(vectors: Tensor, query: Tensor, mask: ItemMask, k: int) -> OneList |
     plain = vectors.dtype == query.dtype == torch.float32 and query.shape == vectors.shape[1:]
     if not (plain and vectors.is_contiguous() and query.is_contiguous()):
         return None
-    taken = min(k, size)
-    number = found.nearest(
-        vectors.data_ptr(),
-        vectors.shape[1],
-        query.data_ptr(),
-        mask.address,
-        size,
-        taken,
-        *_outputs.room(taken),
-    )
-    return _outputs.copied(number)
+    places = vectors.data_ptr(), vectors.shape[1], query.data_ptr()
+    return _listed(partial(found.nearest, *places, mask.address, size), min(k, size))
 
 
 class SimilarOfOne:
@@ -434,7 +399,7 @@ class BlendOfOne:
             return None
         ranks = places[taken:].reshape(taken, width)[:number]
         shares = values[taken:].reshape(3, taken, width)
-        return places[:number], values[:number], ranks, *(one[:number] for one in shares)
+        return places[:number], values[:number], ranks, shares[0, :number]
 
 
 def leading(ranks: Rows, contributions: Floats) -> list[int] | None:

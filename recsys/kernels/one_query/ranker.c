@@ -395,7 +395,7 @@ static void table_features(const Features *all, i64 table, const i64 *known, i64
 }
 
 /* Compute the finite features of n candidates, [num_features, n], which are 0 before. */
-i64 features(const Features *all, const Listed *list, const i64 *chosen, i64 num_lists, i64 n,
+static i64 features(const Features *all, const Listed *list, const i64 *chosen, i64 num_lists, i64 n,
              const i64 *history, i64 m, float *out) {
     i64 count = m < all->latest ? m : all->latest, few = 0, observed = 0, widest = 0;
     i64 longest = 2 * all->stride;

@@ -127,41 +127,10 @@ class FeaturesOfOne:
         Args:
             tables: Of each kind of cosine the vectors and their width, 0 for cosines of every two.
         """
-        self._num_features = num_features
         kept = tuple(contiguous(table) for table, _ in tables)
         shapes = [(table.shape[1], width) for table, (_, width) in zip(kept, tables, strict=True)]
         own: dict[str, Field] = {"shapes": np.array(shapes, np.int64), "tables": kept}
         self.fields = Fields(num_features=num_features, **fields, **own)
-
-    def features(
-        self,
-        merged: tuple[Rows, Floats, Rows, Floats, Floats, Floats],
-        chosen: Sequence[int],
-        history: Tensor,
-    ) -> Floats | None:
-        """Compute the features of a merged list, [G, C]; None too if one is not finite.
-
-        Args:
-            merged: Fields of a ``MergedOne``.
-            chosen: Number of each list's source.
-        """
-        found = functions()
-        if found is None:
-            return None
-        rows, scores, ranks, *parts = merged
-        kept = [np.ascontiguousarray(part) for part in (scores, rows, ranks, *parts)]
-        columns = np.zeros((self._num_features, len(rows)), np.float32)
-        number = found.features(
-            self.fields.address,
-            integers([memory_address(part) for part in kept]),
-            integers(chosen),
-            len(chosen),
-            len(rows),
-            history.data_ptr(),
-            history.shape[0],
-            memory_address(columns),
-        )
-        return None if number < 0 else columns
 
 
 class RankingOfOne:

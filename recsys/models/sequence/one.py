@@ -259,23 +259,14 @@ class _LatestBias:
             by_place = bias.positions.detach()[:, bias.buckets.long()].flip(1)
             self._by_place = by_place.float().numpy()
         self._times = None if bias.times is None else bias.times.detach().float().numpy()
-        self._by_length: dict[int, Tensor | None] = {}
 
     def __call__(self, length: int, times: Tensor | None) -> Tensor | None:
         """Add up the biases of the last place with every other, [H, M]."""
-        if self._times is None or times is None:
-            if length not in self._by_length:
-                self._by_length[length] = self._of_places(length)
-            return self._by_length[length]
-        # As time_buckets does: in numpy this takes a fifth of the time.
-        known = times.numpy()
-        exponent = np.frexp(np.maximum(known[-1] - known, 0) + 1.0)[1] - 1
-        bias = self._times.take(np.minimum(exponent, self._times.shape[1] - 1), axis=1)
-        if self._by_place is not None:
-            bias = self._by_place[:, -length:] + bias
-        return torch.from_numpy(np.ascontiguousarray(bias))
-
-    def _of_places(self, length: int) -> Tensor | None:
-        if self._by_place is None:
-            return None
-        return torch.from_numpy(np.ascontiguousarray(self._by_place[:, -length:]))
+        bias = None if self._by_place is None else self._by_place[:, -length:]
+        if self._times is not None and times is not None:
+            # As time_buckets does: in numpy this takes a fifth of the time.
+            known = times.numpy()
+            exponent = np.frexp(np.maximum(known[-1] - known, 0) + 1.0)[1] - 1
+            by_time = self._times.take(np.minimum(exponent, self._times.shape[1] - 1), axis=1)
+            bias = by_time if bias is None else bias + by_time
+        return None if bias is None else torch.from_numpy(np.ascontiguousarray(bias))

@@ -247,42 +247,14 @@ class OneQueryFeatures:
         Raises:
             ValueError: A feature is not finite.
         """
-        merged = self.blend.merge(lists, len(history), max(num_candidates, length))
-        first = merged.first(num_candidates)
-        count, chosen = len(first.item_rows), [self.blend.sources.index(name) for name in lists]
-        if count:
-            compiled = self.compiled.features(first, chosen, history)
-            if compiled is not None:
-                return CandidatesOne(merged, torch.from_numpy(compiled).T)
-        columns: Floats = np.zeros((self._num_features, count), np.float32)
-        if count:
-            self._of_lists(first, chosen, columns)
-            rows = torch.from_numpy(first.item_rows)[None]
-            found = self._history.features(one_example(history), rows, self._counts)
-            columns[-len(HISTORY_FEATURES) :] = found[0].T
+        blend, tops = self.blend.learned, {name: one.batch() for name, one in lists.items()}
+        lengths, longest = torch.tensor([len(history)]), max(num_candidates, length)
+        blended = blended_lists(blend, tops, lengths, self._counts, longest)
+        first = blended.first(num_candidates)
+        of_lists = _list_features(blend, tops, first, self._counts)
+        of_history = self._history.features(one_example(history), first.item_rows, self._counts)
+        features = torch.cat([of_lists, of_history], dim=2)[0, first.item_rows[0] > 0]
         # A sum is finite where all it adds up is.
-        if not math.isfinite(columns.sum()):
+        if not math.isfinite(float(features.sum())):
             raise ValueError("a feature of a candidate is not finite")
-        return CandidatesOne(merged, torch.from_numpy(columns).T)
-
-    def _of_lists(self, merged: MergedOne, listed: list[int], columns: Floats) -> None:
-        rows = merged.item_rows
-        columns[0] = merged.scores - merged.scores[:1]
-        columns[1] = _reciprocal(np.arange(1, len(rows) + 1))
-        if rows.max() < len(self._events):
-            columns[2] = self._events[rows]
-        else:
-            inside = rows < len(self._events)
-            columns[2] = np.where(inside, self._events[np.where(inside, rows, 0)], 0)
-        ranks = merged.ranks.T  # [S, n]
-        of_sources = columns[len(OF_BLEND) : -len(HISTORY_FEATURES)]
-        of_source = of_sources.reshape(-1, len(OF_SOURCE), len(rows))
-        of_source[listed, 0] = merged.leads.T * self._scales[listed, None]
-        of_source[listed, 1] = merged.z_scores.T
-        of_source[listed, 2] = np.where(ranks == ABSENT, np.float32(0), _reciprocal(ranks))
-        of_source[listed, 3] = merged.contributions.T
-
-
-def _reciprocal(ranks: Rows) -> Floats:
-    found: Floats = ((1 + CONSTANT) / (CONSTANT + ranks)).astype(np.float32)
-    return found
+        return CandidatesOne(MergedOne.of(blended), features)

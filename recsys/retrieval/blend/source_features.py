@@ -38,6 +38,12 @@ class Blended(NamedTuple):
     contributions: Tensor | None = None
     """[B, k, S] float32, what each source added to the score; None where only ranks count."""
 
+    def first(self, k: int) -> Blended:
+        """Take the first places."""
+        scores, rows, ranks, sources, shares = self
+        shares = None if shares is None else shares[:, :k]
+        return Blended(scores[:, :k], rows[:, :k], ranks[:, :k], sources, shares)
+
 
 FEATURES = ("lead", "z_score", "reciprocal_rank", "presence")
 """lead: score above the list's last one, in the source's own unit; it is small where the source is

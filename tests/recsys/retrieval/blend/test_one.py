@@ -96,7 +96,9 @@ def test_what_cannot_be_merged_is_refused_alike() -> None:
     assert_refused(
         {
             r"\['unheard'\] have no weights": lambda: blend.merge({"unheard": top}, 1, 5),
-            "'far' scores item row 4 nan": lambda: blend.merge({"near": top, "far": bad}, 1, 5),
+            "'far' scores item row 4 of query 0 nan": lambda: blend.merge(
+                {"near": top, "far": bad}, 1, 5
+            ),
             "no source to blend": lambda: blend.merge({}, 1, 5),
         }
     )
