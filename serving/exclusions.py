@@ -150,6 +150,8 @@ class Exclusions:
     bundle: Bundle
     rule_rows: RuleRows
     live: LiveState
+    everything: ItemMask
+    """Mask of a list that leaves nothing out."""
 
     def decide(
         self,
@@ -205,7 +207,7 @@ class Exclusions:
             rows = own
             if leaves_seen:
                 rows = np.concatenate([own, query.seen]) if len(own) else query.seen
-            mask = ItemMask.all_but(num_rows, rows)
+            mask = ItemMask.all_but(num_rows, rows) if len(rows) else self.everything
             if mask.count():
                 return mask, with_history if leaves_seen else reported, ()
             allowed = np.ones(num_rows, np.bool_)
@@ -235,7 +237,8 @@ class Exclusions:
                 detail = f"rule {rule.name!r} hides it on this surface"
                 yield Exclusion("hidden", detail, rows=self.rule_rows.hidden(rule))
         if query.request.exclude or query.item_row:
-            named = self._find_rows(query.request.exclude, query.item_row)
+            own = (query.item_row,) if query.item_row else ()
+            named = self._find_rows(query.request.exclude, *own)
             yield Exclusion("excluded", "the request leaves it out", rows=named)
         if page is not None:
             detail = "a page before this one showed it"

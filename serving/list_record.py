@@ -27,6 +27,8 @@ NUM_SHARES = 1 << 4 * SHARE_DIGITS
 
 def write_items(cards: ItemCards, made: Made) -> tuple[list[bytes], bytes]:
     """Write the items of a reply: the beginning of each, its score and source, and the whole."""
+    if made.listed.written is not None:
+        return made.listed.written
     items, ranked = made.reply.items, made.arranged.ranked
     if ranked is None or made.query.request.explain:
         return [], orjson.dumps(items)
@@ -37,7 +39,8 @@ def write_items(cards: ItemCards, made: Made) -> tuple[list[bytes], bytes]:
         for card, score, item in zip(found, scores, items, strict=bool(items))
     ]
     rests = (rest for _, rest in found)
-    return begun, b"[%b]" % b",".join(map(bytes.__add__, begun, rests))
+    made.listed.written = begun, b"[%b]" % b",".join(map(bytes.__add__, begun, rests))
+    return made.listed.written
 
 
 def write_record(recommender: Recommender, made: Made, begun: Sequence[bytes] = ()) -> bytes:

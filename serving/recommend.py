@@ -14,10 +14,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
+from recsys.data.top_k import ItemMask
 from recsys.retrieval.ranked import FILLER, RankedItems, compiled_or_why
 from serving.arrangement.arrange import Arranged, Arranger, build_items
 from serving.bundle.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of
@@ -30,9 +31,9 @@ from serving.live import LiveState, Opener, Visitor
 from serving.online.records import new_request_id, read_seed, time_of
 from serving.query import NOTHING, Query, Rows, fitted, hydrate
 from serving.retrieval import Candidates, Lists, Retrieval
-from serving.schemas import Assigned, Context, Degraded, Reply, Request, ServedBy
+from serving.schemas import Assigned, Context, Degraded, RecommendedItem, Reply, Request, ServedBy
 from serving.settings import ServingOptions
-from serving.steering import Steering, TopicItems, named_wishes
+from serving.steering import NO_WISHES, Ranked, Steering, TopicItems, Wishes, named_wishes
 
 if TYPE_CHECKING:
     import polars as pl
@@ -51,6 +52,9 @@ class _Stopwatch:
         self.timings_ms[stage] = int(1e6 * (passed - self._lap) + 0.5) / 1_000
         self._lap = passed
 
+    def skip(self, *stages: str) -> None:
+        self.timings_ms.update(dict.fromkeys(stages, 0.0))
+
     def total(self) -> dict[str, float]:
         self._lap = self._started
         self.lap("total")
@@ -62,6 +66,21 @@ def _inference_mode() -> AbstractContextManager[None]:
     return nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode()
 
 
+MAX_KEPT = 64
+"""Lists that are kept for visitors of whom nothing is known, by surface and k."""
+
+
+class Listed:
+    """The items of a list, and what they were made from."""
+
+    __slots__ = ("parts", "written")
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts: tuple[Candidates, Ranked, Arranged, list[RecommendedItem]] = parts
+        self.written: tuple[list[bytes], bytes] | None = None
+        """The items as a reply has them, see ``list_record.write_items``."""
+
+
 class Made(NamedTuple):
     """A list, and what it was made from."""
 
@@ -69,12 +88,22 @@ class Made(NamedTuple):
     query: Query
     visitor: Visitor
     eligible: Eligible
-    candidates: Lists
-    """Lists by source."""
-    ranked: RankedItems | None
     resolved: Resolved
-    arranged: Arranged
+    listed: Listed
     seed: int
+
+    @property
+    def candidates(self) -> Lists:
+        """Lists by source."""
+        return self.listed.parts[0].lists
+
+    @property
+    def ranked(self) -> RankedItems | None:
+        return self.listed.parts[1].items
+
+    @property
+    def arranged(self) -> Arranged:
+        return self.listed.parts[2]
 
 
 class Recommender:
@@ -108,7 +137,12 @@ class Recommender:
         )
         self.arranger = Arranger(bundle)
         rule_rows = self.arranger.rule_rows
-        self._exclusions = Exclusions(bundle=bundle, rule_rows=rule_rows, live=self.live)
+        self._kept: dict[tuple[int, int] | None, Listed] = {}
+        """Lists for visitors of whom nothing is known; see `_kept_key`."""
+        everything = ItemMask.all(bundle.num_item_rows)
+        self._exclusions = Exclusions(
+            bundle=bundle, rule_rows=rule_rows, live=self.live, everything=everything
+        )
         self.retrieval = Retrieval(bundle, options, adapters)
         items = TopicItems(bundle, lambda words: self.search.titles.search(words, MAX_FOUND))
         self.steering = Steering(bundle, self.retrieval, self.arranger.vectors, items)
@@ -254,16 +288,22 @@ class Recommender:
                 now_ms=now_ms,
             )
             clock.lap("filter")
-            found = self.retrieval.retrieve(
-                query, eligible.mask, searched, relaxed=SEEN_ITEMS_SHOWN in eligible.notes
-            )
-            clock.lap("retrieve")
-            length = max(depth, self.arranger.length(resolved, request))
-            ranked = self.steering.rank(found, query, wishes, eligible.mask, length)
-            clock.lap("rank")
-            arranged = self.arranger.arrange(ranked.items, resolved, query, eligible.mask, seed)
-            items = build_items(arranged.ranked, query, self.bundle, self.cards, names_history)
+            key = self._kept_key(query, resolved, wishes, eligible.mask, depth)
+            if (listed := self._kept.get(key)) is not None:
+                clock.skip("retrieve", "rank")
+            else:
+                found = self.retrieval.retrieve(
+                    query, eligible.mask, searched, relaxed=SEEN_ITEMS_SHOWN in eligible.notes
+                )
+                clock.lap("retrieve")
+                length = max(depth, self.arranger.length(resolved, request))
+                ranked = self.steering.rank(found, query, wishes, eligible.mask, length)
+                clock.lap("rank")
+                shown = self.arranger.arrange(ranked.items, resolved, query, eligible.mask, seed)
+                items = build_items(shown.ranked, query, self.bundle, self.cards, names_history)
+                listed = self._keep(key, Listed(found, ranked, shown, items))
             clock.lap("select")
+        found, ranked, _, items = listed.parts
         parts = (*query.degraded, *unreadable, *wishes.notes, *eligible.notes)
         reply = Reply(
             request_id=request_id,
@@ -276,8 +316,31 @@ class Recommender:
             steered=named_wishes(ranked.steered, request, names_history),
             cursor=None if page is None else page.after([item.item_id for item in items]),
         )
-        steps = (found.lists, ranked.items, resolved, arranged, seed)
-        return Made(reply, query, visitor, eligible, *steps)
+        return Made(reply, query, visitor, eligible, resolved, listed, seed)
+
+    def _kept_key(
+        self, query: Query, resolved: Resolved, wishes: Wishes, mask: ItemMask, depth: int
+    ) -> tuple[int, int] | None:
+        """Return what alone a list depends on, if nothing is known of its visitor; else None.
+
+        Every item may be shown, and nothing is drawn: such a list is the popular items.
+        """
+        plain = mask is self._exclusions.everything and wishes is NO_WISHES and not depth
+        if not plain or query.item_row or query.has_history or len(query.seen):
+            return None
+        request = query.request
+        if request.explain or request.query or self.arranger.arranges(resolved, request):
+            return None
+        return id(resolved.surface), request.k
+
+    def _keep(self, key: tuple[int, int] | None, listed: Listed) -> Listed:
+        """Keep a list that all visitors of whom nothing is known get, if popularity made it."""
+        found = listed.parts[0]
+        if key is not None and found.lists.keys() == {FILLER} and not found.missing:
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            self._kept[key] = listed
+        return listed
 
     def _resolved(self, request: Request, now_ms: int) -> Resolved:
         """Resolve the surface, rules and experiment of a request."""

@@ -77,9 +77,21 @@ class Arranger:
     def __init__(self, bundle: Bundle) -> None:
         self._bundle, self.rule_rows = bundle, RuleRows(bundle)
 
+    @staticmethod
+    def arranges(resolved: Resolved, request: Request) -> bool:
+        """Return whether a list may differ from the ranked items."""
+        surface = resolved.surface
+        return bool(
+            request.diversity
+            or any(rule.kind != "hide" for rule in resolved.rules)
+            or surface.diversity.method != "none"
+            or surface.caps
+            or surface.exploration is not None
+        )
+
     def length(self, resolved: Resolved, request: Request) -> int:
         """Number of ranked items that the list of a request needs."""
-        if not _arranges(resolved, request):
+        if not self.arranges(resolved, request):
             return request.k
         return max(request.k, resolved.surface.num_candidates)
 
@@ -93,7 +105,7 @@ class Arranger:
     ) -> Arranged:
         """Make the list of ``query.request.k`` from the ranked items."""
         k = query.request.k
-        if ranked is None or not _arranges(resolved, query.request):
+        if ranked is None or not self.arranges(resolved, query.request):
             return Arranged(ranked)
         surface = resolved.surface
         pins, moved, order, scores = self._ordered(ranked, resolved, query, eligible)
@@ -125,7 +137,7 @@ class Arranger:
             return [ItemChances(0.0, NO_ROWS, np.zeros(0)) for _ in item_rows]
         surface, caps = resolved.surface, None
         pins = Pins({}, {}, {})
-        if _arranges(resolved, query.request):
+        if self.arranges(resolved, query.request):
             pins, _, order, scores = self._ordered(ranked, resolved, query, eligible)
             caps = self._caps(ranked, pins, surface)
         else:
@@ -261,17 +273,6 @@ class Arranger:
         else:
             found = torch.zeros(len(rows), 1)
         return functional.normalize(found.float(), dim=1).numpy()
-
-
-def _arranges(resolved: Resolved, request: Request) -> bool:
-    surface = resolved.surface
-    return bool(
-        request.diversity
-        or any(rule.kind != "hide" for rule in resolved.rules)
-        or surface.diversity.method != "none"
-        or surface.caps
-        or surface.exploration is not None
-    )
 
 
 def _first(order: Rows, places: Rows) -> tuple[Rows, NDArray[np.float32]]:

@@ -178,6 +178,25 @@ def test_lists_leave_out_the_history_as_evaluated_unless_the_deployment_says(par
             assert bool(repeats) is not excluded
 
 
+def test_list_that_is_kept_for_unknown_visitors_is_as_if_made_for_each(released):
+    recommender = Recommender.load(released / "current")
+    for fields in (
+        *({}, {"user_id": "nobody"}, {"exclude": ["item-2"]}, {"exclude": ["unheard"]}),
+        *({"k": 7}, {"diversity": 0.5}, {"explain": True}, {"filter": {"categories": ["odd"]}}),
+        *(
+            {"session": ["item-3"]},
+            {"user_id": "user-2"},
+            {"surface": "cart", "session": ["x"]},
+            {},
+        ),
+    ):
+        expected = ask(Recommender(recommender.bundle), **fields)
+        for _ in range(2):
+            reply = ask(recommender, **fields)
+            assert (reply.items, reply.degraded) == (expected.items, expected.degraded)
+            assert reply.timings_ms.keys() == expected.timings_ms.keys()
+
+
 class Broken:
     """A source that fails."""
 
