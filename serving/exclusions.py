@@ -159,7 +159,6 @@ class Exclusions:
         rules: Sequence[Rule] = (),
         searched: Searched | None = None,
         page: Cursor | None = None,
-        *,
         wished: Sequence[Exclusion] = (),
         visitor: Visitor = NOBODY,
         now_ms: int = 0,

@@ -279,13 +279,7 @@ class Recommender:
             clock.lap("hydrate")
             searched = self.search.find(text) if (text := query.request.query) else None
             eligible = self._exclusions.decide(
-                query,
-                resolved.rules,
-                searched,
-                page,
-                wished=wishes.exclusions,
-                visitor=visitor,
-                now_ms=now_ms,
+                query, resolved.rules, searched, page, wishes.exclusions, visitor, now_ms
             )
             clock.lap("filter")
             key = self._kept_key(query, resolved, wishes, eligible.mask, depth)
