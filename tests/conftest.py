@@ -53,6 +53,15 @@ min_gain_over_popularity = -1
 """
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Read only files with GPU tests where those are wanted: others need more libraries."""
+    if config.option.markexpr != "gpu":
+        return None
+    files = collection_path.rglob("test_*.py") if collection_path.is_dir() else [collection_path]
+    texts = (file.read_text() for file in files if file.name.startswith("test_"))
+    return None if any("mark.gpu" in one or "RUNS_KERNELS" in one for one in texts) else True
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config

@@ -65,24 +65,6 @@ def beside_peer(
     )
 
 
-def step_rows(
-    case: str, ours: StepTimes, peer: str, theirs: StepTimes, min_ratio: float | None = None
-) -> list[Row]:
-    """Hold the times and the memory of a step against a peer's."""
-    pairs = (("forward", ours[0], theirs[0]), ("forward + backward", ours[1], theirs[1]))
-    times = [
-        beside_peer(f"{case}: {what}", own, peer, other, min_ratio) for what, own, other in pairs
-    ]
-    memory = Row(
-        name=f"{case}: peak memory of a step",
-        value=ours.peak / 2**20,
-        unit="MiB",
-        peer=peer,
-        peer_value=theirs.peak / 2**20,
-    )
-    return [*times, memory]
-
-
 def error_row(case: str, error: float, limit: float, against: str = "float64") -> Row:
     name = f"{case}: worst error against {against}"
     return Row(name=name, value=error, goal=f"< {limit:g}", met=error < limit)

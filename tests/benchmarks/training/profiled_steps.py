@@ -34,8 +34,9 @@ class StepProfiler:
     """A tracker that profiles 50 steps, times 50 more, and then looks for waits."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        self._device, self._wait = device, torch.get_device_module(device).synchronize
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        activities += [torch.profiler.ProfilerActivity.CUDA] * (device.type == "cuda")
         self._profiler = torch.profiler.profile(activities=activities)
         self._waits: Counter[str] = Counter()
         self._begun = self._seconds = 0.0
@@ -44,7 +45,7 @@ class StepProfiler:
     def log(self, step: int, **values: float) -> None:
         if "loss" not in values:
             return
-        torch.cuda.synchronize(self._device)
+        self._wait(self._device)
         if step == EVERY:
             self._begun = time.perf_counter()
         elif step == 2 * EVERY:
@@ -53,7 +54,7 @@ class StepProfiler:
         elif step == 3 * EVERY:
             self._profiler.stop()
             self._look_for_waits()
-        else:
+        elif self._device.type == "cuda":
             torch.cuda.set_sync_debug_mode("default")
             warnings.showwarning = self._shown
 
@@ -67,6 +68,8 @@ class StepProfiler:
                 place = f"{last.filename.rpartition('/recsys/')[2]}:{last.lineno}"
                 self._waits[f"{place} {last.line}"] += 1
 
+        if self._device.type != "cuda":
+            return
         warnings.showwarning = note
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from recsys.data.top_k import ItemMask, TopK
-from recsys.kernels.choice import without
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_index import FaissIndex, build_index
 from recsys.retrieval.faiss_library import FaissIndexConfig
@@ -132,23 +131,6 @@ def test_half_copies_hold_vectors_of_like_lengths_at_any_scale() -> None:
     vectors[7] *= 1e-4
     assert copy_halves(vectors) is None
     assert copy_halves(torch.zeros(5, 3)) is None
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("share", [None, 0.5, 0.01])
-def test_a_gpu_finds_what_the_cpu_does(share: float | None) -> None:
-    mask = None
-    if share is not None:
-        mask = ItemMask(np.random.default_rng(2).random(NUM_ROWS) < share)
-    index = index_of(ITEMS, device="cuda")
-    assert index.device.type == "cuda"
-    truth = exact_top_k(QUERIES, ITEMS, 20, mask)
-    with without("topk_search"):
-        plain = index.search(QUERIES, 20, mask)
-    for found in (index.search(QUERIES, 20, mask), plain):
-        assert torch.equal(found.item_rows, truth.item_rows)
-        assert torch.equal(found.scores, truth.scores)
 
 
 @settings(deadline=None)
