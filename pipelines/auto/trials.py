@@ -25,8 +25,8 @@ from pipelines.stages.list import STAGES
 from recsys.fitting.queries import GIVEN
 
 NO_TIME = "no time left"
-RESAMPLED: Table = {"evaluation": {"num_resamples": 1000}}
-RESAMPLED_TIMES = 4.0
+ANALYSED: Table = {"evaluation": {"intervals": True}}
+ANALYSED_TIMES = 4.0
 """Times that an evaluation with intervals takes the seconds of one without."""
 
 
@@ -98,13 +98,13 @@ class Trials:
     def analyse(self) -> None:
         """Compute the intervals that ``recsys compare`` reads; the first round leaves them out."""
         number, rounds = self.planned.finished - 1, list(self.planned.plan.rounds)
-        choices = merge(rounds[number].choices, RESAMPLED)
+        choices = merge(rounds[number].choices, ANALYSED)
         one = rounds[number] = replace(rounds[number], choices=choices)
         config, left = self.run.round_config(one), self.run.seconds_left() - CLOSING
         spent = (beside.read_seconds(config.workspace, stage) for stage in beside.ENDS)
-        needed = RESAMPLED_TIMES * sum(spent)
+        needed = ANALYSED_TIMES * sum(spent)
         path = config.workspace / "evaluate" / ANALYSIS
-        if config.evaluation.num_resamples and not path.exists() and needed < left:
+        if config.evaluation.intervals and not path.exists() and needed < left:
             without = self.planned.plan
             self.planned.plan = replace(without, rounds=tuple(rounds))
             self.planned.save(self.run.base, number)

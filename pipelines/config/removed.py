@@ -72,6 +72,8 @@ REMOVED_KEYS: Mapping[str, str] = {
     "blend.history_bounds": "leave it out: weights by the length of the history gained nothing",
     "generative.memory_orders": "leave it out: the memory of n-grams lost to no memory",
     "ranker_training.compared": "run once with each ranker.trunk and use recsys compare",
+    "evaluation.num_resamples": "intervals need no resampling; evaluation.intervals = false "
+    "leaves them out",
     "splits.tie_orders": "leave it out: events of one time stay in the order of the files",
     "features.user_ids": "leave it out: users are their histories and features.user_features",
     "tracking.upload_bundles": "set tracking.bundles to the folder or URL that bundles go to",

@@ -89,18 +89,13 @@ class EvaluationConfig(RankingConfig):
     """Metric by which a report calls a model best and measures slices; not that of a release."""
     metrics: tuple[str, ...] = ("recall@10", "recall@50", "mrr@10", "map@10", "precision@10")
     """Other metrics with an interval: recall, ndcg, hit_rate, mrr, map, precision at any length."""
-    num_resamples: int = 1000
-    """Resamples of users for each interval; 0 leaves out the whole analysis."""
+    intervals: bool = True
+    """Whether to compute intervals, slices and tests; a report needs them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for metric in (self.primary_metric, *self.metrics):
             check_metric_name(metric)
-        if self.num_resamples != 0 and self.num_resamples < 100:
-            raise ValueError(
-                f"num_resamples must be 0 or at least 100, got {self.num_resamples}: the ends of "
-                "an interval are read from the outermost resamples"
-            )
 
     def interval_metrics(self) -> list[str]:
         """List the metrics that get an interval, the primary one first."""

@@ -28,8 +28,7 @@ from recsys.evaluation.beyond_accuracy import (
     item_popularity,
     novelty,
 )
-from recsys.evaluation.bootstrap import bootstrap_intervals
-from recsys.evaluation.config import BootstrapConfig
+from recsys.evaluation.intervals import mean_intervals
 from recsys.evaluation.ranking import RankingResult, per_user_metric
 from recsys.evaluation.significance import compare_models
 from recsys.evaluation.slices import (
@@ -162,10 +161,8 @@ def analyse_split(
     config: EvaluationConfig,
     *,
     baseline: str,
-    seed: int,
 ) -> SplitAnalysis:
     """Analyse all models on one split."""
-    resamples = BootstrapConfig(num_resamples=config.num_resamples, seed=seed)
     first = next(iter(results.values()))
     slices = cut(first, known)
     models, tested = {}, {}
@@ -176,15 +173,15 @@ def analyse_split(
         }
         tested[name] = {metric: values[metric] for metric in config.slice_metrics()}
         models[name] = ModelAnalysis(
-            intervals=bootstrap_intervals(
-                {metric: values[metric] for metric in config.interval_metrics()}, resamples
+            intervals=mean_intervals(
+                {metric: values[metric] for metric in config.interval_metrics()}
             ),
             beyond_accuracy=beyond_accuracy(result, known, config),
-            slices=tuple(slice_metrics(result.ranks, slices, config.slice_metrics(), resamples)),
+            slices=tuple(slice_metrics(result.ranks, slices, config.slice_metrics())),
         )
     return SplitAnalysis(
         num_users=first.num_users,
         num_targets=len(first.targets.values),
         models=models,
-        comparisons=tuple(compare_models(tested, baseline, resamples)),
+        comparisons=tuple(compare_models(tested, baseline)),
     )

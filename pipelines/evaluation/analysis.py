@@ -16,7 +16,7 @@ import polars as pl
 from pydantic import TypeAdapter
 
 from pipelines.engine.artifacts import read_json, to_json
-from recsys.evaluation.bootstrap import Interval
+from recsys.evaluation.intervals import Interval
 from recsys.evaluation.ranking import RankingResult
 from recsys.evaluation.significance import MetricComparison
 from recsys.evaluation.slices import SliceMetrics
@@ -81,8 +81,8 @@ class Analysis:
         if not path.exists():
             raise ValueError(
                 f"{path} is missing: an older version made this artefact, or it was made with "
-                "evaluation.num_resamples = 0. Make it again with recsys run --set "
-                "evaluation.num_resamples=1000 --force evaluate"
+                "evaluation.intervals = false. Make it again with recsys run --set "
+                "evaluation.intervals=true --force evaluate"
             )
         return cls.from_json(read_json(path))
 

@@ -218,7 +218,7 @@ def _lists(document: Mapping[str, Any]) -> list[Block]:
     columns = texts("policy", "list")
     for name in metrics:
         columns += numbers(metric_label(name), format="metric", note=metric_meaning(name))
-        columns += texts(f"{metric_label(name)}, 95%", note="Bootstrap interval over users.")
+        columns += texts(f"{metric_label(name)}, 95%", note="Interval over users.")
     rows: list[Sequence[Cell]] = []
     for one in summary:
         row: list[Cell] = [one["policy"], model_label(one["row"])]

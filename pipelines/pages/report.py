@@ -149,7 +149,7 @@ def interval_table(data: ReportData, split: str) -> Table:
     for metric in metrics:
         label = metric_label(metric)
         columns += numbers(label, format="metric", note=metric_meaning(metric))
-        columns += texts(f"{label}, 95%", note="Bootstrap interval over users.")
+        columns += texts(f"{label}, 95%", note="Interval over users.")
     rows: list[list[Cell]] = []
     for model in data.ranked_models:
         intervals = [measured.models[model].intervals[metric] for metric in metrics]

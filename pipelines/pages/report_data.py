@@ -16,7 +16,7 @@ from features.schema import GIVEN
 from pipelines.engine.artifacts import read_json
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
 from pipelines.pages.wording import in_order
-from recsys.evaluation.bootstrap import Interval
+from recsys.evaluation.intervals import Interval
 from recsys.models.names import MODELS
 
 SPLITS: tuple[Literal["test", "validation"], ...] = ("test", "validation")

@@ -8,7 +8,7 @@ from features.schema import GIVEN
 from pipelines.evaluation.analysis import SERVED
 from pipelines.pages.report_data import ReportData
 from pipelines.pages.wording import model_label, parted
-from recsys.evaluation.bootstrap import Interval
+from recsys.evaluation.intervals import Interval
 from recsys.evaluation.significance import MetricComparison
 from recsys.evaluation.slices import SliceMetrics
 from recsys.models.names import POPULARITY
@@ -177,7 +177,7 @@ def protocol(data: ReportData) -> list[str]:
         if data.excludes_history
         else "Items in the user's history may be listed again."
     )
-    interval = "Intervals are 95% bootstrap intervals over users."
+    interval = "Intervals are 95% over users, corrected for skew."
     return [hidden, ranked, seen, interval]
 
 

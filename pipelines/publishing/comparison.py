@@ -23,7 +23,7 @@ from pipelines.publishing.gate import at_least
 from pipelines.publishing.same_queries import SameQueries
 from pipelines.ranking.artefact import served_ranker
 from recsys.data.batch import Jagged
-from recsys.evaluation.bootstrap import time_blocks
+from recsys.evaluation.intervals import time_blocks
 from recsys.evaluation.paired import Paired, SliceLoss, paired, slice_losses
 from recsys.evaluation.ranking import per_user_metric
 from recsys.evaluation.slices import category_slices, item_popularity_slices, user_activity_slices

@@ -64,14 +64,12 @@ def evaluate(context: StageContext) -> StageRows:
         # Validation comes first and chooses; the test split chooses nothing.
         blends = (*row_names(profiles).values(), RANKED)
         baseline = baseline or best_single(results, config.evaluation.primary_metric, blends)
-        if config.evaluation.num_resamples:
-            analyses[split] = analyse_split(
-                results, known, config.evaluation, baseline=baseline, seed=config.seed
-            )
+        if config.evaluation.intervals:
+            analyses[split] = analyse_split(results, known, config.evaluation, baseline=baseline)
     if metrics["test"]:
         note_test_look(context, metrics["test"])
     (context.output / "metrics.json").write_text(to_json({GIVEN: metrics}))
-    if config.evaluation.num_resamples and len(analyses) == len(SPLITS):
+    if config.evaluation.intervals and len(analyses) == len(SPLITS):
         manifest = Manifest.load(features)
         Analysis(
             orders={GIVEN: analyses},

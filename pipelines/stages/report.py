@@ -25,8 +25,8 @@ SECTIONS = (
 )
 LIBRARIES = ("recsys-platform", "torch", "polars", "numpy")
 WITHOUT_ANALYSIS = (
-    "there is no report, because evaluation.num_resamples = 0 computes no intervals; set it to "
-    "1000 or remove it"
+    "there is no report, because evaluation.intervals = false computes no intervals; set it to "
+    "true or remove it"
 )
 
 

@@ -109,7 +109,7 @@ def update_config(config: RunConfig) -> RunConfig:
         config,
         workspace=DailyState(config.workspace).update,
         splits=replace(config.splits, kind="leave_one_out"),
-        evaluation=replace(config.evaluation, num_resamples=0),
+        evaluation=replace(config.evaluation, intervals=False),
         release=replace(config.release, bundles=bundles_dir(config), max_drop_from_champion=1.0),
     )
 

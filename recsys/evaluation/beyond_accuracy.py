@@ -1,7 +1,7 @@
 """Measures beyond accuracy: coverage, novelty, diversity, fairness of exposure.
 
 Every function reads the lists of `RankingResult.top_k`: item rows best first, -1 where a list is
-short. Measures of one list are given per user, so that they can be sliced, bootstrapped and
+short. Measures of one list are given per user, so that they can be sliced, bounded and
 compared like NDCG; measures of all lists together are one number.
 
 Popularity is counted on training histories only: `item_popularity(histories, num_item_rows)`.

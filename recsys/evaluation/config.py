@@ -19,24 +19,6 @@ def check_metric_name(name: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BootstrapConfig:
-    """How an interval is drawn; equal configs and values give equal intervals."""
-
-    confidence: float = 0.95
-    """Share of worlds in which the interval is to hold the true mean."""
-    num_resamples: int = 2000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_bounds(self, confidence="(0, 1)")
-        if self.num_resamples < 100:
-            raise ValueError(
-                f"num_resamples must be at least 100, got {self.num_resamples}: the ends of an "
-                "interval are read from the outermost resamples"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
 class PairedConfig:
     """How a pair is judged; equal configs and values give equal verdicts."""
 
@@ -50,19 +32,10 @@ class PairedConfig:
     """Chance of refusing any slice that lost no more than the margin."""
     power: float = 0.8
     """Chance of being found for which the smallest difference is given."""
-    num_resamples: int = 2000
-    seed: int = 0
 
     def __post_init__(self) -> None:
         check_bounds(self, confidence="(0, 1)", slice_error="(0, 1)", power="(0, 1)")
         check_bounds(self, margin="[0, 1]", slice_margin="[0, 1]")
-        self.bootstrap()
-
-    def bootstrap(self) -> BootstrapConfig:
-        """Return how the interval over users is drawn."""
-        return BootstrapConfig(
-            confidence=self.confidence, num_resamples=self.num_resamples, seed=self.seed
-        )
 
 
 Policy = Literal["full", "incremental", "never"]

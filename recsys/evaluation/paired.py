@@ -23,14 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recsys.evaluation.bootstrap import (
+from recsys.evaluation.config import PairedConfig
+from recsys.evaluation.intervals import (
     Floats,
     Labels,
-    bootstrap_intervals,
     group_values,
+    mean_intervals,
     student_quantile,
 )
-from recsys.evaluation.config import PairedConfig
 from recsys.evaluation.significance import holm
 
 Decision = Literal["better", "worse", "not enough evidence"]
@@ -97,7 +97,6 @@ def paired(
     config: PairedConfig | None = None,
     *,
     blocks: Labels | None = None,
-    resampled: bool = True,
 ) -> Paired:
     """Judge a challenger by the values that both have for the same queries.
 
@@ -106,19 +105,12 @@ def paired(
             leaves the query out.
         challenger: The same of the challenger, [Q].
         blocks: Block of time of each query, [Q]; None where there are no times.
-        resampled: Bootstrap the interval over users; otherwise it is the normal distribution's.
     """
     config = config or PairedConfig()
     before, after, blocks = _known(champion, challenger, blocks)
     difference = after - before
-    if resampled:
-        drawn = bootstrap_intervals({"difference": difference}, config.bootstrap())["difference"]
-        mean, low, high = drawn.mean, drawn.low, drawn.high
-        error = _standard_error(difference)
-    else:
-        mean, error = float(difference.mean()), _standard_error(difference)
-        reach = error * NormalDist().inv_cdf((1 + config.confidence) / 2)
-        low, high = mean - reach, mean + reach
+    over_users = mean_intervals({"difference": difference}, config.confidence)["difference"]
+    error = _standard_error(difference)
     time_low = time_high = None
     smallest = detectable(error, config)
     if blocks is not None:
@@ -126,16 +118,16 @@ def paired(
         if (freedom := len(of_block) - 1) >= MIN_BLOCKS - 1:
             of_time = _standard_error(of_block)
             reach = of_time * student_quantile((1 + config.confidence) / 2, freedom)
-            time_low, time_high = mean - reach, mean + reach
+            time_low, time_high = over_users.mean - reach, over_users.mean + reach
             smallest = detectable(max(error, of_time), config, freedom)
     judged = Paired(
         num_queries=len(before),
         num_users=len(before),
         champion=float(before.mean()),
         challenger=float(after.mean()),
-        difference=mean,
-        low=low,
-        high=high,
+        difference=over_users.mean,
+        low=over_users.low,
+        high=over_users.high,
         time_low=time_low,
         time_high=time_high,
         standard_error=error,
@@ -189,7 +181,7 @@ def slice_losses(
     for name, inside in slices.items():
         if not inside.any():
             continue
-        found = paired(champion[inside], challenger[inside], config, resampled=False)
+        found = paired(champion[inside], challenger[inside], config)
         if found.num_users >= min_users:
             tests.append((name, found))
     if not tests:

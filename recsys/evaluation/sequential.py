@@ -33,7 +33,7 @@ import torch
 from numpy.typing import NDArray
 
 from recsys.data.bounds import check_bounds
-from recsys.evaluation.bootstrap import Floats
+from recsys.evaluation.intervals import Floats
 
 Integers = NDArray[np.int64]
 

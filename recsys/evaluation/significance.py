@@ -22,8 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from recsys.evaluation.bootstrap import Floats, as_table, bootstrap_intervals
-from recsys.evaluation.config import BootstrapConfig
+from recsys.evaluation.intervals import Floats, as_table, mean_intervals
 
 SIGNIFICANCE_LEVEL = 0.05
 """Greatest adjusted p-value that is called a difference."""
@@ -32,7 +31,10 @@ MOST_COUNTED = 12
 
 
 class MetricComparison(NamedTuple):
-    """One metric of a candidate against the baseline, over the users that both have it for."""
+    """One metric of a candidate against the baseline, over the users that both have it for.
+
+    The interval of the difference is not adjusted for the number of tests.
+    """
 
     metric: str
     baseline: str
@@ -51,7 +53,7 @@ class MetricComparison(NamedTuple):
 
 
 def compare_models(
-    values: Mapping[str, Mapping[str, Tensor]], baseline: str, config: BootstrapConfig | None = None
+    values: Mapping[str, Mapping[str, Tensor]], baseline: str
 ) -> list[MetricComparison]:
     """Compare every other model with the baseline on each metric of the baseline.
 
@@ -59,13 +61,12 @@ def compare_models(
 
     Args:
         values: By model and metric, one value for each of the same users, [U]; NaN without one.
-        config: How the interval of each mean difference is drawn; it is not adjusted.
     """
     found = [
         test
         for name in values
         if name != baseline
-        for test in _paired_tests(values, baseline, name, config)
+        for test in _paired_tests(values, baseline, name)
     ]
     adjusted = holm(np.array([test.p_value for test in found]))
     return [
@@ -97,10 +98,7 @@ def holm(p_values: Floats) -> Floats:
 
 
 def _paired_tests(
-    values: Mapping[str, Mapping[str, Tensor]],
-    baseline: str,
-    candidate: str,
-    config: BootstrapConfig | None,
+    values: Mapping[str, Mapping[str, Tensor]], baseline: str, candidate: str
 ) -> list[MetricComparison]:
     """Test one candidate on every metric; p-values are not adjusted."""
     metrics = list(values[baseline])
@@ -108,7 +106,7 @@ def _paired_tests(
     ours = as_table({metric: values[candidate][metric] for metric in metrics})
     differences = dict(zip(metrics, (ours - theirs).T, strict=True))
     tests = []
-    for m, (metric, interval) in enumerate(bootstrap_intervals(differences, config).items()):
+    for m, (metric, interval) in enumerate(mean_intervals(differences).items()):
         both = ~np.isnan(differences[metric])
         found = p_value(differences[metric][both])
         test = MetricComparison(

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged, cut_offsets
-from recsys.evaluation.bootstrap import Interval, bootstrap_intervals
-from recsys.evaluation.config import BootstrapConfig
+from recsys.evaluation.intervals import Interval, mean_intervals
 from recsys.evaluation.ranking import per_user_metric
 
 HEAD_SHARE = 0.5
@@ -141,10 +140,7 @@ def user_slices(targets: Jagged, group: str, members: dict[str, Tensor]) -> list
 
 
 def slice_metrics(
-    ranks: Jagged,
-    slices: Sequence[Slice],
-    metrics: Sequence[str],
-    config: BootstrapConfig | None = None,
+    ranks: Jagged, slices: Sequence[Slice], metrics: Sequence[str]
 ) -> list[SliceMetrics]:
     """Metrics of each slice with their confidence intervals, in the order given."""
     owners = ranks.segments()
@@ -156,9 +152,7 @@ def slice_metrics(
         values: dict[str, Interval] = {}
         if num_targets:
             kept = Jagged(ranks.values[part.targets], cut_offsets(lengths[users]))
-            values = bootstrap_intervals(
-                {name: per_user_metric(kept, name) for name in metrics}, config
-            )
+            values = mean_intervals({name: per_user_metric(kept, name) for name in metrics})
         found.append(
             SliceMetrics(
                 group=part.group,

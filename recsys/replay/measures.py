@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged
-from recsys.evaluation.bootstrap import bootstrap_intervals
-from recsys.evaluation.config import POLICIES, BootstrapConfig
+from recsys.evaluation.config import POLICIES
+from recsys.evaluation.intervals import mean_intervals
 from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.fitting.spec import device_named, device_text
 from recsys.replay.fits import Replay
@@ -30,7 +30,6 @@ from recsys.replay.steps import SECONDS_PER_DAY, StepQueries
 METRICS = ("ndcg@10", "recall@10")
 RARE, FREQUENT = 5, 50
 """Events of an item before a step, below and from which it is rare and frequent."""
-NUM_RESAMPLES = 1_000
 PROTOCOL = (
     "Models of a step are trained on all events before it. A query is a user at a timestamp of the "
     "step: its history is the user's events strictly before that timestamp, its targets are the "
@@ -231,16 +230,15 @@ def summary_row(
     steps = list(collected)
     by_step = [means(measured.values) for _, measured in steps]
     users = torch.cat([torch.from_numpy(one.queries.user_rows) for one, _ in steps])
-    config = BootstrapConfig(num_resamples=NUM_RESAMPLES)
     intervals, time_intervals = {}, {}
     for name in METRICS:
         values = torch.cat([measured.values[name] for _, measured in steps])
-        found = bootstrap_intervals({name: of_users(values, users)}, config)[name]
+        found = mean_intervals({name: of_users(values, users)})[name]
         centre = float(np.mean([one[name] for one in by_step]))
         # The interval of users is one of deviations around the mean of steps.
         intervals[name] = [centre + found.low - found.mean, centre + found.high - found.mean]
         per_step = np.array([one[name] for one in by_step])
-        spread = bootstrap_intervals({name: per_step}, config)[name]
+        spread = mean_intervals({name: per_step})[name]
         time_intervals[name] = [spread.low, spread.high]
     return {
         "policy": policy,

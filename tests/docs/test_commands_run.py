@@ -61,7 +61,6 @@ TRAINS_LESS = {
     "two_tower_training": {"enabled": True, "max_epochs": 2.0},
     "sequence_training": {"enabled": False},
     "search": {"meaning_words": 200},
-    "evaluation": {"num_resamples": 100},
 }
 """Settings of the shop in which the lines run: models that train for seconds."""
 ITEMS = ["1", "50", "181", "242", "302", *(f"sku-{number}" for number in range(35))]

@@ -37,7 +37,7 @@ def test_movielens_from_raw_files_to_a_bundle(
     if not MIRROR:
         pytest.skip("needs real data sets: RECSYS_DATA_MIRROR=FOLDER make test")
     monkeypatch.setenv("RECSYS_DATA_MIRROR", MIRROR)
-    settings = ["tracking.enabled=false", "content.encoder=hash", "evaluation.num_resamples=100"]
+    settings = ["tracking.enabled=false", "content.encoder=hash"]
     settings += ["evaluation.max_users=300", "search.meaning_words=200", "blend.max_queries=300"]
     settings += ["blend.recent_demand=false", "ranker_training.max_queries=500"]
     settings += ["adapter.max_epochs=0.1"]

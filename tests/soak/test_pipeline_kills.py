@@ -72,7 +72,6 @@ max_share = 0.5
 max_drop = 1.0
 [evaluation]
 ks = [5, 10]
-num_resamples = 100
 """
 Start = Callable[[Path], subprocess.Popen[bytes]]
 

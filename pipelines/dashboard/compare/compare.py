@@ -186,7 +186,7 @@ def _differences(
 ) -> list[tuple[str, Paired]]:
     """Compare each other side with the first, by its name."""
     first, *others = (pairs.values(place, metric, inside) for place in range(len(names)))
-    found = (paired(first, other, RULE, resampled=False) for other in others)
+    found = (paired(first, other, RULE) for other in others)
     return list(zip(names[1:], found, strict=True))
 
 

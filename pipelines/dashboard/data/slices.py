@@ -23,7 +23,7 @@ from pipelines.inputs.tensors import load_catalogue
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.evaluation.beyond_accuracy import item_popularity
-from recsys.evaluation.bootstrap import time_blocks
+from recsys.evaluation.intervals import time_blocks
 from recsys.evaluation.slices import (
     Slice,
     category_slices,

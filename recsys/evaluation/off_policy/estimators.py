@@ -1,7 +1,7 @@
 """Estimates of a policy's value from another policy's log.
 
 Each gives the mean reward of a list, with what every list contributes to its error, from which
-`recsys.evaluation.off_policy.intervals` takes the interval. With weights w, rewards r, a reward
+`interval_of` takes the interval. With weights w, rewards r, a reward
 model's prediction q for the logged item and v, its mean over the evaluated policy:
 
     ips     mean w r                          (Horvitz and Thompson, 1952)
@@ -16,11 +16,13 @@ Axes: n lists, K slots (1 of single actions), A actions.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from recsys.evaluation.intervals import moment, skewed_ends
 from recsys.evaluation.off_policy.logs import Floats, Integers, Mask
 
 NUM_FOLDS, STRENGTH = 5, 5.0
@@ -33,6 +35,47 @@ class Estimate(NamedTuple):
     value: float
     influence: Floats
     """Influence of each list, mean 0: growth of the value with more of that list, [n]."""
+
+
+class ValueInterval(NamedTuple):
+    """An interval, and the standard error that it is made from."""
+
+    low: float
+    high: float
+    standard_error: float
+
+
+def interval_of(
+    estimate: Estimate, *, confidence: float = 0.95, users: Integers | None = None
+) -> ValueInterval:
+    """Compute the interval of a value whose sample size was settled before.
+
+    The error of an estimate is, to first order, a mean of contributions, one a list. Lists of one
+    user are alike, so contributions are summed by user before their variance is taken (Liang and
+    Zeger, 1986). Weights have long tails to one side, of which the variance is itself uncertain:
+    the degrees of freedom are those that the contributions' kurtosis leaves, 2 n / (kurtosis - 1)
+    (Satterthwaite, 1946), never more than n - 1.
+
+    Args:
+        users: Number of each list's user, [n]; None has lists as independent.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+    parts = estimate.influence
+    if users is not None:
+        if users.shape != parts.shape:
+            raise ValueError(f"users must have shape {parts.shape}, got {users.shape}")
+        _, owners = np.unique(users, return_inverse=True)
+        parts = np.bincount(owners, estimate.influence).astype(np.float64)
+    number = len(parts)
+    if number < 2:
+        raise ValueError(
+            f"an interval needs at least 2 independent lists or users, got {number}; log more"
+        )
+    error = math.sqrt(float((parts**2).sum()) * number / (number - 1)) / len(estimate.influence)
+    # As many draws of a normal would tell their variance as well as the parts do theirs.
+    degrees = min(number - 1.0, 2 * number / max(moment(parts, 4) - 1, 1e-9))
+    return ValueInterval(*skewed_ends(estimate.value, error, parts, confidence, degrees), error)
 
 
 def mean_of(terms: Floats) -> Estimate:

@@ -50,7 +50,7 @@ enabled = false
 [search]
 [evaluation]
 ks = [5, 10]
-num_resamples = 0
+intervals = false
 [tracking]
 enabled = false
 """

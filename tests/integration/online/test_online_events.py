@@ -32,7 +32,7 @@ enabled = false
 
 [evaluation]
 ks = [5, 10]
-num_resamples = 0
+intervals = false
 
 [search]
 enabled = false

@@ -188,12 +188,12 @@ def test_the_first_round_alone_is_analysed_at_the_end(served, monkeypatch):
     seen = []
 
     def run_stages(chosen, config):
-        seen.append((chosen[-1].name, config.evaluation.num_resamples))
+        seen.append((chosen[-1].name, config.evaluation.intervals))
         return []
 
     further_rounds(run, plan, run_stages)
-    assert seen[-1] == ("adapt_domains", 1000)
-    assert run.sources.latest().evaluation.num_resamples == 1000
+    assert seen[-1] == ("adapt_domains", True)
+    assert run.sources.latest().evaluation.intervals
 
 
 @pytest.mark.parametrize(

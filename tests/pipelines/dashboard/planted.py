@@ -239,7 +239,7 @@ def write_workspace(
         own.symlink_to(features, target_is_directory=True)
     evaluate = path / "evaluate"
     evaluate.mkdir()
-    config = EvaluationConfig(num_resamples=100)
+    config = EvaluationConfig()
     results = {name: result_of(known, model, config) for name, model in models.items()}
     table = per_user_table(results, LISTED, digest_of_json(str(path)))
     table.write_parquet(evaluate / "per_user_given_test.parquet")
@@ -249,7 +249,7 @@ def write_workspace(
     manifest = Manifest.load(own)
     assert manifest is not None
     analysed = analyse_split(
-        results, Background.of(inputs, own), config, baseline=next(iter(models)), seed=0
+        results, Background.of(inputs, own), config, baseline=next(iter(models))
     )
     Analysis(
         orders={"given": {"test": analysed}},

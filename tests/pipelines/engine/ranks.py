@@ -54,7 +54,7 @@ def settings(folder: Path, name: str, **fields: object) -> RunConfig:
             patience=50,
             checkpoint_seconds=0.05,
         ),
-        evaluation=EvaluationConfig(num_resamples=0),
+        evaluation=EvaluationConfig(intervals=False),
     )
     return replace(config, **fields)
 

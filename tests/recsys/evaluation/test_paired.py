@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from recsys.evaluation.bootstrap import time_blocks
 from recsys.evaluation.config import PairedConfig
+from recsys.evaluation.intervals import time_blocks
 from recsys.evaluation.paired import paired, slice_losses
 from tests.recsys.testing.refusals import assert_refused
 
@@ -67,7 +67,7 @@ def test_among_many_slices_that_lost_the_margin_alone_none_is_harmed_by_chance()
     groups = np.arange(len(before)) // num_users
     after[groups == 0] -= 0.1
     slices = {str(group): groups == group for group in range(num_slices)}
-    config = PairedConfig(num_resamples=100)
+    config = PairedConfig()
     alone = [
         name
         for name, inside in slices.items()

@@ -12,11 +12,11 @@ from recsys.evaluation.off_policy.estimators import (
     cascade_doubly_robust,
     fitted_folds,
     fold_of,
+    interval_of,
     ips,
     mean_of,
     snips,
 )
-from recsys.evaluation.off_policy.intervals import interval_of
 from recsys.evaluation.off_policy.logs import LoggedLists, cascade, overlap, typical_slot
 from tests.recsys.evaluation.off_policy.worlds import (
     draw_log,
