@@ -38,7 +38,7 @@ install-airflow:  ## Airflow in .venv-airflow, for the tests that run the DAGs
 		-r requirements/airflow.txt
 
 install-typescript: install  ## the TypeScript client's compiler, for its tests; needs Node.js
-	@$(BIN)/python -m serving.web.openapi > serving/client/typescript/openapi.json
+	@$(BIN)/python -m serving.web.descriptions > serving/client/typescript/openapi.json
 	@cd serving/client/typescript && npm ci --silent --no-fund --no-audit && npm run --silent generate
 
 # Material warns of the second version of MkDocs; versions are locked.

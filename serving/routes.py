@@ -2,7 +2,7 @@
 
 `find` gives the route of a request. The front answers it or passes it to a worker by its ``kind``,
 `security` demands its ``scope``, `metrics` counts it by its ``path``, `web/handlers.py` has a
-handler under its ``name``, `web/openapi.py` describes it, and the clients call it by its name.
+handler under its ``name``, `web/descriptions.py` describes it, and the clients call it by its name.
 """
 
 from __future__ import annotations

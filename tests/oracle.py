@@ -185,7 +185,7 @@ def configurations() -> dict[str, Any]:
 
 def record(folder: Path, names: tuple[str, ...], num_requests: int) -> None:
     """Write a record; a run whose workspace is there already is only resumed."""
-    from serving.web.openapi import document
+    from serving.web.descriptions import document
     from tests.benchmarks import artefact_digests
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from docs.generators.text import code, entries, prose, table
-from serving.web.openapi import document
+from serving.web.descriptions import document
 
 HEAD = """# HTTP API
 

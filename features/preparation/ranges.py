@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from features.counts import Core, k_core
-from features.histories import in_given_order
+from features.histories import Core, in_given_order, k_core
 from features.ingest import record_dtype
 from features.parallel import in_order
 from features.preparation.ids import CodesOfAll, counts_by_rank, read_ranks

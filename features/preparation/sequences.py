@@ -14,9 +14,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.counts import Core
 from features.events import MICROS
-from features.histories import NpyFile, sequence_part
+from features.histories import Core, NpyFile, sequence_part
 from features.parallel import in_order
 from features.point_in_time import FEATURES, Feature
 from features.preparation.ids import CodesOfAll, Ids, TextColumns

@@ -19,8 +19,14 @@ from pipelines.auto.plan import (
     Planner,
     PlanPart,
 )
-from pipelines.auto.recipe import SequenceRecipe, sequence_recipe
-from pipelines.auto.shape import MIN_HELD_OUT, MIN_TRAINED_EVENTS, DataShape, enough
+from pipelines.auto.shape import (
+    MIN_HELD_OUT,
+    MIN_TRAINED_EVENTS,
+    DataShape,
+    SequenceRecipe,
+    enough,
+    sequence_recipe,
+)
 from pipelines.config.content import BEHAVIOUR
 from pipelines.config.toml import Table, merge, set_value
 from pipelines.config.trainings import SequenceTrainingConfig, TwoTowerTrainingConfig

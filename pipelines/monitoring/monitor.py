@@ -147,7 +147,7 @@ class Watcher:
 
     def write(self, document: dict[str, Any]) -> Monitored:
         """Keep everything, what others read last."""
-        from pipelines.monitoring.page import monitoring_page
+        from pipelines.monitoring.document import monitoring_page
         from pipelines.pages.file import write_page
 
         # Earlier versions kept each day's counts, with user ids.

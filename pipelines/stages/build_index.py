@@ -12,7 +12,7 @@ from recsys.fitting.queries import ModelInputs
 from recsys.models.names import TWO_TOWER
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.faiss_index import build_index as build
-from recsys.retrieval.index_recall import tune_effort
+from recsys.retrieval.index import tune_effort
 
 RECALL_K = 100
 RECALL_QUERIES = 1_000

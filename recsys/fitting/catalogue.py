@@ -24,8 +24,7 @@ from recsys.fitting.spec import ModelSpec, VectorModel
 from recsys.fitting.two_tower import TWO_TOWER
 from recsys.models.names import spec_at
 from recsys.retrieval.faiss_library import FaissIndexConfig
-from recsys.retrieval.index import index_of
-from recsys.retrieval.index_recall import tuned_index
+from recsys.retrieval.index import index_of, tuned_index
 from recsys.retrieval.sources import VectorIndex
 
 NUM_TUNING_QUERIES = 300

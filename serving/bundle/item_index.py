@@ -33,7 +33,7 @@ from recsys.models.sequence.one import OneHistory
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.faiss_index import FaissIndex, meta_path
 from recsys.retrieval.faiss_library import FaissIndexConfig
-from recsys.retrieval.index_recall import tuned_index
+from recsys.retrieval.index import tuned_index
 from serving.bundle.arrays import check_rows, load_array, reading
 from serving.bundle.delta import Delta
 from serving.bundle.history_models import (

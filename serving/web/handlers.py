@@ -43,9 +43,14 @@ from serving.schemas import (
     reply_json,
     to_json,
 )
-from serving.web.descriptions import UserIndex, describe_catalogue, list_history, list_topics
+from serving.web.descriptions import (
+    UserIndex,
+    describe_catalogue,
+    document,
+    list_history,
+    list_topics,
+)
 from serving.web.http import NO_STORE, Head, HttpAnswer, RefusedError, read_input, validated
-from serving.web.openapi import document
 
 REQUEST_ID = re.compile("[0-9a-f]{32}")
 MAX_READ = 1_000

@@ -23,7 +23,7 @@ from pipelines.cli.main import app
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import dataclasses_in, list_keys
 from serving.settings import Settings
-from serving.web.openapi import document
+from serving.web.descriptions import document
 from tests.conftest import BuiltOnce
 
 ROOT = Path(__file__).parents[2]

@@ -25,10 +25,9 @@ from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.web.access import COOKIE, AccessError, AccessRules
 from pipelines.dashboard.workspaces.stores import Stores
-from pipelines.pages.assets import STYLES, assets, version
 from pipelines.pages.document import Page, Window
 from pipelines.pages.encoding import encoded, for_script
-from pipelines.pages.file import FIRST, LATER, SHELL, filled
+from pipelines.pages.file import FIRST, LATER, SHELL, STYLES, assets, filled, version
 
 log = logging.getLogger("recsys.dashboard")
 MAX_LENGTH = 1_000

@@ -12,8 +12,7 @@ import pytest
 from pipelines.auto.machine import Machine, TimedEncoder
 from pipelines.auto.make_plan import make_plan
 from pipelines.auto.plan import Plan
-from pipelines.auto.recipe import sequence_recipe
-from pipelines.auto.shape import DataShape, judged_by, repeat_share
+from pipelines.auto.shape import DataShape, judged_by, repeat_share, sequence_recipe
 from pipelines.config.operation import AutoConfig
 from pipelines.doctor.doctor import GIB
 from pipelines.presets import PRESETS

@@ -4,8 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipelines.pages.assets import CLIENT
 from pipelines.pages.figures import model_colors
+from pipelines.pages.file import CLIENT
 from pipelines.pages.summary import (
     answer,
     comparisons,

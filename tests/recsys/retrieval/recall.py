@@ -6,7 +6,7 @@ from torch import Tensor
 
 from recsys.data.top_k import ItemMask
 from recsys.retrieval.exact import exact_top_k
-from recsys.retrieval.index_recall import overlap
+from recsys.retrieval.index import overlap
 from recsys.retrieval.sources import VectorIndex
 
 

@@ -11,8 +11,7 @@ from recsys.data.top_k import ItemMask, TopK
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_index import FaissIndex, build_index
 from recsys.retrieval.faiss_library import FaissIndexConfig
-from recsys.retrieval.index import ExactIndex, copy_halves, gpu_layout, index_of
-from recsys.retrieval.index_recall import tune_effort
+from recsys.retrieval.index import ExactIndex, copy_halves, gpu_layout, index_of, tune_effort
 from recsys.retrieval.sources import VectorIndex
 from tests.recsys.retrieval.recall import measure_recall
 from tests.recsys.testing.refusals import assert_refused

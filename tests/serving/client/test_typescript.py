@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 import serving
-from serving.web.openapi import document
+from serving.web.descriptions import document
 
 SOURCE = Path(serving.__file__).parent / "client" / "typescript"
 

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 
 from serving.routes import ROUTES
 from serving.settings import Settings
-from serving.web.openapi import document
+from serving.web.descriptions import document
 from tests.serving.application import create_app
 
 NUM_CASES = int(os.environ.get("RECSYS_API_CASES", "300"))

@@ -11,7 +11,7 @@ from pipelines.dashboard.web import access as rules
 from pipelines.dashboard.web.access import AccessRules
 from pipelines.dashboard.web.app import Site, create_app
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.assets import version
+from pipelines.pages.file import version
 from tests.pipelines.dashboard.web.pages import HOSTILE, PAGES
 
 KEY = "a-long-key"
