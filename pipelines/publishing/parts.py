@@ -11,25 +11,18 @@ import polars as pl
 from pipelines.candidates.blends import TEXT_SEARCH, served_blends
 from pipelines.engine.stage import StageContext
 from pipelines.publishing.items import content_source, take_properties
-from pipelines.ranking.artefact import served_ranker
+from pipelines.ranking.artefact import RANKER, served_ranker
 from pipelines.searching.texts import item_texts, read_described
 from pipelines.semantic_ids.store import read_version
 from recsys.fitting.queries import GIVEN, ModelInputs
-from recsys.models.names import (
-    CONTENT,
-    ENSEMBLE,
-    GENERATIVE,
-    ITEM_WEIGHTS,
-    POPULARITY,
-    SEQUENCE,
-    TWO_TOWER,
-)
+from recsys.models.names import BY_NAME, TWO_TOWER
 from recsys.models.text_search.search import TextSearch
 from recsys.models.text_search.tokens import ItemText
 from serving.bundle.catalogue import Catalogue
+from serving.bundle.history_models import BLENDS
 from serving.bundle.item_index import TwoTowerParts
 from serving.bundle.users import Users
-from serving.bundle.write import BundleParts, OutsideParts
+from serving.bundle.write import BundleParts
 
 
 def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
@@ -40,13 +33,13 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
     categories = pl.read_parquet(features / "vocabularies" / "categories.parquet").sort("row")
     sequences, catalogue = inputs.sequences, inputs.catalogue
     semantic_ids, index = context.inputs["build_semantic_ids"], context.inputs["build_index"]
-    refit = context.inputs["refit"]
-    fitted = {path.name: path for path in refit.iterdir()}
+    models = saved_models(context)
+    if (search := text_search(context, item_texts(items, found))) is not None:
+        models[TEXT_SEARCH] = search
     two_tower = None
-    if TWO_TOWER.name in fitted:
+    if TWO_TOWER.name in models:
         vectors = np.load(index / "item_vectors.npy", allow_pickle=False)
-        model, searched = fitted[TWO_TOWER.name], index / "items.faiss"
-        two_tower = TwoTowerParts(model=model, index=searched, item_vectors=vectors)
+        two_tower = TwoTowerParts(index=index / "items.faiss", item_vectors=vectors)
     return BundleParts(
         catalogue=Catalogue.from_lists(
             item_ids=items["item_id"].to_list(),
@@ -64,29 +57,32 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
             times=None if sequences.times is None else np.asarray(sequences.times),
             types=None if sequences.event_types is None else np.asarray(sequences.event_types),
         ),
-        popularity=refit / POPULARITY.name,
-        item_weights={name: fitted[name] for name in ITEM_WEIGHTS if name in fitted},
+        models=models,
+        specs={
+            name: address
+            for name, address in context.config.outside_models().items()
+            if name in models
+        },
         content=catalogue.content.numpy(),
         content_source=content_source(context),
         two_tower=two_tower,
         semantic_ids=semantic_ids if read_version(semantic_ids) else None,
-        content_similarity=fitted.get(CONTENT.name),
-        sequence=fitted.get(SEQUENCE.name),
-        ensemble=fitted.get(ENSEMBLE.name),
-        generative=fitted.get(GENERATIVE.name),
-        outside={
-            name: OutsideParts(fitted[name], address)
-            for name, address in context.config.outside_models().items()
-            if name in fitted
-        },
-        blends=served_blends(context.inputs["fit_blend"] / GIVEN),
-        ranker=served_ranker(context.inputs["train_ranker"] / GIVEN),
-        text_search=text_search(context, item_texts(items, found)),
         user_features=inputs.sizes.user_features,
         context_features=inputs.sizes.context_features,
         event_types=inputs.sizes.event_types,
         exclude_history=context.config.evaluation.exclude_history,
     )
+
+
+def saved_models(context: StageContext) -> dict[str, Path]:
+    """Locate the refitted models, the ranker and the blends that are served, by name."""
+    refit, outside = context.inputs["refit"], context.config.outside_models()
+    found = {name: refit / name for name in (*BY_NAME, *outside) if (refit / name).exists()}
+    blends = served_blends(context.inputs["fit_blend"] / GIVEN)
+    found |= {BLENDS[profile]: path for profile, path in blends.items()}
+    if (ranker := served_ranker(context.inputs["train_ranker"] / GIVEN)) is not None:
+        found[RANKER] = ranker
+    return found
 
 
 def text_search(context: StageContext, texts: Sequence[ItemText]) -> Path | None:

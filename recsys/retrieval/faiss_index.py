@@ -1,4 +1,4 @@
-"""Approximate nearest items by FAISS: flat, HNSW or IVF with 8-bit codes, on the CPU.
+"""Approximate nearest items by FAISS: flat or IVF with 8-bit codes, on the CPU.
 
 Ids are item rows; row 0 (padding) is stored as zeros and never returned.
 
@@ -43,7 +43,7 @@ from recsys.retrieval.faiss_library import (
 FORMAT = 1
 MOST_HIDDEN = 128
 """Left-out items that are searched for too: a look at the mask for each vector costs 4% to 10%."""
-FOURCC = {"flat": b"IxFI", "hnsw": b"IHNf", "ivf_sq8": b"IxRF"}
+FOURCC = {"flat": b"IxFI", "ivf_sq8": b"IxRF"}
 # fourcc, width, rows, two unused words, is_trained, metric (0 is the inner product).
 HEADER = struct.Struct("<4siqqqBi")
 
@@ -149,10 +149,9 @@ def _refusal(path: Path, why: str) -> ValueError:
     return ValueError(f"refused {path}: {why}; fetch it again or run the build_index stage again")
 
 
-DEFAULT_EFFORT: dict[Kind, int] = {"flat": 1, "hnsw": 256, "ivf_sq8": 64}
-MASKED_EXACT_MAX_ROWS: dict[Kind, int] = {"flat": 0, "hnsw": 50_000, "ivf_sq8": 10_000}
-"""Below this the exact search is the faster one; HNSW also misses much of what a mask leaves."""
-MAX_HNSW_EFFORT = 4096
+DEFAULT_EFFORT: dict[Kind, int] = {"flat": 1, "ivf_sq8": 64}
+MASKED_EXACT_MAX_ROWS: dict[Kind, int] = {"flat": 0, "ivf_sq8": 10_000}
+"""Below this the exact search is the faster one."""
 VISITS_PER_ROW = 12
 """Items of probed lists that a search passes by, or scores, in the time to fetch one and score it;
 measured (tests/benchmarks/results/serving/filters.md)."""
@@ -180,7 +179,7 @@ class FaissIndex:
         self._index = index
         self.kind: Kind = kind
         self.effort = effort
-        """Lists probed (IVF) or candidates kept (HNSW): more is slower and finds more."""
+        """Lists probed: more is slower and finds more."""
         self.masked_exact_max_rows = masked_exact_max_rows
         self.num_threads = num_threads
         """Threads of one search; None is all cores, serving workers set 1."""
@@ -197,10 +196,10 @@ class FaissIndex:
 
     @property
     def max_effort(self) -> int:
-        """Effort beyond which a search finds nothing more (IVF: all lists) or costs too much."""
-        if self.kind == "ivf_sq8":
-            return int(load_faiss().downcast_index(self._index.base_index).nlist)
-        return min(MAX_HNSW_EFFORT, self.num_item_rows) if self.kind == "hnsw" else 1
+        """Effort beyond which a search finds nothing more: all lists."""
+        if self.kind == "flat":
+            return 1
+        return int(load_faiss().downcast_index(self._index.base_index).nlist)
 
     @property
     def device(self) -> torch.device:
@@ -277,8 +276,6 @@ class FaissIndex:
 
     def _few_enough(self, num_allowed: int) -> bool:
         """Return whether comparing all allowed items is faster than searching among them."""
-        if self.kind != "ivf_sq8":
-            return num_allowed <= self.masked_exact_max_rows
         share = self._probed(max(1, num_allowed)) / self.max_effort
         return num_allowed * VISITS_PER_ROW <= share * self.num_item_rows
 
@@ -368,7 +365,7 @@ class FaissIndex:
         self, queries: Tensor, width: int, num_allowed: int, mask: ItemMask | None
     ) -> tuple[Tensor, Tensor]:
         """Search faiss for scores and rows, [B, width] each."""
-        parameters = self._parameters(width, num_allowed, mask)
+        parameters = self._parameters(num_allowed, mask)
         with faiss_threads(self.num_threads):
             scores, rows = self._index.search(as_float32(queries), width, params=parameters)
         return torch.from_numpy(scores), torch.from_numpy(rows)
@@ -381,7 +378,7 @@ class FaissIndex:
             )
         return mask.count()
 
-    def _parameters(self, width: int, num_allowed: int, mask: ItemMask | None) -> Any:
+    def _parameters(self, num_allowed: int, mask: ItemMask | None) -> Any:
         """Search parameters; the effort grows as a mask thins out the hits."""
         faiss = load_faiss()
         selector = None
@@ -390,8 +387,6 @@ class FaissIndex:
         effort = self._probed(num_allowed, MASK_POWER)
         if self.kind == "flat":
             return faiss.SearchParameters(sel=selector)
-        if self.kind == "hnsw":
-            return faiss.SearchParametersHNSW(efSearch=max(effort, width), sel=selector)
         lists = faiss.SearchParametersIVF(nprobe=effort, sel=selector)
         return faiss.IndexRefineSearchParameters(
             k_factor=RESCORED_PER_RESULT, base_index_params=lists
@@ -410,8 +405,7 @@ class FaissIndex:
             codes = faiss.downcast_index(self._index.refine_index).codes
             view = faiss.rev_swig_ptr(codes.data(), codes.size()).view(np.float16)
         else:
-            flat = faiss.downcast_index(self._index.storage) if self.kind == "hnsw" else self._index
-            view = faiss.rev_swig_ptr(flat.get_xb(), shape[0] * shape[1])
+            view = faiss.rev_swig_ptr(self._index.get_xb(), shape[0] * shape[1])
         return torch.from_numpy(view.reshape(shape))
 
 
@@ -449,9 +443,7 @@ def build_index(vectors: Tensor, config: FaissIndexConfig | None = None) -> Fais
 def _check_parts(path: Path, index: Any, kind: Kind) -> None:
     """Refuse an index whose parts disagree; a search would read beyond the smaller one."""
     parts = [index]
-    if kind == "hnsw":
-        parts += [index.storage]
-    elif kind == "ivf_sq8":
+    if kind == "ivf_sq8":
         parts += [index.base_index, index.refine_index]
     shapes = {(part.ntotal, part.d) for part in parts}
     if len(shapes) != 1:

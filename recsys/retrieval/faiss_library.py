@@ -1,6 +1,6 @@
 """The only door to faiss, imported at its first use so that the package runs without it.
 
-All kinds of index maximise the inner product. HNSW: Malkov and Yashunin, arXiv:1603.09320. IVF-SQ8
+All kinds of index maximise the inner product. IVF-SQ8
 finds candidates by 8-bit codes and re-scores them with half-precision copies, since 8 bits alone
 lose the last per cent of recall, however many lists are probed.
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from recsys.data.bounds import check_bounds, check_choices
 
-Kind = Literal["flat", "hnsw", "ivf_sq8"]
+Kind = Literal["flat", "ivf_sq8"]
 RESCORED_PER_RESULT = 1.5
 """IVF-SQ8 re-scores this many candidates for each item it returns."""
 
@@ -36,17 +36,11 @@ class FaissIndexConfig:
     kind: Kind | Literal["auto"] = "auto"
     """Kind of the index; ``auto`` chooses by the number of items."""
     flat_max_rows: int = 50_000
-    """Up to this many item rows "auto" takes flat, beyond them IVF-SQ8. HNSW took longer than
-    IVF-SQ8 to build and for a query of equal recall in every case measured, and loses more under
-    masks, so it is taken only where it is requested."""
-    hnsw_neighbors: int = 32
-    """Links of a node of HNSW."""
-    hnsw_build_effort: int = 100
-    """Candidates kept while a node is linked (efConstruction)."""
+    """Up to this many item rows "auto" takes flat, beyond them IVF-SQ8."""
     ivf_lists_per_sqrt_row: int = 4
     """Lists = this x sqrt(N), but at least 39 rows a list, which faiss's k-means wants."""
     effort: int | None = None
-    """Lists probed (IVF) or candidates kept (HNSW) by a search; None is the kind's default."""
+    """Lists probed by a search; None is the kind's default."""
     masked_exact_max_rows: int | None = None
     """Search exactly over the allowed rows where a mask leaves at most this many; None is the
     kind's default."""
@@ -57,8 +51,8 @@ class FaissIndexConfig:
 
     def __post_init__(self) -> None:
         check_choices(self, kind=("auto", *get_args(Kind)))
-        positive = ("hnsw_neighbors", "hnsw_build_effort", "ivf_lists_per_sqrt_row", "effort")
-        check_bounds(self, **dict.fromkeys((*positive, "build_threads"), ">= 1"))
+        positive = ("ivf_lists_per_sqrt_row", "effort", "build_threads")
+        check_bounds(self, **dict.fromkeys(positive, ">= 1"))
 
     def kind_for(self, num_item_rows: int) -> Kind:
         """Choose the kind for a catalogue of this size."""
@@ -97,22 +91,13 @@ def faiss_threads(num_threads: int | None) -> Iterator[None]:
 
 def build_bare_index(vectors: NDArray[np.float32], kind: Kind, config: FaissIndexConfig) -> Any:
     """Build the faiss index of a kind over all rows, [N, D]."""
-    build = {"flat": _build_flat, "hnsw": _build_hnsw, "ivf_sq8": _build_ivf_sq8}[kind]
+    build = {"flat": _build_flat, "ivf_sq8": _build_ivf_sq8}[kind]
     with faiss_threads(config.build_threads):
         return build(vectors, config)
 
 
 def _build_flat(vectors: NDArray[np.float32], config: FaissIndexConfig) -> Any:
     index = load_faiss().IndexFlatIP(vectors.shape[1])
-    index.add(vectors)
-    return index
-
-
-def _build_hnsw(vectors: NDArray[np.float32], config: FaissIndexConfig) -> Any:
-    faiss = load_faiss()
-    index = faiss.IndexHNSWFlat(vectors.shape[1], config.hnsw_neighbors, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = config.hnsw_build_effort
-    index.hnsw.rng = faiss.RandomGenerator(config.seed)
     index.add(vectors)
     return index
 

@@ -88,10 +88,8 @@ def grown_item_indexes(
 
 @dataclass(frozen=True, kw_only=True)
 class TwoTowerParts:
-    """Folders of the trained two-tower and its index, with their inputs."""
+    """The index of a trained two-tower, with its vectors."""
 
-    model: Path
-    """Directory that TwoTower.save wrote."""
     index: Path
     """File that FaissIndex.save wrote, with its JSON."""
     item_vectors: Vectors

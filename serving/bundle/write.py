@@ -7,47 +7,32 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from recsys.data.durable import new_directory
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.names import POPULARITY, TWO_TOWER
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.history_models import (
-    BLENDS,
     CONTENT_SIMILARITY,
     ENSEMBLE,
     GENERATIVE,
-    SEQUENCE,
     drop_item_vectors,
 )
 from serving.bundle.item_index import TwoTowerParts, write_indexes, write_two_tower
-from serving.bundle.items import TEXT_SEARCH, Vectors, known_categories, write_content
+from serving.bundle.items import Vectors, known_categories, write_content
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import (
     VERSION_PATTERN,
     ContentSource,
     Dimensions,
-    Profile,
     bundle_directory,
     seal,
 )
 from serving.bundle.properties import NO_PROPERTIES, Properties
-from serving.bundle.ranker import RANKER
 from serving.bundle.semantic_ids import ItemSemanticIds, copy_semantic_ids
 from serving.bundle.users import Users
-
-
-class OutsideParts(NamedTuple):
-    """A fitted model of another package."""
-
-    model: Path
-    """Directory that its ``save`` wrote."""
-    spec: str
-    """Address of its row of the catalogue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,33 +43,18 @@ class BundleParts:
     users: Users
     properties: Properties = NO_PROPERTIES
     """Properties that filters and rules may read, besides categories."""
-    popularity: Path
-    """Directory that Popularity.save wrote."""
-    item_weights: Mapping[str, Path] = field(default_factory=dict)
-    """Directories that ItemWeights.save wrote, by model."""
+    models: Mapping[str, Path]
+    """Directories that models, rankers and blends were saved to, by their name in the bundle."""
+    specs: Mapping[str, str] = field(default_factory=dict)
+    """Addresses of the rows of other packages' models, by name."""
     content: Vectors | None = None
     """Content embeddings, [N, F]; None for none. Every model reads them from here."""
     content_source: ContentSource | None = None
     """How the content was made; without it no items can be appended."""
     two_tower: TwoTowerParts | None = None
+    """What a two-tower has besides its model."""
     semantic_ids: Path | None = None
     """Directory that the IDs are copied from."""
-    content_similarity: Path | None = None
-    """Directory that ContentSimilarity.save wrote, of ``content``."""
-    sequence: Path | None = None
-    """Directory that SequenceModel.save wrote, over ``content`` and the catalogue."""
-    ensemble: Path | None = None
-    """The same with all members, where profile ``fast`` queries the first ones alone."""
-    generative: Path | None = None
-    """Directory that GenerativeModel.save wrote, over the catalogue and ``semantic_ids``."""
-    outside: Mapping[str, OutsideParts] = field(default_factory=dict)
-    """Models of other packages, by name."""
-    blends: Mapping[Profile, Path] = field(default_factory=dict)
-    """Directories that LearnedBlend.save wrote, by the profile whose ``home`` each one ranks."""
-    ranker: Path | None = None
-    """Directory of train_ranker: what Ranker.save wrote, and how many candidates it orders."""
-    text_search: Path | None = None
-    """Directory that TextSearch.save wrote, over the catalogue."""
     user_features: Mapping[str, int] = field(default_factory=dict)
     """Cardinality of each of users.features."""
     context_features: Mapping[str, int] = field(default_factory=dict)
@@ -120,7 +90,7 @@ def write_bundle(
         parts.properties.save(directory)
         parts.users.save(directory)
         write_content(parts.content, parts.catalogue.num_item_rows, directory)
-        models = _write_models(parts, directory)
+        _write_models(parts, directory)
         indexed = write_indexes(directory, _items(parts), parts.users)
         if parts.semantic_ids is not None:
             copy_semantic_ids(parts.semantic_ids, directory)
@@ -128,7 +98,7 @@ def write_bundle(
             directory,
             kind="bundle",
             version=version,
-            profile="full" if parts.generative or parts.ensemble else "fast",
+            profile="full" if {GENERATIVE, ENSEMBLE} & parts.models.keys() else "fast",
             dimensions=Dimensions(
                 num_item_rows=parts.catalogue.num_item_rows,
                 num_user_rows=parts.users.num_user_rows,
@@ -140,8 +110,8 @@ def write_bundle(
             context_features=dict(parts.context_features),
             event_types=list(parts.event_types),
             properties=parts.properties.kinds,
-            models=models,
-            specs={name: one.spec for name, one in parts.outside.items()},
+            models=list(parts.models),
+            specs=dict(parts.specs),
             metrics={name: dict(values) for name, values in (metrics or {}).items()} | indexed,
             config_digest=config_digest,
             content=parts.content_source,
@@ -152,29 +122,14 @@ def write_bundle(
     return final
 
 
-def _write_models(parts: BundleParts, directory: Path) -> list[str]:
-    """Copy fitted models into a bundle that is being written; return the parts' names."""
-    saved = {
-        POPULARITY.name: parts.popularity,
-        **parts.item_weights,
-        TWO_TOWER.name: None if parts.two_tower is None else parts.two_tower.model,
-        CONTENT_SIMILARITY: parts.content_similarity,
-        SEQUENCE: parts.sequence,
-        ENSEMBLE: parts.ensemble,
-        GENERATIVE: parts.generative,
-        **{name: one.model for name, one in parts.outside.items()},
-        **{BLENDS[profile]: path for profile, path in parts.blends.items()},
-        RANKER: parts.ranker,
-        TEXT_SEARCH: parts.text_search,
-    }
-    found = {name: source for name, source in saved.items() if source is not None}
-    for name, source in found.items():
+def _write_models(parts: BundleParts, directory: Path) -> None:
+    """Copy fitted models into a bundle that is being written."""
+    for name, source in parts.models.items():
         copy_model(source, directory / name)
     if parts.two_tower is not None:
         write_two_tower(parts.two_tower, directory)
-    if parts.content_similarity is not None:
+    if CONTENT_SIMILARITY in parts.models:
         drop_item_vectors(directory / CONTENT_SIMILARITY)
-    return list(found)
 
 
 def _items(parts: BundleParts) -> ItemCatalogue:

@@ -53,7 +53,6 @@ from recsys.semantic_ids.collisions import resolve_collisions
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.item_index import TwoTowerParts
-from serving.bundle.manifest import Profile
 from serving.bundle.semantic_ids import ID_ROWS, QUANTIZER
 from serving.bundle.users import Users
 from serving.bundle.write import BundleParts, write_bundle
@@ -119,8 +118,11 @@ def synthetic_parts(scratch: Path, size: SyntheticSize) -> BundleParts:
     parts = BundleParts(
         catalogue=catalogue,
         users=users,
-        popularity=scratch / "popularity",
-        item_weights={"item_to_item": scratch / "item_to_item"},
+        models={
+            name: scratch / name
+            for name in ("popularity", "item_to_item", "two_tower")
+            if (scratch / name).exists()
+        },
         content=content.numpy(),
         two_tower=two_tower,
         semantic_ids=_semantic_ids(scratch, content.numpy()) if size.semantic_ids else None,
@@ -129,6 +131,17 @@ def synthetic_parts(scratch: Path, size: SyntheticSize) -> BundleParts:
         event_types=size.event_types,
     )
     return _with_history_models(parts, scratch, size) if size.history_models else parts
+
+
+def with_model(parts: BundleParts, name: str, folder: Path) -> BundleParts:
+    """Take a model from another folder."""
+    return replace(parts, models={**parts.models, name: folder})
+
+
+def without(parts: BundleParts, *names: str) -> BundleParts:
+    """Leave models out."""
+    kept = {name: path for name, path in parts.models.items() if name not in names}
+    return replace(parts, models=kept)
 
 
 def _cardinalities(size: SyntheticSize) -> dict[str, int]:
@@ -230,9 +243,7 @@ def _two_tower(
     model.save(scratch / "two_tower")
     index = build_index(vectors)
     index.save(scratch / "items.faiss")
-    return TwoTowerParts(
-        model=scratch / "two_tower", index=scratch / "items.faiss", item_vectors=vectors.numpy()
-    )
+    return TwoTowerParts(index=scratch / "items.faiss", item_vectors=vectors.numpy())
 
 
 def _semantic_ids(scratch: Path, content: NDArray[np.float32]) -> Path:
@@ -289,23 +300,20 @@ def _with_history_models(parts: BundleParts, scratch: Path, size: SyntheticSize)
     linear = EaseWeightsConfig(enabled=True, exact_items=len(exact))
     ease_model(pairs, exact, shared_users(pairs, exact), linear).save(scratch / "ease")
     sources = ["popularity", "item_to_item", "ease", "two_tower", "content_similarity", "sequence"]
-    blends: dict[Profile, Path] = {"fast": _blend(scratch / "blend_fast", sources)}
-    generative = None
+    _blend(scratch / "blend_fast", sources)
+    names = ["ease", "content_similarity", "sequence"]
     if parts.semantic_ids is not None:
-        generative = _generative(parts.semantic_ids, items, scratch, size)
-        blends["full"] = _blend(scratch / "blend_full", [*sources, "generative"])
-    return replace(
-        parts,
-        item_weights={**parts.item_weights, "ease": scratch / "ease"},
-        content_similarity=scratch / "content_similarity",
-        sequence=scratch / "sequence",
-        generative=generative,
-        blends=blends,
-        ranker=_ranker(scratch / "ranker", items, blends["fast"], size) if size.ranker else None,
-    )
+        _generative(parts.semantic_ids, items, scratch, size)
+        _blend(scratch / "blend_full", [*sources, "generative"])
+        names += ["generative", "blend_full"]
+    if size.ranker:
+        _ranker(scratch / "ranker", items, scratch / "blend_fast", size)
+        names.append("ranker")
+    added = {name: scratch / name for name in [*names, "blend_fast"]}
+    return replace(parts, models={**parts.models, **added})
 
 
-def _ranker(directory: Path, items: ItemCatalogue, blend: Path, size: SyntheticSize) -> Path:
+def _ranker(directory: Path, items: ItemCatalogue, blend: Path, size: SyntheticSize) -> None:
     """Write an untrained ranker of fewer candidates than there are items."""
     merging = LearnedBlend.load(blend)
     inputs = RankerInputs(
@@ -326,12 +334,11 @@ def _ranker(directory: Path, items: ItemCatalogue, blend: Path, size: SyntheticS
         history_features=HistoryFeatures(items, ease),
         num_candidates=min(3 * size.num_items // 4, MAX_CANDIDATES),
     ).save(directory)
-    return directory
 
 
 def _generative(
     semantic_ids: Path, items: ItemCatalogue, scratch: Path, size: SyntheticSize
-) -> Path:
+) -> None:
     ids = SemanticIds.load(semantic_ids)
     rows = torch.from_numpy(np.load(semantic_ids / ID_ROWS))
     inputs = GenerativeInputs(
@@ -346,13 +353,11 @@ def _generative(
     counts = torch.ones(size.num_items + 1, dtype=torch.int64)
     model = GenerativeModel(config, inputs, ids.codes[rows], items, counts)
     model.save(scratch / "generative")
-    return scratch / "generative"
 
 
-def _blend(directory: Path, sources: Sequence[str]) -> Path:
+def _blend(directory: Path, sources: Sequence[str]) -> None:
     """Weigh sources by the item's events, and read items' demand."""
     config = BlendConfig(item_bounds=(2,))
     weights = torch.rand(3, len(sources), len(LIST_FEATURES)) + 0.1
     demand = 0.1 * torch.rand(PARTS, len(DEMAND))
     LearnedBlend(config, sources, weights, torch.ones(len(sources)), demand=demand).save(directory)
-    return directory

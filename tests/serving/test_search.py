@@ -21,7 +21,7 @@ from serving.refine import refine
 from serving.schemas import Degraded, RefineRequest, Request
 from serving.settings import ServingOptions, Settings
 from tests.serving.application import create_app
-from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
+from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, with_model
 
 WORDS = ("amber", "basil", "cedar", "lavender", "mandarin", "orange", "rosemary", "verbena")
 WEIGHTS = (5.0, 3.0, 3.0, 0.5, 4.0, 0.0, 0.0)
@@ -42,7 +42,7 @@ def bundles(tmp_path_factory):
     search = TextSearch(WordIndex.of(documents), WEIGHTS)
     search.save(scratch / "text_search")
     folder = tmp_path_factory.mktemp("bundles")
-    parts = replace(parts, catalogue=named, text_search=scratch / "text_search")
+    parts = with_model(replace(parts, catalogue=named), "text_search", scratch / "text_search")
     write_bundle(folder, parts, version="1")
     publish(folder, "1")
     return folder

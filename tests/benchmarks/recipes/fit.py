@@ -10,26 +10,23 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recsys.fitting.catalogue import CATALOGUE
+from recsys.fitting.catalogue import SPECS
 from recsys.fitting.queries import EvaluationQueries, ModelInputs
 from recsys.fitting.spec import Data, ModelSpec, Refit, Start, TrainingRun
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import of_first
-from recsys.retrieval.sources import Source
-from recsys.training.loop import TrainResult
+from recsys.replay.experiment import FittedSource
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import SilentProgress
 from tests.benchmarks.recipes.prepared import Prepared
 from tests.benchmarks.recipes.recipe import Recipe
 from tests.benchmarks.recipes.run import MeasuredSplit
 from tests.benchmarks.recipes.time_to_split import last_held_out
-
-SPECS = {spec.name: spec for spec in CATALOGUE}
 
 
 class StderrProgress:
@@ -137,17 +134,6 @@ class Experiment:
         start = before.start(spec, settings)
         fitted = spec.fit(settings, Data(inputs=before.fitted_on), "train", start)
         return settings if fitted is None else replace(settings, **fitted.model.settings)
-
-
-class FittedSource(NamedTuple):
-    """A source, with its model and how its training went if it had one."""
-
-    source: Source
-    training: TrainResult | None = None
-    model: nn.Module | None = None
-    num_examples: int = 0
-    settings: Mapping[str, Any] | None = None
-    """Those that validation chose."""
 
 
 def fit_source(experiment: Experiment, name: str) -> FittedSource:

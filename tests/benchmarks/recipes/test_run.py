@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 import tests.benchmarks.reproduction.ranking_run as run_module
-from tests.benchmarks.recipes.fit import FittedSource
+from recsys.replay.experiment import FittedSource
 from tests.benchmarks.recipes.run import LEDGER, RunSettings
 from tests.benchmarks.reproduction.fitters import FITTERS
 from tests.benchmarks.reproduction.ranking_run import run_once

@@ -11,14 +11,16 @@ from functools import partial
 
 from torch import Tensor
 
+from recsys.fitting.catalogue import SPECS
 from recsys.fitting.generative import SequenceTeacher, fit_generative
 from recsys.models.names import BY_NAME, GENERATIVE, SEQUENCE
 from recsys.models.sequence.model import SequenceModel
+from recsys.replay.experiment import FittedSource
 from recsys.retrieval.generated import generated_source
 from recsys.semantic_ids.behaviour import behaviour_ids
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.semantic_ids.rq_kmeans import KMeansConfig, ResidualKMeansConfig
-from tests.benchmarks.recipes.fit import SPECS, Experiment, FittedSource, fit_source
+from tests.benchmarks.recipes.fit import Experiment, fit_source
 
 TEACHER = "sequence_model"
 

@@ -26,7 +26,7 @@ from tests.recsys.testing.tensors import (
 pytestmark = pytest.mark.numerics
 
 NUM_ROWS, DIM = 3_000, 16
-KINDS = ("exact", "flat", "ivf_sq8", "hnsw")
+KINDS = ("exact", "flat", "ivf_sq8")
 
 
 def whole_numbers(seed: int, *shape: int) -> torch.Tensor:
@@ -149,7 +149,7 @@ def test_agrees_with_ranking_the_whole_product(seed, num_items, k, share, max_sc
     assert torch.equal(found.scores, truth.scores)
 
 
-APPROXIMATE = ("flat", "hnsw", "ivf_sq8")
+APPROXIMATE = ("flat", "ivf_sq8")
 NUM_CLUSTERED, CLUSTERED_DIM = 6000, 16
 
 

@@ -22,7 +22,7 @@ from recsys.retrieval.faiss_index import (
 )
 from recsys.retrieval.faiss_library import FaissIndexConfig
 
-KINDS = ("flat", "hnsw", "ivf_sq8")
+KINDS = ("flat", "ivf_sq8")
 
 
 @pytest.fixture(params=KINDS)

@@ -23,7 +23,7 @@ from serving.schemas import Request
 from serving.settings import ServingOptions
 from tests.recsys.testing.tensors import rounding
 from tests.serving.bundle.deltas import append_like
-from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
+from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, with_model, without
 from tests.serving.writable import writable
 
 pytestmark = pytest.mark.numerics
@@ -60,32 +60,37 @@ def test_parts_that_do_not_fit_are_refused_and_leave_nothing(parts, tmp_path):
         synthetic_parts(tmp_path / str(number), replace(SIZE, **size))
         for number, size in enumerate(sizes)
     )
+    full = parts.models["blend_full"]
+    alone = without(parts, "blend_full")
+
+    def of(others, name):
+        return with_model(parts, name, others.models[name])
+
     mixtures = {
-        "sequence/config.json .* num_item_rows 51, the bundle has 41": {"sequence": other.sequence},
-        "sequence/config.json .* content_dim 3, the bundle has 4": {"sequence": narrow.sequence},
-        "generative/config.json .* num_item_rows 51": {"generative": other.generative},
-        "content_similarity of the bundle .* whitening is of embeddings of width 3": {
-            "content_similarity": narrow.content_similarity
-        },
-        "generates semantic IDs and the bundle has none": {"semantic_ids": None},
-        r"blend_fast weighs the sources \['generative'\], profile fast": {
-            "blends": {"fast": parts.blends["full"]}
-        },
-        r"blend_full weighs the sources \['sequence'\]": {"sequence": None},
-        r"blend_fast weighs the sources \['content_similarity'\]": {"content_similarity": None},
+        "sequence/config.json .* num_item_rows 51, the bundle has 41": of(other, "sequence"),
+        "sequence/config.json .* content_dim 3, the bundle has 4": of(narrow, "sequence"),
+        "generative/config.json .* num_item_rows 51": of(other, "generative"),
+        "content_similarity of the bundle .* whitening is of embeddings of width 3": of(
+            narrow, "content_similarity"
+        ),
+        "generates semantic IDs and the bundle has none": replace(parts, semantic_ids=None),
+        r"blend_fast weighs the sources \['generative'\], profile fast": with_model(
+            alone, "blend_fast", full
+        ),
+        r"blend_full weighs the sources \['sequence'\]": without(parts, "sequence", "blend_fast"),
+        r"blend_fast weighs the sources \['content_similarity'\]": without(
+            alone, "content_similarity"
+        ),
     }
-    for message, change in mixtures.items():
-        fixed = {"blends": {"full": parts.blends["full"]}} if "blend_full" in message else {}
+    for message, changed in mixtures.items():
         with pytest.raises(ValueError, match=f"(?s){message}"):
-            write_bundle(tmp_path / "bundles", replace(parts, **fixed, **change), version="v1")
+            write_bundle(tmp_path / "bundles", changed, version="v1")
         assert list((tmp_path / "bundles").iterdir()) == []
-    config = json.loads((again.generative / "config.json").read_text())
+    config = json.loads((again.models["generative"] / "config.json").read_text())
     model, ids = config["inputs"]["semantic_ids"], SemanticIds.load(parts.semantic_ids).version
     assert model != ids
     with pytest.raises(ValueError, match=f"{model}.*{ids}"):
-        write_bundle(
-            tmp_path / "bundles", replace(parts, generative=again.generative), version="v1"
-        )
+        write_bundle(tmp_path / "bundles", of(again, "generative"), version="v1")
 
 
 @pytest.mark.parametrize("folder", ["two_tower", "sequence", "generative"])

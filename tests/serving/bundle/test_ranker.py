@@ -23,7 +23,7 @@ from serving.schemas import Request
 from serving.settings import ServingOptions
 from serving.surfaces import HOME
 from tests.serving.bundle.deltas import append_like
-from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
+from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, with_model
 
 SIZE = SyntheticSize(history_models=True, ranker=True)
 NUM_RANKED = 30
@@ -138,12 +138,12 @@ def test_late_or_failed_the_blends_order_is_served_and_said(
 
 
 def test_a_ranker_of_other_numbers_is_refused(parts, tmp_path):
-    folder = shutil.copytree(parts.ranker, tmp_path / "ranker")
+    folder = shutil.copytree(parts.models["ranker"], tmp_path / "ranker")
     document = json.loads((folder / "config.json").read_text())
     document["inputs"]["candidate_dense"][0] = "weather"
     (folder / "config.json").write_text(json.dumps(document))
     with pytest.raises(ValueError, match=r"candidate_dense .*weather"):
-        write_bundle(tmp_path / "bundles", replace(parts, ranker=folder), version="v1")
+        write_bundle(tmp_path / "bundles", with_model(parts, "ranker", folder), version="v1")
 
 
 def test_a_bundle_with_the_source_names_of_an_earlier_version_serves_the_same(parts, tmp_path):
@@ -163,8 +163,12 @@ def test_a_bundle_with_the_source_names_of_an_earlier_version_serves_the_same(pa
             config.write_text(text)
         return folder
 
-    blends = {profile: renamed(profile, folder) for profile, folder in parts.blends.items()}
-    old = replace(parts, blends=blends, ranker=renamed("ranker", parts.ranker))
+    merging = {
+        name: renamed(name, folder)
+        for name, folder in parts.models.items()
+        if name == "ranker" or name.startswith("blend_")
+    }
+    old = replace(parts, models={**parts.models, **merging})
     replies = [
         Recommender(load_bundle(write_bundle(tmp_path / name, made, version="v1"))).answer(
             Request(user_id="user-2", k=20, explain=True)

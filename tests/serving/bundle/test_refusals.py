@@ -14,6 +14,7 @@ from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
 from serving.bundle.semantic_ids import NewIds
 from serving.bundle.write import write_bundle
+from tests.serving.synthetic_bundle import with_model
 
 NEW = NewItem(item_id="fresh", display_text="Fresh")
 
@@ -97,7 +98,7 @@ def test_items_that_nothing_would_find_are_not_appended(parts, tmp_path):
 
 def test_a_model_that_was_not_saved_and_users_without_times(parts, tmp_path):
     with pytest.raises(ValueError, match="nowhere is not the directory of a saved model"):
-        write_bundle(tmp_path, replace(parts, popularity=tmp_path / "nowhere"), version="v1")
+        write_bundle(tmp_path, with_model(parts, "popularity", tmp_path / "nowhere"), version="v1")
     users = replace(parts.users, times=None)
     users = load_bundle(write_bundle(tmp_path, replace(parts, users=users), version="v1")).users
     assert users.measure_demand(41) is None

@@ -18,6 +18,7 @@ from serving.bundle.catalogue import Catalogue
 from serving.bundle.semantic_ids import ID_ROWS, QUANTIZER
 from serving.bundle.users import Users
 from serving.bundle.write import BundleParts
+from tests.serving.synthetic_bundle import with_model, without
 
 Plant = Callable[[BundleParts, Path], BundleParts]
 
@@ -44,28 +45,26 @@ def widest(tensors: dict[str, torch.Tensor]) -> str:
 
 
 def exploding_rows(parts: BundleParts, scratch: Path) -> BundleParts:
-    assert parts.two_tower is not None
-    model = copied(parts.two_tower.model, scratch)
+    model = copied(parts.models["two_tower"], scratch)
 
     def explode(tensors: dict[str, torch.Tensor]) -> None:
         name = widest(tensors)
         tensors[name][1] *= 1e4
 
     with_tensors(model / "two_tower.safetensors", explode)
-    return replace(parts, two_tower=replace(parts.two_tower, model=model))
+    return with_model(parts, "two_tower", model)
 
 
 def infinite_weights(parts: BundleParts, scratch: Path) -> BundleParts:
     """The ranker diverged: a weight of its heads is infinite, which only some candidates meet."""
-    assert parts.ranker is not None
-    model = copied(parts.ranker, scratch)
+    model = copied(parts.models["ranker"], scratch)
 
     def spoil(tensors: dict[str, torch.Tensor]) -> None:
         name = next(name for name in tensors if name.startswith("heads") and "weight" in name)
         tensors[name].view(-1)[0] = torch.inf
 
     with_tensors(model / "ranker.safetensors", spoil)
-    return replace(parts, ranker=model)
+    return with_model(parts, "ranker", model)
 
 
 def with_codes(parts: BundleParts, scratch: Path, codes: torch.Tensor) -> BundleParts:
@@ -83,8 +82,8 @@ def with_codes(parts: BundleParts, scratch: Path, codes: torch.Tensor) -> Bundle
     made.save(target)
     shutil.copytree(source / QUANTIZER, target / QUANTIZER)
     np.save(target / ID_ROWS, np.load(source / ID_ROWS))
-    blends = {name: path for name, path in parts.blends.items() if name == "fast"}
-    return replace(parts, semantic_ids=target, generative=None, blends=blends)
+    models = without(parts, "generative", "blend_full").models
+    return replace(parts, semantic_ids=target, models=models)
 
 
 def collapsed_codebook(parts: BundleParts, scratch: Path) -> BundleParts:
@@ -107,11 +106,10 @@ def dead_expert(parts: BundleParts, scratch: Path) -> BundleParts:
 
 def with_load(parts: BundleParts, scratch: Path, load: list[float]) -> BundleParts:
     """Write the load of the experts that train_ranker measured."""
-    assert parts.ranker is not None
-    model = copied(parts.ranker, scratch)
+    model = copied(parts.models["ranker"], scratch)
     routing = {"num_experts": len(load), "num_candidates": 100_000, "load": load}
     (model / "calibration.json").write_text(json.dumps({"routing": routing}))
-    return replace(parts, ranker=model)
+    return with_model(parts, "ranker", model)
 
 
 def texts_of_other_items(parts: BundleParts, scratch: Path) -> BundleParts:
@@ -148,17 +146,7 @@ def time_zone_error(parts: BundleParts, scratch: Path) -> BundleParts:
 
 def lists_for_nobody(parts: BundleParts, scratch: Path) -> BundleParts:
     """All personal models are missing: everybody sees the popular items."""
-    return replace(
-        parts,
-        two_tower=None,
-        item_weights={},
-        content_similarity=None,
-        sequence=None,
-        ensemble=None,
-        generative=None,
-        blends={},
-        ranker=None,
-    )
+    return replace(parts, two_tower=None, models={"popularity": parts.models["popularity"]})
 
 
 PLANTED: dict[str, tuple[Plant, str]] = {
