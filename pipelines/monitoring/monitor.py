@@ -22,7 +22,7 @@ from pipelines.monitoring.days import (
     export_folder,
     served_days,
 )
-from pipelines.monitoring.document import describe_day, judge_inputs
+from pipelines.monitoring.document import describe_day, judge_inputs, monitoring_page
 from pipelines.monitoring.signals import Measurement, SignalRecord, measure
 from recsys.data.durable import locked
 
@@ -147,7 +147,6 @@ class Watcher:
 
     def write(self, document: dict[str, Any]) -> Monitored:
         """Keep everything, what others read last."""
-        from pipelines.monitoring.document import monitoring_page
         from pipelines.pages.file import write_page
 
         # Earlier versions kept each day's counts, with user ids.

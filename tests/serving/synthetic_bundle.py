@@ -141,7 +141,8 @@ def with_model(parts: BundleParts, name: str, folder: Path) -> BundleParts:
 def without(parts: BundleParts, *names: str) -> BundleParts:
     """Leave models out."""
     kept = {name: path for name, path in parts.models.items() if name not in names}
-    return replace(parts, models=kept)
+    two_tower = parts.two_tower if "two_tower" in kept else None
+    return replace(parts, models=kept, two_tower=two_tower)
 
 
 def _cardinalities(size: SyntheticSize) -> dict[str, int]:

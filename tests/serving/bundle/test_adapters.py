@@ -1,6 +1,5 @@
 import json
 import shutil
-from dataclasses import replace
 
 import httpx
 import pytest
@@ -25,7 +24,7 @@ from serving.recommend import Recommender
 from serving.schemas import Context, Request
 from serving.settings import ServingOptions
 from tests.serving.server.running import running, wait_for
-from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
+from tests.serving.synthetic_bundle import SyntheticSize, without, write_synthetic_bundle
 from tests.serving.writable import writable
 
 USERS = [f"user-{number}" for number in range(1, 13)]
@@ -178,7 +177,7 @@ def test_an_adapter_without_its_base_or_name_is_refused(bundles_dir, parts, tmp_
     with pytest.raises(ValueError, match=r"names \[\], an adapter has"):
         read_registered(directory)
     path.write_text(json.dumps(document))
-    write_bundle(bundles_dir, replace(parts, two_tower=None), version="v2")
+    write_bundle(bundles_dir, without(parts, "two_tower"), version="v2")
     publish(bundles_dir, "v2")
     (reason,) = loaded(bundles_dir).adapters.refused.values()
     assert "adapts a two_tower, which the bundle does not have" in reason

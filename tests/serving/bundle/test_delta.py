@@ -1,5 +1,4 @@
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from serving.bundle.write import write_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
 from tests.serving.bundle.deltas import append_like
-from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
+from tests.serving.synthetic_bundle import SyntheticSize, without, write_synthetic_bundle
 
 NEW = [
     NewItem(item_id="fresh-1", display_text="Fresh one", categories=["even", "brand new"]),
@@ -50,7 +49,7 @@ def test_new_items_are_served_and_old_rows_do_not_change(bundles_dir):
 
 
 def test_without_a_two_tower_new_items_are_found_by_content(parts, tmp_path):
-    write_bundle(tmp_path, replace(parts, two_tower=None), version="v1")
+    write_bundle(tmp_path, without(parts, "two_tower"), version="v1")
     content = load_bundle(tmp_path / "bundle-v1").items.content[[2, 2]].numpy()
     write_delta(tmp_path, "v1", NEW, content=content, item_vectors=None)
     bundle = load_bundle(tmp_path / "bundle-v1+1")

@@ -9,7 +9,7 @@ import torch
 
 from serving.bundle.load import load_bundle
 from serving.bundle.write import write_bundle
-from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
+from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, with_model
 
 
 def test_bundle_reads_back_what_was_written(parts, tmp_path):
@@ -46,9 +46,13 @@ def test_parts_of_different_runs_are_refused_and_leave_nothing(parts, tmp_path):
     longer = np.append(users.offsets, [len(users.item_rows)] * 2)
     texts = {"item_ids": other.catalogue.item_ids, "display_texts": other.catalogue.display_texts}
     twice = type(own.item_ids).from_strings(["", "item-1", *["item-1"] * 39])
+
+    def of(others, name):
+        return {"models": with_model(parts, name, others.models[name]).models}
+
     mixtures = {
-        "popularity is 51": {"popularity": other.popularity},
-        "item_to_item is 51": {"item_weights": other.item_weights},
+        "popularity is 51": of(other, "popularity"),
+        "item_to_item is 51": of(other, "item_to_item"),
         "item_categories has offsets": {"catalogue": replace(own, **texts)},
         "50, allowed are": {"users": replace(users, item_rows=foreign)},
         "histories has offsets for 15": {"users": replace(users, offsets=longer)},
@@ -56,7 +60,7 @@ def test_parts_of_different_runs_are_refused_and_leave_nothing(parts, tmp_path):
             "two_tower": replace(tower, item_vectors=other.two_tower.item_vectors)
         },
         "items.faiss is 51": {"two_tower": replace(tower, index=other.two_tower.index)},
-        "num_item_rows 51": {"two_tower": replace(tower, model=other.two_tower.model)},
+        "num_item_rows 51": of(other, "two_tower"),
         "content.npy is 51": {"content": other.content},
         "content_dim 4, the bundle has 3": {"content": parts.content[:, :3]},
         "user_features {'age': 4}, the bundle has": {

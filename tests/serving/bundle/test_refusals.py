@@ -14,7 +14,7 @@ from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
 from serving.bundle.semantic_ids import NewIds
 from serving.bundle.write import write_bundle
-from tests.serving.synthetic_bundle import with_model
+from tests.serving.synthetic_bundle import with_model, without
 
 NEW = NewItem(item_id="fresh", display_text="Fresh")
 
@@ -82,7 +82,7 @@ def test_a_link_and_a_huge_manifest_are_refused(bundles_dir, monkeypatch):
 
 
 def test_items_that_nothing_would_find_are_not_appended(parts, tmp_path):
-    alone = replace(parts, two_tower=None, semantic_ids=None)
+    alone = replace(without(parts, "two_tower"), semantic_ids=None)
     write_bundle(tmp_path, alone, version="v1")
     content = np.zeros((1, 4), np.float32)
     ids = {"content": content, "item_vectors": None, "semantic_ids": NewIds.none(1, 3)}
