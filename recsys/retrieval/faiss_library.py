@@ -33,7 +33,7 @@ class FaissIndexConfig:
     The defaults were measured by tests/benchmarks/results/retrieval/faiss_index.md.
     """
 
-    kind: Kind | Literal["auto"] = "auto"
+    kind: Literal["auto", "flat", "ivf_sq8"] = "auto"
     """Kind of the index; ``auto`` chooses by the number of items."""
     flat_max_rows: int = 50_000
     """Up to this many item rows "auto" takes flat, beyond them IVF-SQ8."""

@@ -40,7 +40,6 @@ ELSEWHERE = {
     "recsys monitor": "tests/year; needs ingested days",
     "recsys registry send": "tests/pipelines/tracking; needs a registry",
     "recsys run shop.toml --engine": "tests/pipelines/engine",
-    "recsys run world/world.toml": "tests/pipelines/datasets; a world of 1e8 events",
     "recsys run --preset movielens_100k": "tests/integration/test_demo.py",
     "recsys ids": "tests/test_readme.py",
     "recsys compare runs/shop --models blend,successors": "tests/integration/models",
