@@ -189,7 +189,11 @@ def select_top_k(scores: Tensor, k: int) -> TopK:
     _check_k(k)
     num_queries, num_columns = scores.shape
     if num_queries == 1 and scores.device.type == "cpu":
-        return _select_from_one(scores, k)
+        # The same list with a few starts of operations, not twenty.
+        lists, found = no_items(1, k), best_of_one(scores[0].detach(), k)
+        lists.scores[0, : len(found.scores)] = torch.from_numpy(found.scores)
+        lists.item_rows[0, : len(found.scores)] = torch.from_numpy(found.item_rows)
+        return lists
     taken = min(k, num_columns)
     values, columns = scores.topk(min(taken + 1, num_columns), dim=1)
     # torch.topk orders NaN above everything, so the first column shows any.
@@ -211,15 +215,6 @@ def select_top_k(scores: Tensor, k: int) -> TopK:
         return TopK(values, columns)
     lists = no_items(num_queries, k, scores.device)
     lists.scores[:, :taken], lists.item_rows[:, :taken] = values, columns
-    return lists
-
-
-def _select_from_one(scores: Tensor, k: int) -> TopK:
-    """Rank the columns of [1, N]: the same list with a few starts of operations, not twenty."""
-    found = best_of_one(scores[0].detach(), k)
-    lists = no_items(1, k)
-    lists.scores[0, : len(found.scores)] = torch.from_numpy(found.scores)
-    lists.item_rows[0, : len(found.scores)] = torch.from_numpy(found.item_rows)
     return lists
 
 

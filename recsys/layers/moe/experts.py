@@ -6,8 +6,7 @@ has few rows, they are cut into blocks of one size, padded, each multiplied by i
 in a batched product: the padding is less than a block an expert, however uneven the load.
 
 Axes: B rows, K experts of each row, E experts, S slots (rows in the order in which experts take
-them, padding included), R slots of a block, N blocks, D width, F inner
-width, O output width.
+them, padding included), R slots of a block, N blocks, D width, F inner width, O output width.
 """
 
 from __future__ import annotations
