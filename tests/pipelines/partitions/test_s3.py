@@ -1,4 +1,4 @@
-"""Events in an object store: a real S3 server on loopback, and a double of Google's."""
+"""Events in an object store: a real S3 server on loopback, and doubles of Google's and Azure's."""
 
 import json
 import threading
@@ -81,15 +81,23 @@ def test_days_in_a_bucket_arrive_once_are_corrected_and_stay_when_it_is_gone(tmp
     assert len(with_dataset(config).data.event_paths()) == 3
 
 
-class GoogleStorage(BaseHTTPRequestHandler):
-    """Lists and reads the files of one bucket, as Google's XML interface does."""
+class Storage(BaseHTTPRequestHandler):
+    """Lists and reads the files of one bucket, as the XML interfaces of Google and Azure do."""
 
     files: dict[str, bytes]
 
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
-        name = path.replace("%2F", "/").replace("%2E", ".").removeprefix("/shop/")
-        if query:
+        name = path.replace("%2F", "/").replace("%2E", ".").rpartition("/shop/")[2]
+        if "comp=list" in query:
+            blobs = "".join(
+                f"<Blob><Name>{one}</Name><Properties><Content-Length>{len(data)}</Content-Length>"
+                "<Last-Modified>Thu, 01 Jan 2026 00:00:00 GMT</Last-Modified>"
+                "<Content-Type>file</Content-Type><Etag>1</Etag></Properties></Blob>"
+                for one, data in self.files.items()
+            )
+            self._send(200, f"<Results><Blobs>{blobs}</Blobs></Results>".encode())
+        elif query:
             keys = "".join(
                 f"<Contents><Key>{one}</Key><Size>{len(data)}</Size><ETag>1</ETag>"
                 "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
@@ -121,16 +129,19 @@ class GoogleStorage(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
-    """Files of a bucket behind a server, to which the key of a service account points."""
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
+    """Files of a bucket of a server, to which the variables of both stores point."""
     files: dict[str, bytes] = {}
-    handler = type("Handler", (GoogleStorage,), {"files": files})
+    handler = type("Handler", (Storage,), {"files": files})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    account = {"gcs_base_url": f"http://127.0.0.1:{server.server_port}", "disable_oauth": True}
+    address = f"http://127.0.0.1:{server.server_port}"
+    account = {"gcs_base_url": address, "disable_oauth": True}
     account |= {"client_email": "", "private_key": "", "private_key_id": ""}
     (tmp_path / "key.json").write_text(json.dumps(account))
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "key.json"))
+    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+    monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", address)
     pl.Config.set_default_credential_provider(None)
     yield files
     pl.Config.set_default_credential_provider("auto")
@@ -138,20 +149,21 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str
     server.server_close()
 
 
-def test_files_of_google_storage_are_read_by_their_address(google, tmp_path):
+@pytest.mark.parametrize("kind", ["gs", "az"])
+def test_files_of_a_store_are_read_by_their_address(kind, storage, tmp_path):
     days = [pl.read_csv(day_text(day).encode()) for day in (1, 2)]
     for day, table in enumerate(days):
         table.write_parquet(tmp_path / "one.parquet")
-        google[f"orders/{day}.parquet"] = (tmp_path / "one.parquet").read_bytes()
-    address = "gs://shop/orders/*.parquet"
+        storage[f"orders/{day}.parquet"] = (tmp_path / "one.parquet").read_bytes()
+    address = f"{kind}://shop/orders/*.parquet"
     found = write_config([address], tmp_path / "shop.toml", force=False)
     assert found["events"].columns["user_id"] == "user_id"
     kept = with_snapshots(resolve(tmp_path / "shop.toml", workspace=tmp_path / "run"))
     assert pl.read_parquet(kept.data.events).equals(pl.concat(days))
     chosen = DatabaseTable.parse(f"{address}#select user_id from orders where item_id = 'i0'")
     assert chosen.read().height == 4
-    with pytest.raises(ValueError, match=r"gs://shop/gone\.parquet cannot be read"):
-        DatabaseTable.parse("gs://shop/gone.parquet").read()
+    with pytest.raises(ValueError, match=rf"{kind}://shop/gone\.parquet cannot be read"):
+        DatabaseTable.parse(f"{kind}://shop/gone.parquet").read()
 
 
 @pytest.mark.usefixtures("server")
