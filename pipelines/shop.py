@@ -117,12 +117,7 @@ class Shop:
                 if one is not None
             ]
             config = place / "shop.toml"
-            try:
-                write_config(places, config, force=True)
-            except ValueError as error:
-                raise ValueError(
-                    f"{error}; columns={{OURS: YOURS}} names those of a frame"
-                ) from None
+            write_config(places, config, force=True)
             planned = {"auto": {"budget": budget}} if alone is None else {}
             sources = ConfigSources(
                 path=config,

@@ -253,7 +253,8 @@ def test_programs_run(
     day.parent.mkdir(exist_ok=True)
     pl.DataFrame({"user_id": ["4711", "4712"]}).write_parquet(day)
     write_shop(Path())
-    text = block.text.replace("http://127.0.0.1:8000", address).replace('"5m"', '"8s"')
+    text = block.text.replace("http://127.0.0.1:8000", address)
+    text = re.sub(r'budget="\w+"', 'budget="8s"', text)
     if "onnx_lists" in text:
         monkeypatch.syspath_prepend(ROOT / "examples")
         export_bundle(load_bundle(bundles / "current"), Path("exported"))
