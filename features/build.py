@@ -3,7 +3,7 @@
     partitions of files -> validated rows | quarantine -> integer records, ids
         -> one order of ids -> ranges of users -> histories, duplicates out -> k-core
         -> dense rows -> sequences, splits, features of the moment
-        -> events by day, catalogue, users, vocabularies
+        -> events by day, catalogue, users, vocabularies, impressions
 
 ``build_features`` writes into a folder that its caller makes and publishes. Events are never in
 memory all at once; arrays per user or per item are. What is done for each partition of the files,
@@ -28,7 +28,7 @@ import polars as pl
 from features.days import MICROS_PER_DAY, write_days
 from features.encoding import extended, find_rows, read_vocabulary, write_vocabulary
 from features.events import as_text
-from features.ingest import OPTIONAL_FIELDS, open_events, record_dtype
+from features.ingest import OPTIONAL_FIELDS, SHOWN, open_events, record_dtype
 from features.parallel import in_order
 from features.people import APPLIED, FORGOTTEN, ForgottenUsers, read_applied
 from features.point_in_time import FEATURES
@@ -362,6 +362,21 @@ class _Build:
         ordered = events.ordered.ranges
         write_days(ordered, events.rows, counts, self.first_day, texts, target, directory)
 
+    def write_shown(self, parts: list[Prepared]) -> None:
+        """Write impressions of users and items that have rows, by user and time."""
+        files = [file for part in parts for file in sorted((part.folder / SHOWN).glob("*.parquet"))]
+        if not files:
+            return
+        shown = pl.concat([pl.scan_parquet(file) for file in files], how="diagonal")
+        for name in ("user", "item"):
+            rows = pl.scan_parquet(self.out / "vocabularies" / f"{name}s.parquet")
+            rows = rows.rename({"row": f"{name}_row", "id": f"{name}_id"})
+            shown = shown.join(rows, on=f"{name}_id").drop(f"{name}_id")
+        # Sorted by all columns: the same bytes for any number of partitions.
+        order = sorted(shown.collect_schema().names(), key=lambda name: (name != "user_row", name))
+        shown = shown.select(order).sort(order)
+        shown.collect().write_parquet(self.out / f"{SHOWN}.parquet", compression="lz4")
+
     def _catalogue_only(self, items: pl.DataFrame) -> pl.DataFrame:
         """Return the catalogue items that can be recommended without an event."""
         chosen = self.config.catalogue_only_items
@@ -440,6 +455,7 @@ def build_features(config: FeaturesConfig, out: Path, *, memory: int = 8 << 30) 
         build.write_sequences(events, ingested.texts)
         build.write_events(events, ingested.texts)
         build.write_tables(events)
+        build.write_shown(ingested.parts)
     finally:
         forget_texts()
         shutil.rmtree(scratch, ignore_errors=True)

@@ -45,8 +45,9 @@ from features.schema import (
 DEFAULT_TYPE = "event"
 """Type of all events where the files have no such column."""
 SHOWN_TYPE = "shown, no part of histories"
-RECORDS = "records"
-"""Files of a partition."""
+RECORDS, SHOWN = "records", "shown"
+"""Files of a partition; impressions are a folder of tables."""
+SHOWN_COLUMNS = (USER_ID, ITEM_ID, EVENT_TIME, REQUEST_ID)
 UNKNOWN_ITEM = "item_id of an online event is in neither the catalogue nor the event files"
 NO_SEQUENCE = np.iinfo(np.int64).min
 """Sentinel for a missing sequence index."""
@@ -149,6 +150,7 @@ class EventReader:
         dtype = record_dtype(fields)
         self.filters, self.now = filters, now
         self.records = RecordFile(folder / RECORDS, dtype)
+        self.shown = folder / SHOWN
         self.quarantine = Quarantine(folder / "quarantine")
         self.texts = {name: Dictionary(column) for name, column in TEXT_FIELDS.items()}
         self.user_counts: Rows = np.zeros(0, np.int64)
@@ -239,7 +241,7 @@ class EventReader:
                 records[name] = typed[column].fill_null(missing).to_numpy()
         if self.filters.shown_types:
             shown = good & self._of_types(records, self.filters.shown_types)
-            self.dropped[SHOWN_TYPE] += int(np.count_nonzero(shown))
+            self._keep_shown(typed.filter(pl.Series(shown)))
             good &= ~shown
         good &= self._counted(records, good)
         kept = compressed(records, good)
@@ -250,6 +252,15 @@ class EventReader:
         if "time" in fields and len(kept):
             earliest = int(kept["time"].min())
             self.min_time = earliest if self.min_time is None else min(self.min_time, earliest)
+
+    def _keep_shown(self, shown: pl.DataFrame) -> None:
+        """Write the impressions of a batch to a table; they need times to be of any use."""
+        if shown.height and EVENT_TIME in shown.columns:
+            columns = [name for name in SHOWN_COLUMNS if name in shown.columns]
+            self.shown.mkdir(exist_ok=True)
+            path = self.shown / f"part-{self.dropped[SHOWN_TYPE]:012d}.parquet"
+            shown.select(columns).write_parquet(path, compression="lz4")
+        self.dropped[SHOWN_TYPE] += shown.height
 
     def _of_types(self, records: Records, wanted: tuple[str, ...]) -> NDArray[np.bool_]:
         names = self.texts["type"].texts().to_list()

@@ -2,6 +2,7 @@
 
     FOLDER/
         records                     integer records, ids as codes of this partition
+        shown/part-*.parquet        impressions, if there are any
         texts/user.ipc ...          the text of each code
         user_counts.npy             records of each user code
         quarantine/part-*.parquet

@@ -97,10 +97,12 @@ def ranker(done: Measured) -> Candidate | str:
             "max_epochs": 2.0,
         }
     }
+    if set_value(done.user, "ranker.trunk") is None:
+        choices["ranker"] = {"trunk": "auto"}
     refits = ("fit_baselines", "train_two_tower", "train_sequence")
     seconds = sum(done.took(stage) for stage in refits)
     seconds += RANKED_SECONDS * (queries + done.rows("fit_blend"))
-    what = f"{done.config.ranker.num_experts} experts, {queries:,} held-back events"
+    what = f"a network of crosses and experts, {queries:,} held-back events"
     return Candidate(name="ranker", what=what, choices=choices, seconds={"train_ranker": seconds})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pipelines.engine.errors import RefusedError, UnstableTrainingError
 from pipelines.engine.runner import StageOutcome
 from pipelines.engine.workspace import Workspace
 from pipelines.evaluation.analysis import ANALYSIS
-from pipelines.ranking.artefact import FILE, RANKER, read_decision
+from pipelines.ranking.artefact import FILE, RANKER, describe_choices, read_decision
 from pipelines.stages.list import STAGES
 from recsys.fitting.queries import GIVEN
 
@@ -43,6 +43,8 @@ class Trial:
     gain: Gain | None = None
     reason: str = ""
     """Why it was not kept, if not by the difference."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Outcomes of parts that it chose between."""
 
     def words(self) -> str:
         """Describe it for the plan."""
@@ -174,6 +176,9 @@ class Trials:
                 self.run_stages(beside.stages_between("enrich_items", "train_ranker"), there)
             metric, is_ranker = config.evaluation.primary_metric, one.name == RANKER
             gain = beside.compared(side, one.profile, metric, ranker=is_ranker)
+            decision = side / "train_ranker" / GIVEN
+            if is_ranker and (decision / FILE).exists():
+                trial = replace(trial, parts=describe_choices(read_decision(decision)))
             if gain is None:
                 return replace(trial, reason=self.why_not(side, ranker=is_ranker))
             kept = gain.difference > ONE_ERROR * gain.standard_error

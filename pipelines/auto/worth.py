@@ -9,6 +9,7 @@ from pipelines.auto.trials import Trial
 from pipelines.candidates.blends import FILE, describe_new_items
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
+from pipelines.ranking.artefact import EXPERTS, IMPRESSIONS, describe_choices
 from pipelines.ranking.artefact import FILE as DECISION
 from pipelines.semantic_ids.store import REPORT
 from recsys.fitting.queries import GIVEN
@@ -18,6 +19,8 @@ PARTS = {
     "semantic IDs": "",
     "generation": "generative",
     "ranker": "",
+    EXPERTS: "",
+    IMPRESSIONS: "",
     "adapters": "",
     SEQUENCE: "sequence",
     "two-tower": "two_tower",
@@ -45,6 +48,7 @@ def measured_gains(config: RunConfig) -> dict[str, str]:
             gains.setdefault(name, f"trained: {found.words()}")
     path = config.workspace / "train_ranker" / GIVEN / DECISION
     decision = read_json(path) if path.exists() else {}
+    gains |= describe_choices(decision)
     if decision.get("served"):
         before = decision["validation"]["blend"]
         found = Gain(decision["metric"], decision["ahead"], decision["standard_error"], before)
@@ -62,6 +66,10 @@ def left_out(name: str, planned: Planned) -> str:
     for one in reversed(planned.trials):
         if one["name"] == name:
             return Trial.of_table(one).words()
+        if name in one["parts"]:
+            return str(one["parts"][name])
+    if name in (EXPERTS, IMPRESSIONS):
+        return "left out: no ranker was trained, whose part they are"
     for part in planned.plan.left_out:
         if part.name == name:
             return f"left out: {part.why}"

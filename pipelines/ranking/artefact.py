@@ -12,6 +12,7 @@ Where no ranker could be trained there is ranker.json alone, with the reason.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,29 @@ from serving.bundle.ranker import LoadedRanker
 RANKER, MEASURED = "ranker", "measured"
 FILE = "ranker.json"
 CALIBRATION = "calibration.json"
+EXPERTS, IMPRESSIONS = "experts", "impressions"
+"""Parts of a ranker that it is trained with and without."""
 
 
 def read_decision(directory: Path) -> dict[str, Any]:
     """Read whether the ranker is served, and why."""
     decision: dict[str, Any] = json.loads((directory / FILE).read_text(encoding="utf-8"))
     return decision
+
+
+def describe_choices(decision: Mapping[str, Any]) -> dict[str, str]:
+    """Describe what each part of a trained ranker brought, or why it was not measured."""
+    if "choices" not in decision:
+        return {}
+    found = {
+        EXPERTS: "not measured: ranker.trunk is set",
+        IMPRESSIONS: "left out: no list names what was shown and not chosen (filters.shown_types)",
+    }
+    for one in decision["choices"]:
+        status, metric = "trained" if one["kept"] else "tried", decision["metric"]
+        gain = f"{one['ahead']:+.4f} +- {one['standard_error']:.4f} {metric} on validation"
+        found[one["name"]] = f"{status}: {gain}; {one['words']}"
+    return found
 
 
 def measured_ranker(directory: Path, catalogue: ItemCatalogue) -> LoadedRanker | None:

@@ -18,7 +18,12 @@ from pipelines.candidates.blends import source_lists
 from pipelines.config.run import RunConfig
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import HeldOut, split_kind
-from pipelines.ranking.examples import candidate_builder, ranking_examples, read_outcomes
+from pipelines.ranking.examples import (
+    candidate_builder,
+    ranking_examples,
+    read_outcomes,
+    shown_candidates,
+)
 from pipelines.ranking.fit import has_both_classes
 from pipelines.ranking.out_of_sample import hold_back, refitted_sources
 from recsys.fitting.blend import learned_blend
@@ -43,6 +48,10 @@ class RankingData(NamedTuple):
     item_counts: Tensor
     """Events that the refitted retrievers were fitted on, [N]."""
     train: RankingExamples
+    shown: RankingExamples | None
+    """Those of ``train`` with what was shown and not chosen as negatives; None without any."""
+    num_shown: int
+    """Queries of them whose list was shown."""
     validation: RankingExamples
     validation_lists: SourceLists
     """Lists of every source, as the blend merges them."""
@@ -77,6 +86,9 @@ def ranking_data(
     tasks, reason = choose_tasks(outcomes, like_from)
     train = ranking_examples(builder, inputs, held_back.held_out, lists, outcomes, tasks, like_from)
     tasks, reason, train = calibratable(tasks, reason, train, config)
+    rows = train.candidates.item_rows
+    refused = shown_candidates(features, inputs, held_back.held_out, rows)
+    num_shown = 0 if refused is None else int(refused[train.found()].any(1).sum())
 
     train_end, vectors = inputs.sequences.train_end, behaviour_vectors(sources)
     blend = blend.with_demand(known_demand(inputs, "train"))
@@ -91,6 +103,8 @@ def ranking_data(
         builder=builder,
         item_counts=counts,
         train=train,
+        shown=train.among(refused) if refused is not None and num_shown else None,
+        num_shown=num_shown,
         validation=ranking_examples(builder, inputs, held_out, lists, outcomes, tasks, like_from),
         validation_lists=lists,
     )

@@ -26,7 +26,7 @@ from recsys.fitting.blend import paired_difference
 from recsys.fitting.queries import ModelInputs
 from recsys.fitting.spec import TrainingRun, run_training
 from recsys.layers.moe.router import expert_use
-from recsys.models.ranker.config import RankerInputs, count_flops
+from recsys.models.ranker.config import RankerConfig, RankerInputs, count_flops
 from recsys.models.ranker.model import Ranker
 from recsys.retrieval.blend.candidate_features import BASE, feature_names
 from recsys.training.loop import TrainResult
@@ -71,6 +71,7 @@ def make_ranker(
     inputs: ModelInputs,
     item_counts: Tensor,
     config: RunConfig,
+    ranker: RankerConfig,
     tasks: Sequence[str],
     sources: Sequence[str],
 ) -> Ranker:
@@ -87,20 +88,29 @@ def make_ranker(
     )
     torch.manual_seed(config.seed)
     # The data may lack a task that has a value.
-    values = {name: one for name, one in config.ranker.task_values.items() if name in tasks}
-    known = replace(config.ranker, task_values=values)
+    values = {name: one for name, one in ranker.task_values.items() if name in tasks}
+    known = replace(ranker, task_values=values)
     return Ranker(known, sizes, inputs.catalogue, item_counts)
 
 
 def fit_ranker(
-    model: Ranker, examples: RankingExamples, config: RunConfig, run: TrainingRun
+    model: Ranker,
+    examples: RankingExamples,
+    config: RunConfig,
+    run: TrainingRun,
+    learned: RankingExamples | None = None,
 ) -> tuple[Ranker, TrainResult]:
-    """Train on nine users of ten; the others select the epoch and calibrate."""
+    """Train on nine users of ten; the others select the epoch and calibrate.
+
+    Args:
+        learned: The same queries as they are trained on, if not as they are served.
+    """
     training = config.ranker_training
     device, metric = run.device, config.evaluation.primary_metric
     split = split_by_user(examples, training.validation_users, config.seed)
     model = model.to(device)
-    loss_at = ranker_loss(model, examples, split.train, training, config.seed, device, run.ranks)
+    learned = examples if learned is None else learned
+    loss_at = ranker_loss(model, learned, split.train, training, config.seed, device, run.ranks)
 
     def evaluate(_: nn.Module) -> dict[str, float]:
         return {metric: float(metric_by_query(model, examples, split.held_out, metric).nanmean())}

@@ -8,9 +8,10 @@ the blend's by more than noise, as ranker.json says. Off unless ``ranker_trainin
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from pipelines.candidates.blends import FAST, list_profiles, load_blends, save_values, served_blends
 from pipelines.candidates.load import load_sources
@@ -18,34 +19,92 @@ from pipelines.engine.artifacts import to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs
-from pipelines.ranking.artefact import CALIBRATION, FILE, MEASURED, RANKER
+from pipelines.ranking.artefact import CALIBRATION, EXPERTS, FILE, IMPRESSIONS, MEASURED, RANKER
 from pipelines.ranking.data import RankingData, TooLittleDataError, ranking_data
 from pipelines.ranking.fit import decision, fit_ranker, make_ranker, measure_ranker, metric_by_query
 from pipelines.training.train import Curve, training_run
+from recsys.fitting.blend import paired_difference
 from recsys.fitting.queries import GIVEN, ModelInputs
+from recsys.models.ranker.config import RankerConfig
 from recsys.models.ranker.model import Ranker
 from recsys.training.loop import TrainResult
+from recsys.training.ranking_examples import RankingExamples
 
 
-def trained(
-    context: StageContext, inputs: ModelInputs, data: RankingData
-) -> tuple[Ranker, TrainResult, Curve]:
-    """Train the ranker; a killed training resumes."""
-    config, sources = context.config, data.builder.blend.sources
-    trunk = config.ranker.trunk
-    model = make_ranker(inputs, data.item_counts, config, data.tasks, sources)
-    with training_run(
-        context,
-        GIVEN,
-        title=f"ranker ({trunk})",
-        checkpoint_dir=context.checkpoints / GIVEN / trunk,
-        curve_file=context.checkpoints / f"{GIVEN}.jsonl",
-    ) as (run, curve):
-        try:
-            fitted, result = fit_ranker(model, data.train, config, run)
-        except ValueError as error:
-            raise TooLittleDataError(str(error)) from error
-    return fitted, result, curve
+class Attempt(NamedTuple):
+    """One trained ranker, judged on validation."""
+
+    model: Ranker
+    result: TrainResult
+    curve: Curve
+    values: Tensor
+    """Metric of its order by query, [U]."""
+
+
+class Choice(NamedTuple):
+    """Something that another training does differently, and what it came to."""
+
+    name: str
+    words: str
+    kept: bool
+    ahead: float
+    standard_error: float
+
+
+class Trainings:
+    """The trainings of one stage: the first, and what may be better."""
+
+    def __init__(self, context: StageContext, inputs: ModelInputs, data: RankingData) -> None:
+        self.context, self.inputs, self.data = context, inputs, data
+        self.choices: list[Choice] = []
+
+    def best(self) -> Attempt:
+        """Train, then change one thing at a time; keep it if validation prefers it by an error."""
+        data, chosen = self.data, self.context.config.ranker
+        compared = chosen.trunk == "auto"
+        dense = chosen.with_trunk("dense") if compared else chosen
+        best = self.trained(dense)
+        if compared:
+            sparse = chosen.with_trunk("sparse")
+            words = f"{sparse.num_experts} experts against a dense trunk of as many operations"
+            best, kept = self.better(best, self.trained(sparse, "sparse"), EXPERTS, words)
+            dense = sparse if kept else dense
+        if data.shown is not None:
+            words = f"{data.num_shown:,} lists whose other items were shown and not chosen"
+            other = self.trained(dense, "shown", data.shown)
+            best, _ = self.better(best, other, IMPRESSIONS, words)
+        return best
+
+    def better(self, best: Attempt, other: Attempt, name: str, words: str) -> tuple[Attempt, bool]:
+        """Compare two attempts by query, and note which is kept."""
+        ahead, error, _ = paired_difference(other.values, best.values)
+        kept = ahead > error
+        self.choices.append(Choice(name, words, kept, ahead, error))
+        return (other, True) if kept else (best, False)
+
+    def trained(
+        self, ranker: RankerConfig, name: str = "", learned: RankingExamples | None = None
+    ) -> Attempt:
+        """Train and judge one ranker; a killed training resumes."""
+        context, data, config = self.context, self.data, self.context.config
+        sources = data.builder.blend.sources
+        model = make_ranker(self.inputs, data.item_counts, config, ranker, data.tasks, sources)
+        own = f"{GIVEN}_{name}" if name else GIVEN
+        with training_run(
+            context,
+            own,
+            title=f"ranker ({', '.join(filter(None, [ranker.trunk, name]))})",
+            checkpoint_dir=context.checkpoints / own,
+            curve_file=context.checkpoints / f"{own}.jsonl",
+        ) as (run, curve):
+            try:
+                fitted, result = fit_ranker(model, data.train, config, run, learned)
+            except ValueError as error:
+                raise TooLittleDataError(str(error)) from error
+        everyone = torch.arange(len(data.validation.labels))
+        metric = config.evaluation.primary_metric
+        values = metric_by_query(fitted, data.validation, everyone, metric)
+        return Attempt(fitted, result, curve, values)
 
 
 def train_ranker(context: StageContext) -> StageRows:
@@ -72,11 +131,12 @@ def train_ranker(context: StageContext) -> StageRows:
         reads = blend.served.demand is not None
         data = ranking_data(context, inputs, sources, reads_demand=reads)
         report |= {"tasks": data.tasks, "tasks_reason": data.tasks_reason}
-        model, result, curve = trained(context, inputs, data)
+        trainings = Trainings(context, inputs, data)
+        model, result, curve, values = trainings.best()
     except TooLittleDataError as error:
         return not_served(str(error))
-    metric, everyone = config.evaluation.primary_metric, torch.arange(len(data.validation.labels))
-    values = metric_by_query(model, data.validation, everyone, metric)
+    metric = config.evaluation.primary_metric
+    report["choices"] = [one._asdict() for one in trainings.choices]
     summary = measure_ranker(model, data.validation)
     by_blend = blend.measured(data.validation_lists, metric, by_half=True)
     judged = decision(values, by_blend, metric, config.ranker_training.standard_errors)

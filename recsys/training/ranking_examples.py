@@ -131,6 +131,18 @@ class RankingExamples(NamedTuple):
         """Select the queries with a held-out item among the candidates, ascending."""
         return (self.labels[:, :, 0] == 1).any(1).nonzero()[:, 0]
 
+    def among(self, refused: Tensor) -> RankingExamples:
+        """Leave a query's refused candidates [U, k] as its only negatives, first in its list.
+
+        Queries without any keep all of theirs.
+        """
+        kept = refused | (self.labels[:, :, 0] == 1) | ~refused.any(1, keepdim=True)
+        order = kept.int().sort(dim=1, descending=True, stable=True).indices
+        labels = self.labels.masked_fill(~kept[:, :, None], UNOBSERVED)
+        index = (torch.arange(len(order))[:, None], order)
+        candidates = Candidates(*(part[index] for part in self.candidates))
+        return self._replace(candidates=candidates, labels=labels[index])
+
     def batch(self, chosen: Tensor, places: Tensor) -> RankingBatch:
         """Select candidates of some queries, [B, C]; an empty place becomes the unknown item."""
         index = (chosen[:, None], places)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from recsys.data.bounds import check_bounds, check_choices
 from recsys.layers.embedding.tables import Backend
 from recsys.models.item_tower import FeatureSizes
 
-Trunk = Literal["sparse", "dense"]
+Trunk = Literal["sparse", "dense", "auto"]
 CHOICES = {
     "trunk": get_args(Trunk),
     "router": ("sigmoid", "softmax"),
@@ -71,7 +71,9 @@ class RankerConfig:
     num_cross_layers: int = 2
     """Layers in which fields cross (DCN-v2)."""
     trunk: Trunk = "sparse"
-    """Block between the crossed fields and the tasks' heads."""
+    """Block between the crossed fields and the tasks' heads. ``auto`` trains a dense one and a
+    sparse one of as many operations, and keeps the dense one unless validation prefers experts by
+    a standard error."""
     hidden_dim: int = 48
     """Inner width of an expert, or of a dense trunk."""
     num_experts: int = 8
@@ -115,6 +117,11 @@ class RankerConfig:
         for task, value in self.task_values.items():
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"task_values of {task!r} must be >= 0 and finite, got {value}")
+
+    def with_trunk(self, trunk: Trunk) -> RankerConfig:
+        """Replace ``auto``; a dense trunk is as wide as the experts of a candidate together."""
+        hidden_dim = self.hidden_dim * (self.top_k if trunk == "dense" else 1)
+        return replace(self, trunk=trunk, hidden_dim=hidden_dim)
 
 
 def num_fields(inputs: RankerInputs) -> int:

@@ -5,6 +5,8 @@ from pipelines.auto.beside import Gain
 from pipelines.auto.plan import PlanPart
 from pipelines.auto.trials import Trial
 from pipelines.auto.worth import named_parts
+from pipelines.ranking.artefact import describe_choices
+from pipelines.stages.train_ranker import Choice
 from tests.pipelines.auto.test_rounds import automatic, planned, round_of, sources
 
 __all__ = ["sources"]
@@ -31,7 +33,10 @@ def test_every_named_part_has_its_number_or_its_reason(sources):
         file.write_text(json.dumps(document))
     late = PlanPart("two-tower", "", "90 s are needed, 60 s are left", 90.0)
     plan.plan = replace(plan.plan, left_out=(late,))
-    lost = Trial(name="ranker", what="", seconds=1.0, gain=Gain("ndcg@10", -0.001, 0.002, 0.2))
+    experts = Choice("experts", "8 experts", False, -0.0002, 0.0004)._asdict()
+    parts = describe_choices({"metric": "ndcg@10", "choices": [experts]})
+    loss = Gain("ndcg@10", -0.001, 0.002, 0.2)
+    lost = Trial(name="ranker", what="", seconds=1.0, gain=loss, parts=parts)
     short = Trial(
         name="generation", what="", seconds=1.0, begun=False, reason="no time left: needs 140 s"
     )
@@ -41,6 +46,10 @@ def test_every_named_part_has_its_number_or_its_reason(sources):
         "semantic IDs": "left out: no item has content",
         "generation": "left out: no time left: needs 140 s",
         "ranker": "tried: -0.5% +- 1.0% ndcg@10 on validation",
+        "experts": "tried: -0.0002 +- 0.0004 ndcg@10 on validation; 8 experts",
+        "impressions": (
+            "left out: no list names what was shown and not chosen (filters.shown_types)"
+        ),
         "adapters": "left out: no time is left for generation",
         "sequence model": "trained: +5.0% +- 1.0% ndcg@10 on validation",
         "two-tower": "left out: 90 s are needed, 60 s are left",
