@@ -94,23 +94,14 @@ def make_ranker(
 
 
 def fit_ranker(
-    model: Ranker,
-    examples: RankingExamples,
-    config: RunConfig,
-    run: TrainingRun,
-    learned: RankingExamples | None = None,
+    model: Ranker, examples: RankingExamples, config: RunConfig, run: TrainingRun
 ) -> tuple[Ranker, TrainResult]:
-    """Train on nine users of ten; the others select the epoch and calibrate.
-
-    Args:
-        learned: The same queries as they are trained on, if not as they are served.
-    """
+    """Train on nine users of ten; the others select the epoch and calibrate."""
     training = config.ranker_training
     device, metric = run.device, config.evaluation.primary_metric
     split = split_by_user(examples, training.validation_users, config.seed)
     model = model.to(device)
-    learned = examples if learned is None else learned
-    loss_at = ranker_loss(model, learned, split.train, training, config.seed, device, run.ranks)
+    loss_at = ranker_loss(model, examples, split.train, training, config.seed, device, run.ranks)
 
     def evaluate(_: nn.Module) -> dict[str, float]:
         return {metric: float(metric_by_query(model, examples, split.held_out, metric).nanmean())}

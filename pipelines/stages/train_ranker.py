@@ -1,7 +1,8 @@
 """Stage train_ranker: train a ranker of the blend's candidates, and decide whether it is served.
 
 It is trained on each user's latest train events, with candidates of retrievers refitted without
-them. Validation, which it has not seen, decides: the ranker is served if its order is better than
+them; once more by experts (``ranker.trunk = "auto"``) and on what was shown and not chosen, if
+lists were logged, each kept if validation prefers it. Validation, which it has not seen, decides: the ranker is served if its order is better than
 the blend's by more than noise, as ranker.json says. Off unless ``ranker_training.enabled``.
 """
 
@@ -59,32 +60,37 @@ class Trainings:
         self.choices: list[Choice] = []
 
     def best(self) -> Attempt:
-        """Train, then change one thing at a time; keep it if validation prefers it by an error."""
-        data, chosen = self.data, self.context.config.ranker
-        compared = chosen.trunk == "auto"
-        dense = chosen.with_trunk("dense") if compared else chosen
-        best = self.trained(dense)
+        """Train, then change one thing at a time; keep what validation prefers by an error."""
+        data, ranker = self.data, self.context.config.ranker
+        compared = ranker.trunk == "auto"
+        sparse, ranker = (
+            ranker.with_trunk("sparse"),
+            ranker.with_trunk("dense") if compared else ranker,
+        )
+        best = self.trained(ranker, data.train)
         if compared:
-            sparse = chosen.with_trunk("sparse")
             words = f"{sparse.num_experts} experts against a dense trunk of as many operations"
-            best, kept = self.better(best, self.trained(sparse, "sparse"), EXPERTS, words)
-            dense = sparse if kept else dense
+            better = self.better(best, EXPERTS, words, sparse, data.train)
+            best, ranker = (better, sparse) if better else (best, ranker)
         if data.shown is not None:
             words = f"{data.num_shown:,} lists whose other items were shown and not chosen"
-            other = self.trained(dense, "shown", data.shown)
-            best, _ = self.better(best, other, IMPRESSIONS, words)
+            best = self.better(best, IMPRESSIONS, words, ranker, data.shown) or best
         return best
 
-    def better(self, best: Attempt, other: Attempt, name: str, words: str) -> tuple[Attempt, bool]:
-        """Compare two attempts by query, and note which is kept."""
+    def better(
+        self, best: Attempt, name: str, words: str, ranker: RankerConfig, examples: RankingExamples
+    ) -> Attempt | None:
+        """Train another ranker, and note what it came to; None if it is not better."""
+        try:
+            other = self.trained(ranker, examples, name)
+        except TooLittleDataError as error:
+            self.choices.append(Choice(name, f"{words}; {error}", False, 0.0, 0.0))
+            return None
         ahead, error, _ = paired_difference(other.values, best.values)
-        kept = ahead > error
-        self.choices.append(Choice(name, words, kept, ahead, error))
-        return (other, True) if kept else (best, False)
+        self.choices.append(Choice(name, words, ahead > error, ahead, error))
+        return other if ahead > error else None
 
-    def trained(
-        self, ranker: RankerConfig, name: str = "", learned: RankingExamples | None = None
-    ) -> Attempt:
+    def trained(self, ranker: RankerConfig, examples: RankingExamples, name: str = "") -> Attempt:
         """Train and judge one ranker; a killed training resumes."""
         context, data, config = self.context, self.data, self.context.config
         sources = data.builder.blend.sources
@@ -93,12 +99,12 @@ class Trainings:
         with training_run(
             context,
             own,
-            title=f"ranker ({', '.join(filter(None, [ranker.trunk, name]))})",
+            title=f"ranker ({ranker.trunk}{f', {name}' if name else ''})",
             checkpoint_dir=context.checkpoints / own,
             curve_file=context.checkpoints / f"{own}.jsonl",
         ) as (run, curve):
             try:
-                fitted, result = fit_ranker(model, data.train, config, run, learned)
+                fitted, result = fit_ranker(model, examples, config, run)
             except ValueError as error:
                 raise TooLittleDataError(str(error)) from error
         everyone = torch.arange(len(data.validation.labels))

@@ -184,8 +184,9 @@ def fit_line(
     device, count = correction.weight.device, min(len(chosen), LINE_QUERIES)
     read = chosen[torch.linspace(0, len(chosen) - 1, count).long()]
     features = examples.candidates.features[read].to(device)  # [Q, k, F]
-    unknown = examples.labels[read, :, 0].isnan().to(device)
-    base = correction.base(features)[..., 0].masked_fill(unknown, NEVER)
+    base = correction.base(features)[..., 0].masked_fill(
+        (examples.candidates.item_rows[read] < 1).to(device), NEVER
+    )
     features = correction.standardised(features)
     for task in range(len(correction.weight)):
         wanted = (examples.labels[read][:, :, task] == 1).to(device)

@@ -132,15 +132,14 @@ class RankingExamples(NamedTuple):
         return (self.labels[:, :, 0] == 1).any(1).nonzero()[:, 0]
 
     def among(self, refused: Tensor) -> RankingExamples:
-        """Leave a query's refused candidates [U, k] as its only negatives, first in its list.
-
-        Queries without any keep all of theirs.
-        """
+        """Keep, of queries with refused candidates [U, k], those and the positives alone."""
         kept = refused | (self.labels[:, :, 0] == 1) | ~refused.any(1, keepdim=True)
         order = kept.int().sort(dim=1, descending=True, stable=True).indices
-        labels = self.labels.masked_fill(~kept[:, :, None], UNOBSERVED)
-        index = (torch.arange(len(order))[:, None], order)
-        candidates = Candidates(*(part[index] for part in self.candidates))
+        index, gone = (torch.arange(len(order))[:, None], order), ~kept
+        rows = self.candidates.item_rows.masked_fill(gone, -1)
+        features = self.candidates.features.masked_fill(gone[:, :, None], 0)
+        labels = self.labels.masked_fill(gone[:, :, None], UNOBSERVED)
+        candidates = Candidates(rows[index], features[index])
         return self._replace(candidates=candidates, labels=labels[index])
 
     def batch(self, chosen: Tensor, places: Tensor) -> RankingBatch:

@@ -27,6 +27,7 @@ SETTINGS = (
     "ranker_training.max_epochs=3",
     "device=cpu",
     "ranker.embedding_dim=8",
+    "ranker.trunk=auto",
     "ranker.num_experts=2",
     "ranker.hidden_dim=8",
     "ranker.head_dim=8",
@@ -70,6 +71,10 @@ def test_evaluation_finds_what_the_stage_judged_by(ranked: Path) -> None:
     assert metrics["test"]["ranked"]["recall@10"] > 0
     assert "blend (fast), ranked" in report_path(ranked).read_text()
     assert told["served"] == (told["ahead"] > 2 * told["standard_error"])
+    (experts,) = told["choices"]
+    kept = "sparse" if experts["ahead"] > experts["standard_error"] else "dense"
+    model = json.loads((ranked / "train_ranker/given/ranker/config.json").read_text())
+    assert model["config"]["trunk"] == kept
 
 
 def test_events_without_values_have_no_likes_and_say_so(ranked: Path) -> None:
