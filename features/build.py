@@ -69,6 +69,7 @@ from features.schema import (
     SourceConfig,
     SplitConfig,
 )
+from features.shown import write_shown
 from features.splits import (
     Cuts,
     Ends,
@@ -362,21 +363,6 @@ class _Build:
         ordered = events.ordered.ranges
         write_days(ordered, events.rows, counts, self.first_day, texts, target, directory)
 
-    def write_shown(self, parts: list[Prepared]) -> None:
-        """Write impressions of users and items that have rows, by user and time."""
-        files = [file for part in parts for file in sorted((part.folder / SHOWN).glob("*.parquet"))]
-        if not files:
-            return
-        shown = pl.concat([pl.scan_parquet(file) for file in files], how="diagonal")
-        for name in ("user", "item"):
-            rows = pl.scan_parquet(self.out / "vocabularies" / f"{name}s.parquet")
-            rows = rows.rename({"row": f"{name}_row", "id": f"{name}_id"})
-            shown = shown.join(rows, on=f"{name}_id").drop(f"{name}_id")
-        # Sorted by all columns: the same bytes for any number of partitions.
-        order = sorted(shown.collect_schema().names(), key=lambda name: (name != "user_row", name))
-        shown = shown.select(order).sort(order)
-        shown.collect().write_parquet(self.out / f"{SHOWN}.parquet", compression="lz4")
-
     def _catalogue_only(self, items: pl.DataFrame) -> pl.DataFrame:
         """Return the catalogue items that can be recommended without an event."""
         chosen = self.config.catalogue_only_items
@@ -455,7 +441,9 @@ def build_features(config: FeaturesConfig, out: Path, *, memory: int = 8 << 30) 
         build.write_sequences(events, ingested.texts)
         build.write_events(events, ingested.texts)
         build.write_tables(events)
-        build.write_shown(ingested.parts)
+        shown = (sorted((part.folder / SHOWN).glob("*.parquet")) for part in ingested.parts)
+        if files := [file for own in shown for file in own]:
+            write_shown(files, out)
     finally:
         forget_texts()
         shutil.rmtree(scratch, ignore_errors=True)

@@ -13,6 +13,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from features.shown import SHOWN_FILE, read_refused
 from pipelines.config.trainings import RankerTrainingConfig
 from pipelines.inputs.tensors import HeldOut
 from recsys.data.batch import JaggedBatch
@@ -27,8 +28,6 @@ from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.training.ranking_examples import UNOBSERVED, Outcomes, RankingExamples, labels_of
 from serving.surfaces import HOME
 
-SHOWN = "shown.parquet"
-"""Impressions, of the artefact of build_features."""
 BLOCK = 512
 """Queries whose lists are merged at a time."""
 LED_TO_SECONDS = 1_800
@@ -81,39 +80,17 @@ def read_outcomes(features: Path, inputs: ModelInputs, held_out: HeldOut) -> Out
 def shown_candidates(
     features: Path, inputs: ModelInputs, held_out: HeldOut, item_rows: Tensor
 ) -> Tensor | None:
-    """Mark the candidates [U, k] of the list that each query's event was chosen from.
+    """Mark the candidates [U, k] that were shown next to each query's event and not chosen.
 
-    The list is the latest that showed the event's item to its user within ``LED_TO_SECONDS``
-    before: the impressions of a request, or of a second if they name no requests. Items of it that
-    the user chose as well are left out, and so are lists with a choice that the next split holds
-    out. None without impressions.
+    None without impressions, or without the events of the artefact.
     """
-    files = features / "events"
-    if inputs.sequences.times is None or not (features / SHOWN).exists() or not files.exists():
+    files = [features / SHOWN_FILE, features / "events"]
+    if inputs.sequences.times is None or not all(file.exists() for file in files):
         return None
-    shown = pl.scan_parquet(features / SHOWN).with_columns(at=pl.col("event_time") // 1_000_000)
-    request = ["request_id"] if "request_id" in shown.collect_schema() else []
-    wanted = _describe_events(inputs, held_out).rename({"item_row": "target"})
-    found = (
-        shown.with_columns(list=pl.coalesce(*request, pl.col("at").cast(pl.String)))
-        .join(wanted.lazy(), on="user_row")
-        .filter(pl.col("at").is_between(pl.col("second") - LED_TO_SECONDS, pl.col("second")))
-        .collect()
-    )
-    chosen = found.filter(pl.col("item_row") == pl.col("target")).sort("place", "at")
-    chosen = chosen.unique("place", keep="last", maintain_order=True).select("place", "list")
-    found = found.join(chosen, on=["place", "list"]).drop("list")
-    events = pl.scan_parquet(files / "**" / "*.parquet").select(
-        "user_row", "item_row", then=pl.col("event_time").dt.epoch("s")
-    )
-    also = found.lazy().join(events, on=["user_row", "item_row"]).collect()
-    also = also.filter((pl.col("then") - pl.col("at")).is_between(0, LED_TO_SECONDS))
-    late = also.filter(pl.col("then") > pl.col("until"))
-    refused = found.join(also, on=["place", "item_row"], how="anti")
-    refused = refused.join(late, on="place", how="anti")
-    places = torch.arange(len(item_rows))[:, None] * inputs.sizes.num_item_rows
-    marked = to_index(refused["place"]) * inputs.sizes.num_item_rows + to_index(refused["item_row"])
-    return torch.isin(places + item_rows.clamp(min=0), marked)
+    refused = read_refused(features, _describe_events(inputs, held_out), LED_TO_SECONDS)
+    size = inputs.sizes.num_item_rows
+    marked = to_index(refused["place"]) * size + to_index(refused["item_row"])
+    return torch.isin(torch.arange(len(item_rows))[:, None] * size + item_rows, marked)
 
 
 def type_names(events: pl.LazyFrame) -> tuple[str, ...]:

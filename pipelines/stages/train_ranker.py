@@ -1,9 +1,10 @@
 """Stage train_ranker: train a ranker of the blend's candidates, and decide whether it is served.
 
 It is trained on each user's latest train events, with candidates of retrievers refitted without
-them; once more by experts (``ranker.trunk = "auto"``) and on what was shown and not chosen, if
-lists were logged, each kept if validation prefers it. Validation, which it has not seen, decides: the ranker is served if its order is better than
-the blend's by more than noise, as ranker.json says. Off unless ``ranker_training.enabled``.
+them; again with experts (``ranker.trunk = "auto"``), and again on what was shown and not chosen if
+lists were logged. Validation, which it has not seen, decides what is kept of these, and that the
+ranker is served if its order is better than the blend's by more than noise, as ranker.json says.
+Off unless ``ranker_training.enabled``.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class Trainings:
         """Train another ranker, and note what it came to; None if it is not better."""
         try:
             other = self.trained(ranker, examples, name)
-        except TooLittleDataError as error:
-            self.choices.append(Choice(name, f"{words}; {error}", False, 0.0, 0.0))
+        except TooLittleDataError as reason:
+            self.choices.append(Choice(name, f"{words}; {reason}", False, 0.0, 0.0))
             return None
         ahead, error, _ = paired_difference(other.values, best.values)
         self.choices.append(Choice(name, words, ahead > error, ahead, error))

@@ -21,6 +21,7 @@ from features.build import (
     SplitConfig,
     build_features,
 )
+from features.shown import read_refused
 
 NOW = datetime(2024, 6, 1, tzinfo=UTC)
 START = 1_700_000_000
@@ -376,3 +377,8 @@ def test_what_was_shown_is_no_part_of_a_history(tmp_path: Path) -> None:
     assert report.filtered == {"shown, no part of histories": 4, "event_type not selected": 1}
     assert report.rows_in == report.events + sum(report.filtered.values())
     assert histories(out) == {"ann": ["y"], "bo": ["x"]}
+    # Ann was shown x and chose y; what nobody took has no row.
+    chosen = {"place": [0], "user_row": [1], "item_row": [2], "second": [START + 3]}
+    refused = read_refused(out, pl.DataFrame({**chosen, "until": [START + 3]}), 1_800)
+    assert refused.rows() == [(0, 1)]
+    assert read_refused(out, pl.DataFrame({**chosen, "until": [START + 2]}), 1_800).is_empty()
