@@ -44,7 +44,7 @@ def _calibration(trunk: Document) -> Table:
         key="calibration",
         title="Calibration",
         note="Of the predicted probabilities, on validation, over all candidates. The trunk is "
-        f"{TRUNKS.get(trunk['trunk'], trunk['trunk'])}: {trunk['flops']:,} operations a candidate.",
+        f"{TRUNKS.get(trunk['trunk'], trunk['trunk'])}.",
         columns=[
             *texts("task"),
             *numbers("AUC"),

@@ -26,7 +26,7 @@ from recsys.fitting.blend import paired_difference
 from recsys.fitting.queries import ModelInputs
 from recsys.fitting.spec import TrainingRun, run_training
 from recsys.layers.moe.router import expert_use
-from recsys.models.ranker.config import RankerConfig, RankerInputs, count_flops
+from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.retrieval.blend.candidate_features import BASE, feature_names
 from recsys.training.loop import TrainResult
@@ -169,7 +169,6 @@ def measure_ranker(model: Ranker, examples: RankingExamples) -> dict[str, Any]:
     return {
         "method": "platt",
         "trunk": model.config.trunk,
-        "flops": count_flops(model.config, model.inputs)["total"],
         "tasks": tasks,
         "routing": measure_routing(model, examples),
     }

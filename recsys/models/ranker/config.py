@@ -1,8 +1,4 @@
-"""Settings of the ranker, and the cost of a candidate.
-
-Cost is counted in floating-point operations of matrix products for one candidate (two for each
-multiply-add), less the work that is done once for a query or once for the catalogue.
-"""
+"""Settings of the ranker."""
 
 from __future__ import annotations
 
@@ -132,26 +128,3 @@ def num_fields(inputs: RankerInputs) -> int:
         + bool(inputs.context_features)
         + bool(inputs.candidate_dense)
     )
-
-
-def count_flops(config: RankerConfig, inputs: RankerInputs) -> dict[str, int]:
-    """Count the operations of one candidate by part, ``total`` among them."""
-    dim, num_tasks = config.embedding_dim, len(inputs.tasks)
-    width = num_fields(inputs) * dim
-    places = config.max_history + 1
-    parts = {
-        "attention": 2 * (dim * config.key_dim + places * (config.key_dim + dim)),
-        "dense": 2 * len(inputs.candidate_dense) * dim,
-        "cross": 2 * config.num_cross_layers * width * width,
-        "trunk": _trunk_flops(config, width),
-        "heads": 2 * num_tasks * config.head_dim * (width + 1),
-        "correction": 2 * num_tasks * len(inputs.candidate_dense) if inputs.base_feature else 0,
-    }
-    return {**parts, "total": sum(parts.values())}
-
-
-def _trunk_flops(config: RankerConfig, width: int) -> int:
-    expert = 4 * width * config.hidden_dim
-    if config.trunk == "sparse":
-        return 2 * config.embedding_dim * config.num_experts + config.top_k * expert
-    return expert

@@ -3,14 +3,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.models.ranker.config import RankerConfig, RankerInputs, count_flops
+from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.models.ranker.network import RankingBatch
 from tests.recsys.testing.catalogues import drawn_catalogue
-from tests.recsys.testing.experts import loop_over_experts
 from tests.recsys.testing.refusals import assert_refused
 
 TRUNKS = ("sparse", "dense")
@@ -112,26 +110,6 @@ def test_items_added_later_are_ranked_by_content():
     assert len(scores[:3].unique()) == 3
     unknown = grown.score(batch._replace(candidates=Jagged.from_lists([[0, 0, 0, 0]])))
     assert torch.equal(scores[3], unknown[3])
-
-
-@pytest.mark.parametrize("trunk", TRUNKS)
-def test_counted_operations_are_those_of_a_forward(trunk):
-    config = replace(CONFIG, top_k=2, trunk=trunk)
-    model = ranker(config)
-    if trunk == "sparse":
-        # Blocks are padded.
-        own = model.trunk.body.experts
-        own.forward = lambda rows, experts, weights: loop_over_experts(
-            rows, own.up, own.down, experts, weights
-        )
-    batch = batch_of([1])
-    history = batch.queries["history"]
-    reader = model.read(batch, history, model.all_item_inputs()[history.values])
-    items, dense = torch.randn(1, 50, 8), torch.randn(1, 50, 2)
-    # With gradients: oneDNN's products, which serve, are not counted.
-    with FlopCounterMode(display=False) as counter:
-        model.rank(reader, items, dense, None)
-    assert counter.get_total_flops() == 50 * count_flops(config, INPUTS)["total"]
 
 
 @pytest.mark.parametrize("trunk", TRUNKS)
