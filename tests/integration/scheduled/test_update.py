@@ -57,7 +57,10 @@ min_held_out = 20
 
 
 def write_days(folder: Path, world: World) -> list[Path]:
-    """Write the n-th event of each user on the n-th day; some items first come on day seven."""
+    """Write the n-th event of each user on the n-th day; some items first come on day seven.
+
+    What is done with those has a type of its own, which the first release does not know.
+    """
     events = pl.DataFrame(
         {
             "user_id": world.user_ids.tolist(),
@@ -72,6 +75,8 @@ def write_days(folder: Path, world: World) -> list[Path]:
         part = events.filter(pl.col("day") == day)
         if day < 7:
             part = part.filter(~pl.col("item_id").is_in(late))
+        new = pl.when(pl.col("item_id").is_in(late)).then(pl.lit("gift"))
+        part = part.with_columns(event_type=new.otherwise("event_type"))
         begin = int((FIRST + timedelta(days=day)).timestamp())
         part = part.with_columns((begin + 60 * pl.int_range(pl.len())).alias("event_time"))
         path = folder / f"{FIRST + timedelta(days=day):%Y-%m-%d}.csv"
@@ -180,6 +185,7 @@ def check_first_increment(shop: Shop, items: dict[str, np.ndarray]) -> list[int]
     recommender = Recommender.load(shop.workspace / "bundles" / "current")
     world_items = set(pl.read_csv(shop.folder / "items.csv")["item_id"])
     assert set(recommender.bundle.catalogue.item_ids) - {""} == world_items
+    assert list(recommender.bundle.event_types) == ["click", "purchase", "gift"]
     assert len(recommender.make(Request(user_id="u1", k=5)).reply.items) == 5
     held_out: list[int] = np.load(
         shop.workspace / "released" / shop.served / "held_out.npy"
