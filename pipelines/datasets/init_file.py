@@ -72,7 +72,9 @@ def type_lines(events: RawTable) -> list[str]:
     taken = [kind for kind in kinds if kind not in shown]
     lines = ["", "[filters]"]
     if shown:
-        lines.append(f"shown_types = {toml_value(shown)}   # impressions: no part of histories")
+        lines.append(
+            f"shown_types = {toml_value(shown)}   # impressions: only a ranker learns from them"
+        )
     lines.append(f"# event_types = {toml_value(taken)}   # histories of these only; all by default")
     return lines
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from recsys.models.item_tower import ItemCatalogue
 from serving.bundle.ranker import LoadedRanker
@@ -32,6 +32,16 @@ def read_decision(directory: Path) -> dict[str, Any]:
     return decision
 
 
+class Choice(NamedTuple):
+    """Something that another training does differently, and what it came to."""
+
+    name: str
+    words: str
+    kept: bool
+    ahead: float
+    standard_error: float
+
+
 def describe_choices(decision: Mapping[str, Any]) -> dict[str, str]:
     """Describe what each part of a trained ranker brought, or why it was not measured."""
     if "choices" not in decision:
@@ -40,10 +50,9 @@ def describe_choices(decision: Mapping[str, Any]) -> dict[str, str]:
         EXPERTS: "not measured: ranker.trunk is set",
         IMPRESSIONS: "left out: no list names what was shown and not chosen (filters.shown_types)",
     }
-    for one in decision["choices"]:
-        status, metric = "trained" if one["kept"] else "tried", decision["metric"]
-        gain = f"{one['ahead']:+.4f} +- {one['standard_error']:.4f} {metric} on validation"
-        found[one["name"]] = f"{status}: {gain}; {one['words']}"
+    for one in (Choice(**choice) for choice in decision["choices"]):
+        gain = f"{one.ahead:+.4f} +- {one.standard_error:.4f} {decision['metric']} on validation"
+        found[one.name] = f"{'trained' if one.kept else 'tried'}: {gain}; {one.words}"
     return found
 
 

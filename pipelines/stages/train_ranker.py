@@ -21,7 +21,15 @@ from pipelines.engine.artifacts import to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs
-from pipelines.ranking.artefact import CALIBRATION, EXPERTS, FILE, IMPRESSIONS, MEASURED, RANKER
+from pipelines.ranking.artefact import (
+    CALIBRATION,
+    EXPERTS,
+    FILE,
+    IMPRESSIONS,
+    MEASURED,
+    RANKER,
+    Choice,
+)
 from pipelines.ranking.data import RankingData, TooLittleDataError, ranking_data
 from pipelines.ranking.fit import decision, fit_ranker, make_ranker, measure_ranker, metric_by_query
 from pipelines.training.train import Curve, training_run
@@ -43,18 +51,8 @@ class Attempt(NamedTuple):
     """Metric of its order by query, [U]."""
 
 
-class Choice(NamedTuple):
-    """Something that another training does differently, and what it came to."""
-
-    name: str
-    words: str
-    kept: bool
-    ahead: float
-    standard_error: float
-
-
 class Trainings:
-    """The trainings of one stage: the first, and what may be better."""
+    """The trainings of one stage: the first, and those of what may be better."""
 
     def __init__(self, context: StageContext, inputs: ModelInputs, data: RankingData) -> None:
         self.context, self.inputs, self.data = context, inputs, data
@@ -62,17 +60,15 @@ class Trainings:
 
     def best(self) -> Attempt:
         """Train, then change one thing at a time; keep what validation prefers by an error."""
-        data, ranker = self.data, self.context.config.ranker
-        compared = ranker.trunk == "auto"
-        sparse, ranker = (
-            ranker.with_trunk("sparse"),
-            ranker.with_trunk("dense") if compared else ranker,
-        )
-        best = self.trained(ranker, data.train)
-        if compared:
+        ranker, data = self.context.config.ranker, self.data
+        if ranker.trunk == "auto":
+            sparse, ranker = ranker.with_trunk("sparse"), ranker.with_trunk("dense")
             words = f"{sparse.num_experts} experts against a dense trunk of as many operations"
-            better = self.better(best, EXPERTS, words, sparse, data.train)
-            best, ranker = (better, sparse) if better else (best, ranker)
+            best = self.trained(ranker, data.train)
+            if better := self.better(best, EXPERTS, words, sparse, data.train):
+                best, ranker = better, sparse
+        else:
+            best = self.trained(ranker, data.train)
         if data.shown is not None:
             words = f"{data.num_shown:,} lists whose other items were shown and not chosen"
             best = self.better(best, IMPRESSIONS, words, ranker, data.shown) or best
@@ -94,9 +90,8 @@ class Trainings:
     def trained(self, ranker: RankerConfig, examples: RankingExamples, name: str = "") -> Attempt:
         """Train and judge one ranker; a killed training resumes."""
         context, data, config = self.context, self.data, self.context.config
-        sources = data.builder.blend.sources
+        sources, own = data.builder.blend.sources, f"{GIVEN}_{name}" if name else GIVEN
         model = make_ranker(self.inputs, data.item_counts, config, ranker, data.tasks, sources)
-        own = f"{GIVEN}_{name}" if name else GIVEN
         with training_run(
             context,
             own,
@@ -108,9 +103,8 @@ class Trainings:
                 fitted, result = fit_ranker(model, examples, config, run)
             except ValueError as error:
                 raise TooLittleDataError(str(error)) from error
-        everyone = torch.arange(len(data.validation.labels))
-        metric = config.evaluation.primary_metric
-        values = metric_by_query(fitted, data.validation, everyone, metric)
+        every = torch.arange(len(data.validation.labels))
+        values = metric_by_query(fitted, data.validation, every, config.evaluation.primary_metric)
         return Attempt(fitted, result, curve, values)
 
 

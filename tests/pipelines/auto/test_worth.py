@@ -5,8 +5,7 @@ from pipelines.auto.beside import Gain
 from pipelines.auto.plan import PlanPart
 from pipelines.auto.trials import Trial
 from pipelines.auto.worth import named_parts
-from pipelines.ranking.artefact import describe_choices
-from pipelines.stages.train_ranker import Choice
+from pipelines.ranking.artefact import Choice, describe_choices
 from tests.pipelines.auto.test_rounds import automatic, planned, round_of, sources
 
 __all__ = ["sources"]
