@@ -16,7 +16,6 @@ those it was measured with. It may change how a kernel that adds tile by tile ro
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -264,24 +263,3 @@ def forget() -> None:
     """Read the files again at the next launch."""
     entries.cache_clear()
     _answers.clear()
-
-
-@contextlib.contextmanager
-def trying(kernel: str, config: Config) -> Iterator[None]:
-    """Run a kernel's launches with a configuration instead of the measured one."""
-    _tried[kernel] = config
-    try:
-        yield
-    finally:
-        del _tried[kernel]
-
-
-@contextlib.contextmanager
-def asking() -> Iterator[list[Question]]:
-    """Collect what the launches inside ask for."""
-    questions: list[Question] = []
-    _listeners.append(questions)
-    try:
-        yield questions
-    finally:
-        _listeners.pop()

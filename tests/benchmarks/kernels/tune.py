@@ -24,16 +24,15 @@ from recsys.kernels.choice import (
     FORMAT,
     Config,
     Question,
-    asking,
     cache_folder,
     entries,
     file_name,
     forget,
     source_digest,
-    trying,
 )
 from tests.benchmarks.kernels.measure import median_ms, trace
 from tests.benchmarks.kernels.tune_cases import FAMILIES, Workload, workloads
+from tests.recsys.testing.kernels import asking, trying
 
 logger = logging.getLogger(__name__)
 

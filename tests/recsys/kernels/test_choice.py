@@ -14,7 +14,6 @@ from recsys.kernels import choice
 from recsys.kernels.choice import (
     KERNELS,
     Question,
-    asking,
     config_for,
     file_name,
     is_on,
@@ -23,12 +22,12 @@ from recsys.kernels.choice import (
     runs,
     shape_class,
     summary,
-    trying,
     uses,
     without,
 )
 from recsys.kernels.hstu_attention.op import hstu_attention, reference_attention
 from tests.benchmarks.kernels.tune import Tuned, store
+from tests.recsys.testing.kernels import asking, trying
 
 
 def test_on_a_gpu_every_kernel_runs_but_those_that_are_off(gpu: None) -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from recsys.kernels.choice import asking, trying
 from recsys.kernels.routed_experts.op import Routed, count_visits, route, routed_experts
 from tests.recsys.kernels.devices import DEVICE, ON_A_GPU, RUNS_KERNELS
 from tests.recsys.testing.experts import loop_over_experts
+from tests.recsys.testing.kernels import asking, trying
 from tests.recsys.testing.refusals import assert_refused
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
