@@ -2,7 +2,7 @@
 
 Jobs wait in the front, in one bounded queue for all workers: a refusal costs no work, a worker that
 dies leaves its jobs to the others, and equal requests that wait at the same time are computed once.
-A worker has one job, and while others wait a second one, so that it need not wait for the front.
+A worker has one job, and while others wait a few more, so that it need not wait for the front.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from serving.server.frames import Frame, FrameReader, packed
 JobKind = Literal["recommend", "batch", "other"]
 MAX_ATTEMPTS = 2
 """Workers that may die of a job before it is given up."""
-IN_HAND = 2
-"""Jobs that a worker holds while others wait; one more of `SHORT_SECONDS`, see `Worker`."""
+IN_HAND, SHORT_IN_HAND = 2, 4
+"""Jobs that a worker holds while others wait; the second of lists that take `SHORT_SECONDS`."""
 SHORT_SECONDS = 0.001
+"""Time of a short list, and for which a worker keeps its reply if more lists wait."""
 MAX_BATCHES = 64
 RESPAWN_SECONDS = 2.0
 """Time that jobs may wait where there is no worker, since one will soon be back."""
@@ -286,7 +287,7 @@ class Dispatcher:
         return best
 
     def _feed(self, now: float) -> None:
-        in_hand = IN_HAND + (self.service_seconds < SHORT_SECONDS)
+        in_hand = SHORT_IN_HAND if self.service_seconds < SHORT_SECONDS else IN_HAND
         while self.queue and (worker := self._least_busy(in_hand)) is not None:
             job = self.queue.popleft()
             if job.num_waiting:

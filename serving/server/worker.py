@@ -28,8 +28,6 @@ from serving.web.handlers import Handlers
 from serving.web.http import HttpAnswer, failed
 
 READ_BYTES = 1 << 18
-MAX_HELD = 2
-"""Replies of short lists that are sent together if more wait: each message wakes the front."""
 
 
 def prepare() -> None:
@@ -57,7 +55,8 @@ class Worker:
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._waiting: deque[Frame] = deque()
         self._replies: list[bytes] = []
-        """Messages that are not sent yet."""
+        """Messages that are not sent yet: each message wakes the front."""
+        self._held_since = 0.0
         self._batches: dict[int, Generator[None, None, HttpAnswer]] = {}
 
     def run(self) -> None:
@@ -92,8 +91,10 @@ class Worker:
             answer = self._handlers.answer(frame.head, frame.body)
         except Exception:
             answer = _failed()
+        now = perf_counter()
+        self._held_since = self._held_since if self._replies else now
         self._reply(frame.job, answer)
-        if len(self._replies) == MAX_HELD or perf_counter() - begin > SHORT_SECONDS:
+        if now - min(begin, self._held_since) > SHORT_SECONDS:
             self._send()
 
     def _go_on(self) -> None:

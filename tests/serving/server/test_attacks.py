@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from serving.server.dispatch import IN_HAND
+from serving.server.dispatch import SHORT_IN_HAND
 from tests.serving.server.running import RunningServer, running, wait_for
 
 MOST_GROWTH = 16 << 20
@@ -170,7 +170,7 @@ def suspended(processes):
 def test_a_refusal_waits_for_no_worker_and_costs_none_of_the_lists_in_hand(strict):
     """Workers stand still; what they hold is answered afterwards, everything else is refused."""
     workers = strict.processes()[2]
-    in_hand = (IN_HAND + 1) * len(workers)  # one more of short lists
+    in_hand = SHORT_IN_HAND * len(workers)
     with contextlib.ExitStack() as clients:
         with suspended(workers):
             flooding = [
