@@ -1,7 +1,7 @@
 """Time HSTU attention on one GPU without biases and with both, read from tables or by steps.
 
 Full sequences give TFLOP/s (operations of the lower triangle, a backward counted as 2.5 forwards).
-``--by-steps`` puts ``hstu_by_steps`` in place of the package's biases, in a process of its own.
+``--by-steps all`` puts ``hstu_by_steps`` in place of the package's biases, in a process of its own.
 Nothing is timed in a case whose results disagree with float64. The comparison with attention over
 padded tensors (23 to 146 times as slow) is in history, its results on the page.
 """
@@ -177,12 +177,12 @@ def rows_of(case: Case) -> list[Row]:
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--by-steps", action="store_true", help="biases by steps")
-    if by_steps := parser.parse_args().by_steps:
-        switch_on()
+    kinds = ("none", "rows", "all")
+    parser.add_argument("--by-steps", choices=kinds, default="none", help="all, or all but keys'")
+    if (by_steps := parser.parse_args().by_steps) != "none":
+        switch_on(keys=by_steps == "all")
     rows = [row for case in CASES for row in rows_of(case)]
-    name = f"hstu_attention_{'steps' if by_steps else 'tables'}"
-    write_results(name, rows, device=torch.cuda.get_device_name())
+    write_results(f"hstu_attention_{by_steps}", rows, device=torch.cuda.get_device_name())
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ from recsys.kernels.hstu_attention.triton_kernel import (
     lay_out_bias,
 )
 
+STEPS_IN_KEYS = tl.constexpr(True)
+"""Whether the kernel of keys' gradients, which has no registers to spare, takes steps too."""
+_add_by_tables = triton_kernel._add_bias
 KEPT: dict[int, Tensor] = {}
 """The two rows by the address of the buckets: a model would keep them with its buckets."""
 
@@ -57,10 +60,20 @@ def _time_span(begin_m, block_m: tl.constexpr, begin_n, block_n: tl.constexpr, p
 
 
 @triton.jit
-def _reached(asked, known, bucket):
-    """Whether 1 + seconds reach a bucket, which is not the first; exact, as they are whole."""
-    border = (_least_word(bucket).to(tl.int64) << 32).to(tl.float64, bitcast=True)
+def _reached(asked, known, border, by_keys: tl.constexpr):
+    """Whether asked - known is at least a border; exact, as all are whole numbers.
+
+    A thread holds two rows of a tile and sixteen columns, so the border moves the rows.
+    """
+    if by_keys:
+        return asked >= known + border
     return asked - border >= known
+
+
+@triton.jit
+def _seconds(bucket):
+    """Least 1 + seconds of a bucket, which is not the first, as a 64-bit float."""
+    return (_least_word(bucket).to(tl.int64) << 32).to(tl.float64, bitcast=True)
 
 
 @triton.jit
@@ -78,7 +91,8 @@ def _add_positions(
         near, next_one = tl.load(table + 256 + span[3]), tl.load(table + 256 + second)
         value = tl.where(query >= known + second, next_one, near)
         if more == 2:
-            value = tl.where(query >= known + third, tl.load(table + 256 + third), value)
+            last = tl.load(table + 256 + third)
+            value = tl.where(query >= known + third, last, value)
         s += value
     else:
         sign: tl.constexpr = -1 if by_keys else 1
@@ -102,11 +116,11 @@ def _add_times(
         else:
             asked = tl.load(asked + row_at + row)[:, None]
             known = tl.load(known + column_at + column)[None, :]
-        value = tl.where(
-            _reached(asked, known, low + 1), tl.load(table + low + 1), tl.load(table + low)
-        )
+        soon, later = tl.load(table + low), tl.load(table + low + 1)
+        value = tl.where(_reached(asked, known, _seconds(low + 1), by_keys), later, soon)
         if high == low + 2:
-            value = tl.where(_reached(asked, known, high), tl.load(table + high), value)
+            last = tl.load(table + high)
+            value = tl.where(_reached(asked, known, _seconds(high), by_keys), last, value)
         s += value
     else:
         elapsed = _elapsed(row_at, column_at, s.shape[0], s.shape[1], place, bias, by_keys)
@@ -118,6 +132,9 @@ def _add_times(
 @triton.jit
 def _add_bias(s, row_at, column_at, span, place, bias, on_gpu: tl.constexpr, by_keys: tl.constexpr):
     """Add the biases to a tile of scores, queries down and keys across, or keys down."""
+    if by_keys and not STEPS_IN_KEYS:
+        times = (span[0], span[1])
+        return _add_by_tables(s, row_at, column_at, times, place, bias, on_gpu, by_keys)
     single = tl.full((), 0.0, tl.float32)
     if bias[0] is not None:
         if span[2] == 0:
@@ -149,8 +166,9 @@ def lay_out_steps(q: Tensor, offsets: Tensor, max_length: int, position: Any, ti
     return bias._replace(positions=torch.cat([KEPT[buckets.data_ptr()], bias.positions])[2:])
 
 
-def switch_on() -> None:
+def switch_on(*, keys: bool = True) -> None:
     """Put these functions in place of the package's, for this process."""
+    globals()["STEPS_IN_KEYS"] = tl.constexpr(keys)
     for module in (triton_kernel, triton_backward):
         vars(module).update(_time_span=_time_span, _add_bias=_add_bias)
     triton_kernel.lay_out_bias = lay_out_steps

@@ -91,6 +91,7 @@ LIMITS = {
     "passes": 90,
     "hstu": 90,
     "hstu_steps": 90,
+    "hstu_rows": 90,
     "ranks": 150,
 }
 """Seconds that a part may take."""
@@ -198,15 +199,16 @@ def passes(options: argparse.Namespace) -> list[Row]:
 
 
 def hstu(options: argparse.Namespace) -> list[Row]:
-    """Time HSTU attention, its biases read from tables or, as part ``hstu_steps``, by steps."""
+    """Time HSTU attention, its biases read from tables or by steps, in all kernels or but keys'."""
     from tests.benchmarks.kernels import benchmark_hstu_attention as benchmark
 
-    by_steps = options.part == "hstu_steps"
-    if by_steps:
-        benchmark.switch_on()
+    how = {"hstu": "tables", "hstu_steps": "by steps", "hstu_rows": "by steps but keys"}[
+        options.part
+    ]
+    if options.part != "hstu":
+        benchmark.switch_on(keys=options.part == "hstu_steps")
     rows: list[Row] = []
     for case in benchmark.CASES if not options.tiny else ():
-        how = "by steps" if by_steps else "tables"
         rows += [replace(row, name=f"HSTU {how}, {row.name}") for row in benchmark.rows_of(case)]
         write(options, options.part, rows)
     return rows
@@ -284,6 +286,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "passes": passes,
     "hstu": hstu,
     "hstu_steps": hstu,
+    "hstu_rows": hstu,
     "ranks": ranks,
 }
 
