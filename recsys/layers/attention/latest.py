@@ -16,11 +16,9 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from recsys.kernels.one_query.op import EncoderOfOne
 from recsys.layers.attention.softmax import AttentionBlock
-from recsys.layers.attention.sparse import BLOCK, CHOSEN, WINDOW, SparseBlock
 
 
 class LatestEvent:
@@ -107,8 +105,8 @@ class LatestEvent:
         return EncoderOfOne(self._shape[0], fields, tables)
 
     @classmethod
-    def of(cls, block: AttentionBlock | SparseBlock) -> LatestEvent:
-        """Fold a block of softmax attention; of a sparse one, the reading of its window."""
+    def of(cls, block: AttentionBlock) -> LatestEvent:
+        """Fold a block of softmax attention."""
         projection, output = block.query_key_value, block.output
         query, key, value = projection.weight.detach().chunk(3)
         query_bias, _, value_bias = projection.bias.detach().chunk(3)
@@ -151,66 +149,3 @@ class LatestEvent:
 def unit_vector(vector: Tensor, floor: float) -> Tensor:
     """Divide a vector by its length, as ``functional.normalize`` does, [D]."""
     return vector / max(math.sqrt(float(vector.dot(vector))), floor)
-
-
-SHORTEST_WITH_BLOCKS = WINDOW + BLOCK
-"""Events of the shortest history with a block before its window."""
-
-
-class LatestSparse:
-    """A block of sparse attention for the last of some events; its weights must not change.
-
-    A mean of keys is a product with a mean of normed events: of ten thousand events only the means
-    of their blocks are computed, and of a few hundred the logits.
-    """
-
-    def __init__(self, block: SparseBlock, inputs: Tensor) -> None:
-        """Fold the weights, and norm what the block reads of every item.
-
-        Args:
-            inputs: Of every item, [N, D].
-        """
-        self._folded = LatestEvent.of(block)
-        self._inputs, self._normed = inputs, self._folded.normed(inputs)
-        self._gates = (block.gates.bias.detach(), block.gates.weight.detach())
-        self._near = block.near.detach()[:, block.buckets].flip(1)  # the latest place last
-        heads, width = block.num_heads, block.output.in_features // block.num_heads
-        value_bias = block.query_key_value.bias.detach().chunk(3)[2].view(heads, width)
-        output = block.output.weight.detach().view(-1, heads, width)
-        # The folded bias counts the values' own once; the gated parts add it again.
-        self._value_bias = torch.einsum("ohe,he->oh", output, value_bias)
-
-    def means(self, rows: Tensor, before: Tensor | None) -> Tensor:
-        """Return the mean normed event of each block before the window, [blocks, D].
-
-        Args:
-            rows: Of the history's items, oldest first, [M].
-        """
-        first = 0 if before is None else len(before)
-        end = max(0, len(rows) - WINDOW) // BLOCK
-        if before is not None and first == end:
-            return before
-        blocks = rows[first * BLOCK : end * BLOCK].view(-1, BLOCK)
-        means = functional.embedding_bag(blocks, self._normed, mode="mean")
-        return means if before is None else torch.cat([before, means])
-
-    def __call__(self, rows: Tensor, means: Tensor) -> Tensor:
-        """Read the events of these item rows, oldest first, at least one, [M] -> [D]."""
-        event = self._inputs[rows[-1]]
-        latest = self._normed.index_select(0, rows[-WINDOW:])
-        queries = self._folded.queries(latest[-1])  # [H, D]
-        logits = queries @ latest.T + self._near[:, -len(latest) :]
-        read = logits.softmax(1) @ latest
-        count = len(means)
-        if not count:
-            return self._folded.written(read, event)
-        blocks = rows[: count * BLOCK].view(count, BLOCK)
-        logits = queries @ means.T  # [H, blocks]
-        best = logits.topk(min(CHOSEN, count), dim=1).indices.flatten()
-        events = blocks.index_select(0, best).flatten()
-        chosen = self._normed.index_select(0, events).view(len(queries), -1, read.shape[1])
-        near = torch.bmm(chosen, queries[:, :, None]).softmax(1)  # [H, events, 1]
-        gates = torch.addmv(*self._gates, latest[-1]).sigmoid_().view(2, -1, 1)
-        read.addcmul_(gates[0], logits.softmax(1) @ means)
-        read.addcmul_(gates[1], torch.bmm(near.transpose(1, 2), chosen)[:, 0])
-        return self._folded.written(read, torch.addmv(event, self._value_bias, gates.sum(0)[:, 0]))

@@ -9,7 +9,7 @@ from recsys.data.bounds import check_bounds
 from recsys.layers.attention.softmax import BlockConfig
 from recsys.layers.embedding.tables import Backend
 
-Block = Literal["attention", "convolution", "hstu", "sparse"]
+Block = Literal["attention", "convolution", "hstu"]
 LAST_DAY = 47_482
 """Days from 1970 to 2100."""
 
@@ -34,10 +34,7 @@ class SequenceConfig:
     """Events of a history that are read, and positions trained of a sequence."""
     block: Block = "attention"
     """Kind of the blocks: SASRec's ``attention``, ``convolution`` (attention and a causal
-    convolution together), ``hstu``, or ``sparse`` for
-    histories of thousands of events (docs/decisions/sequence-model.md): the latest 200 events, the
-    means of earlier blocks of 32, and the eight fitting ones whole, with biases by distance among
-    the latest and none by time."""
+    convolution together) or ``hstu``."""
     member_blocks: tuple[Block, ...] = ()
     """Kind of each member's blocks where they differ; none: all are as ``block``."""
     num_blocks: int = 1

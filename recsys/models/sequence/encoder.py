@@ -21,7 +21,6 @@ from recsys.layers.attention.softmax import (
     RelativeBias,
     SequenceLayout,
 )
-from recsys.layers.attention.sparse import SparseBlock
 from recsys.layers.embedding.tables import looked_up
 from recsys.models.item_tower import NORM_FLOOR
 from recsys.models.sequence.config import LAST_DAY, Block, SequenceConfig
@@ -117,11 +116,10 @@ class Calendar(nn.Module):
         return looked_up(table, before) * (1 - share) + looked_up(table, before + 1) * share
 
 
-KINDS: dict[Block, type[AttentionBlock | HstuBlock | SparseBlock]] = {
+KINDS: dict[Block, type[AttentionBlock | HstuBlock]] = {
     "attention": AttentionBlock,
     "convolution": ConvolutionBlock,
     "hstu": HstuBlock,
-    "sparse": SparseBlock,
 }
 
 
@@ -164,7 +162,7 @@ class HistoryEncoder(nn.Module):
         for block in self.blocks[:-1]:
             state = block(state, layout)
         block, ends = self.blocks[-1], history.offsets[1:] - 1
-        if isinstance(block, AttentionBlock | SparseBlock):
+        if isinstance(block, AttentionBlock):
             state = block.last(state, layout)
         else:
             state = block(state, layout)[ends]

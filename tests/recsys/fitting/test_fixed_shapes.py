@@ -85,7 +85,7 @@ def assert_same(model: nn.Module, loss: object, steps: int) -> int:
 
 
 @pytest.mark.parametrize("leave_out", [True, False])
-@pytest.mark.parametrize("block", ["attention", "hstu", "sparse"])
+@pytest.mark.parametrize("block", ["attention", "hstu"])
 def test_the_sequence_models_loss_is_that_of_the_batch_alone(block: str, leave_out: bool) -> None:
     config = replace(
         SEQUENCE,

@@ -10,7 +10,6 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import ItemMask, best_of_one
 from recsys.kernels.choice import without
-from recsys.layers.attention import latest, sparse
 from recsys.models import content_similarity
 from recsys.models.configs import ContentSimilarityConfig, TwoTowerConfig
 from recsys.models.content_similarity import ContentSimilarity
@@ -35,8 +34,6 @@ KINDS = [
     replace(SEQUENCE, absolute_positions=False),
     replace(SEQUENCE, num_members=2, member_blocks=("attention", "hstu")),
     replace(SEQUENCE, num_blocks=2, time_buckets=5),
-    replace(SEQUENCE, block="sparse", num_blocks=2, calendar_days=30.0),
-    replace(SEQUENCE, block="sparse", absolute_positions=False),
 ]
 
 
@@ -91,30 +88,6 @@ def test_sequence_model(config: SequenceConfig, length: int, types_known: tuple[
     known_types = torch.where(types < 3, types, 0)
     same = one.query_vector(rows, times, known_types), one.query_vector(rows, times, types)
     assert torch.equal(*same)
-
-
-@pytest.mark.parametrize("length", [1, 6, 9, 10, 33, 40])
-@pytest.mark.parametrize("members", [1, 2])
-def test_sparse_attention_folded(
-    length: int, members: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("WINDOW", 6), ("BLOCK", 4), ("CHOSEN", 2)):
-        for module in (sparse, latest):
-            monkeypatch.setattr(module, name, value)
-    config = replace(
-        SEQUENCE,
-        block="sparse",
-        num_heads=2,
-        num_members=members,
-        max_length=40,
-        absolute_positions=False,
-    )
-    model = SequenceModel(config, INPUTS, catalogue())
-    stirred(model)
-    rows, _ = history(length)
-    expected = model.score(batch_of(rows))[0, 1:]
-    found = (OneHistory(model).query_vector(rows, None) @ model.all_item_vectors().T)[1:]
-    torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE)
 
 
 @pytest.mark.parametrize("length", [1, 5, 9])

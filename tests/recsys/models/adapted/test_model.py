@@ -65,7 +65,7 @@ def queries() -> JaggedBatch:
     return JaggedBatch({"history": Jagged.from_lists(lists)})
 
 
-@pytest.mark.parametrize("kind", ["two_tower", "attention", "hstu", "sparse"])
+@pytest.mark.parametrize("kind", ["two_tower", "attention", "hstu"])
 @torch.no_grad()
 def test_queries_are_read_through_the_adapter_of_their_domain(kind):
     model = built(kind)

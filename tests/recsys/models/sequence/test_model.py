@@ -30,7 +30,6 @@ VARIANTS = {
     "attention": SMALL,
     "convolution": replace(SMALL, block="convolution", num_blocks=2, num_heads=2),
     "hstu": replace(SMALL, block="hstu", num_heads=2, time_buckets=16),
-    "sparse": replace(SMALL, block="sparse", num_heads=2),
     "attention with times": replace(SMALL, num_blocks=2, num_heads=2, time_buckets=16),
     "calendar": replace(SMALL, calendar_days=30.0),
     "sampled": replace(SMALL, num_uniform_negatives=20),
@@ -63,7 +62,7 @@ def test_keeps_the_contract_of_every_retriever(
     )
 
 
-@pytest.mark.parametrize("name", ["attention", "hstu", "sparse", "sampled"])
+@pytest.mark.parametrize("name", ["attention", "hstu", "sampled"])
 def test_the_last_item_decides_where_order_is_everything(name: str) -> None:
     """All items lie on one hidden cycle: the successor of the last item is the one right answer."""
     world = synthetic.markov_world(num_users=120, num_items=20, events_per_user=10)
