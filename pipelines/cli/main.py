@@ -39,7 +39,6 @@ GROUPS = {
     "registry": ("Keep fresh", "registry.app", "Bundles and runs in MLflow: send and pull."),
     "items": ("Keep fresh", "release.items_app", "Stock and prices between releases."),
     "events": ("Serve", "events.app", "Events of a Kafka topic into the online store."),
-    "ids": ("Advanced", "ids.app", "Semantic IDs: train."),
 }
 """Panel, application below ``pipelines.cli`` and help of each group of commands."""
 

@@ -160,7 +160,8 @@ def run_stage(
 ) -> StageOutcome:
     """Bring one stage's artefact up to date; the caller holds what it reads."""
     planned = plan(stage, config, workspace)
-    context = replace(build_context(stage, config, workspace, planned), show_progress=show_progress)
+    context = build_context(stage, config, workspace, planned)
+    context = replace(context, forced=force, show_progress=show_progress)
 
     def unchanged() -> StageOutcome | None:
         found = workspace.manifest(stage.name)

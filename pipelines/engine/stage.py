@@ -29,6 +29,8 @@ class StageContext:
     """Folder of states to resume from; outlives a killed run, not a finished one."""
     making: str
     """Digest of everything the artefact is made from."""
+    forced: bool = False
+    """True if the user wants the artefact made again, whatever it is made from."""
     show_progress: bool = False
     run: RunLog = field(default_factory=RunLog)
     """Log of metrics that are worth seeing before the stage is done."""

@@ -96,11 +96,19 @@ class NextVersion(SemanticIdVersion):
 
 
 def next_version(
-    content: Content, store: SemanticIdStore, config: SemanticIdsConfig, *, seed: int = 0
+    content: Content,
+    store: SemanticIdStore,
+    config: SemanticIdsConfig,
+    *,
+    seed: int = 0,
+    refit: bool = False,
 ) -> NextVersion | None:
     """Append to the published IDs where encoder and settings are the same; otherwise fit again.
 
     Full levels are fitted again too.
+
+    Args:
+        refit: Fit again though published IDs could be appended to.
 
     Returns:
         None where no item has content.
@@ -108,7 +116,7 @@ def next_version(
     if not bool(content.is_known().any()):
         return None
     previous = store.previous()
-    if previous is not None and content.extends(previous.origin, plain(config)):
+    if not refit and previous is not None and content.extends(previous.origin, plain(config)):
         try:
             appended = append_new(content, store, previous)
         except NoFreeIdError:

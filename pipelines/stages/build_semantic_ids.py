@@ -2,7 +2,8 @@
 
 Codes group items of similar content, or (``semantic_ids.source = sequence``) of similar item
 vectors of the sequence model. Published IDs stay: a run with the same encoder and settings assigns
-IDs to new items only, by their content.
+IDs to new items only, by their content. If the stage is forced, the quantiser is fitted again and
+its codes are matched to the published ones, so that most items keep their ID.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def build_semantic_ids(context: StageContext) -> StageRows:
     num_items = len(content.item_ids)
     made = None
     if config.semantic_ids.method != "none":
-        made = next_version(content, store, config.semantic_ids, seed=config.seed)
+        settings, refit = config.semantic_ids, context.forced
+        made = next_version(content, store, settings, seed=config.seed, refit=refit)
     if made is None:
         reason = "no item has content" if config.semantic_ids.method != "none" else "switched off"
         (context.output / REPORT).write_text(to_json({"method": "none", "reason": reason}))

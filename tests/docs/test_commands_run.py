@@ -41,7 +41,6 @@ ELSEWHERE = {
     "recsys registry send": "tests/pipelines/tracking; needs a registry",
     "recsys run shop.toml --engine": "tests/pipelines/engine",
     "recsys run --preset movielens_100k": "tests/integration/test_demo.py",
-    "recsys ids": "tests/test_readme.py",
     "recsys compare runs/shop --models blend,successors": "tests/integration/models",
     "recsys backtest": "tests/test_readme.py",
     "python -m": "tests of its own, peers or a GPU",

@@ -1,4 +1,4 @@
-"""Semantic IDs from a run's raw files to its replies, and ``recsys ids`` on what it published."""
+"""Semantic IDs from a run's raw files to its replies."""
 
 import json
 import shutil
@@ -13,17 +13,15 @@ from pipelines.stages.list import STAGES
 from serving.bundle.load import load_bundle
 from tests.integration.copies import Recsys, copied, run, run_well
 
+LENIENT = ("--set", "release.max_drop_from_champion=1")
+LENIENT += ("--set", "release.min_gain_over_popularity=-1")
+FITTED_AGAIN = ("--force", "build_semantic_ids", "--set", "seed=5")
+
 
 @pytest.fixture
 def own(shop: Path, tmp_path: Path) -> Path:
     """A copy of the finished workspace, with its raw files beside it."""
     return copied(shop, tmp_path)
-
-
-def ids(recsys: Recsys, own: Path, *arguments: object, code: int = 0) -> str:
-    result = recsys("ids", *arguments, "-c", own.parent / "shop.toml", "-w", own)
-    assert result.exit_code == code, result.output
-    return " ".join(result.output.split())
 
 
 def report_of(own: Path) -> dict[str, Any]:
@@ -54,9 +52,7 @@ def test_new_items_in_the_raw_files_leave_every_published_id_alone(
     more = ["--set", "features.catalogue_only_items=true"]
     for name in ("two_tower", "sequence", "generative"):
         more += ["--set", f"{name}_training.max_epochs=1"]
-    lenient = ("--set", "release.max_drop_from_champion=1")
-    lenient += ("--set", "release.min_gain_over_popularity=-1")
-    run_well(recsys, own, *more, *lenient)
+    run_well(recsys, own, *more, *LENIENT)
     report, after = report_of(own), served(own)
     assert (report["how"], report["num_new"], report["parent"]) == ("appended", 1, version)
     assert {item: after[item] for item in before} == before
@@ -81,13 +77,8 @@ def test_without_method_or_content_everything_works_without_ids(own: Path, recsy
     run_well(recsys, own, "--set", "semantic_ids.method=none")
     assert report_of(own)["method"] == "none"
     assert load_bundle(own / "bundles/current").semantic_ids is None
-    told = ids(recsys, own, "train", "--set", "semantic_ids.method=none", code=2)
-    assert "this run has no semantic IDs" in told
-
     run_well(recsys, own, "--until", "build_semantic_ids", "--set", "content.encoder=none")
     assert report_of(own) == {"method": "none", "reason": "no item has content"}
-    told = ids(recsys, own, "train", "--set", "content.encoder=none", code=2)
-    assert "no item has content" in told
 
 
 def test_release_that_was_killed_after_it_published_ids_goes_on(own: Path, recsys: Recsys) -> None:
@@ -99,14 +90,15 @@ def test_release_that_was_killed_after_it_published_ids_goes_on(own: Path, recsy
 
 
 def test_artefact_of_another_version_is_refused_with_both_named(own: Path, recsys: Recsys) -> None:
-    current = own / "bundles/semantic_ids/current"
-    before = current.read_text()
-    ids(recsys, own, "train", "--set", "seed=7")
-    right, other = report_of(own)["version"], str(store_of(own).current())
+    made, kept = own / "build_semantic_ids", own / "kept"
+    right = report_of(own)["version"]
+    shutil.copytree(made, kept)
+    run_well(recsys, own, "--until", made.name, *FITTED_AGAIN)
+    other = report_of(own)["version"]
     for name in ("semantic_ids.json", "semantic_ids.safetensors"):
-        place = own / "bundles/semantic_ids/versions" / other / name
-        shutil.copyfile(place, own / "build_semantic_ids" / name)
-    current.write_text(before)
+        shutil.copyfile(made / name, kept / name)
+    shutil.rmtree(made)
+    kept.rename(made)
     shutil.rmtree(own / "release")
     result = run(recsys, own)
     assert result.exit_code == 2, result.output
@@ -114,25 +106,15 @@ def test_artefact_of_another_version_is_refused_with_both_named(own: Path, recsy
     assert other in result.output
 
 
-def test_next_run_uses_what_ids_train_published(own: Path, recsys: Recsys) -> None:
-    first = report_of(own)["version"]
-    told = ids(recsys, own, "train", "--set", "seed=5")
-    assert "same prefix" in told
-    version = store_of(own).current()
-    assert str(version)[:12] in told
-    assert "3 stages run" not in run_well(recsys, own)
-    assert report_of(own)["version"] == version
-    assert report_of(own)["how"] == "kept"
+def test_a_forced_stage_fits_the_ids_again_and_matches_their_codes(
+    own: Path, recsys: Recsys
+) -> None:
+    first, before = report_of(own)["version"], served(own)
+    run_well(recsys, own, *FITTED_AGAIN, *LENIENT)
+    report = report_of(own)
+    assert (report["how"], report["parent"]) == ("aligned", first)
+    assert report["kept"]["num_items"] == len(before)
     bundle = load_bundle(own / "bundles/current")
     assert bundle.semantic_ids is not None
-    assert bundle.semantic_ids.version == version
+    assert bundle.semantic_ids.version == report["version"]
     assert bundle.semantic_ids.ids.parent == first
-    assert f"0 stages run, {len(STAGES)} skipped" in run_well(recsys, own)
-
-
-def test_commands_say_what_is_missing(recsys: Recsys, own: Path, tmp_path: Path) -> None:
-    result = recsys("ids", "train")
-    assert result.exit_code == 2
-    assert "Missing argument 'RUN'" in " ".join(result.output.split())
-    shutil.rmtree(own / "embed_items")
-    assert "recsys run --until embed_items" in ids(recsys, own, "train", code=2)
