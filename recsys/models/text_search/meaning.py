@@ -94,8 +94,13 @@ class Meanings:
 
     def encode(self, words: Sequence[str]) -> Tensor:
         """Encode a text, [D] of unit length; zeros if no word of it is known."""
-        rows = [row for word in words for row in self._rows(word)]
-        return normalize(self.word_vectors[rows].float().sum(0), dim=0)
+        return normalize(self._vectors(words).sum(0), dim=0)
+
+    def _vectors(self, words: Sequence[str]) -> Tensor:
+        """Look up the words that are known, [W, D], as long as each counts."""
+        rows = (row for row in map(self._rows, words) if row)
+        found = [self.word_vectors[row].float().sum(0) for row in rows]
+        return torch.stack(found) if found else torch.zeros(0, self.word_vectors.shape[1])
 
     def _rows(self, word: str) -> list[int]:
         """List the row of a word, of those that it is made of, or of one spelt like it."""
@@ -114,15 +119,22 @@ class Meanings:
         Returns:
             Cosines, and the share of the wanted values that an item has, each [N].
         """
-        query = self.encode(words)
-        if not query.any():
+        vectors = self._vectors(words)
+        if not vectors.any():
             return None
         # Numpy, which is faster than torch at this product on one thread.
-        cosines: Floats = self.item_vectors.numpy() @ query.numpy()
+        query = normalize(vectors.sum(0), dim=0).numpy()
+        cosines: Floats = self.item_vectors.numpy() @ query
+        # Each word asks for values of its own: of "scary space" one for horror, one for Sci-Fi.
+        lengths, number = vectors.norm(dim=1, keepdim=True), min(NUM_VALUES, len(self.values))
+        near = torch.topk(normalize(vectors, dim=1) @ self.value_vectors.T, number)
+        shares = torch.softmax(SHARPNESS * near.values, 1) * lengths / lengths.sum()
+        asked = torch.zeros(len(self.values)).scatter_add(
+            0, near.indices.flatten(), shares.flatten()
+        )
+        most = torch.topk(asked, number)
         wanted = np.zeros(len(cosines), np.float32)
-        found = torch.topk(self.value_vectors @ query, min(NUM_VALUES, len(self.values)))
-        shares = torch.softmax(SHARPNESS * found.values, 0).tolist()
-        for value, share in zip(found.indices.tolist(), shares, strict=True):
+        for value, share in zip(most.indices.tolist(), most.values.tolist(), strict=True):
             wanted[self.owners[self.offsets[value] : self.offsets[value + 1]].numpy()] += share
         return cosines, wanted
 

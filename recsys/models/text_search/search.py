@@ -159,14 +159,15 @@ class TextSearch:
             popularity: Of each item, from 0 to 1, [N].
         """
         query = split(text)
-        scores, alike = self.words.scores(query), self.words.spelling(query)
+        # Words that are known are not misspelt: what they mean counts, not what is spelt like them.
+        unknown = [word for word in query if word not in self.known_words]
+        scores, alike = self.words.scores(query), self.words.spelling(unknown)
+        alike *= len(unknown) / max(1, len(query))
         found = np.zeros(0, np.int64) if scores is None else _best_words(scores, popularity)
         titled = np.asarray(titles[:NUM_EACH], np.int64)
         rows = np.union1d(titled, found)
-        if len(found) == 0 or not self.words.known.issuperset(query):
-            # Only a text with a word that no item has is looked up by spelling.
-            like = np.flatnonzero(alike)
-            rows = np.union1d(rows, like[np.argsort(-alike[like], kind="stable")[:NUM_EACH]])
+        like = np.flatnonzero(alike)
+        rows = np.union1d(rows, like[np.argsort(-alike[like], kind="stable")[:NUM_EACH]])
         near = None if len(titled) or self.meanings is None else self.meanings.near(query)
         if near is not None:
             rows = np.union1d(rows, _best_meanings(near, self.weights, popularity))
