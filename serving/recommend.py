@@ -33,7 +33,7 @@ from serving.query import NOTHING, Query, Rows, fitted, hydrate
 from serving.retrieval import Candidates, Lists, Retrieval
 from serving.schemas import Assigned, Context, Degraded, RecommendedItem, Reply, Request, ServedBy
 from serving.settings import ServingOptions
-from serving.steering import NO_WISHES, Ranked, Steering, TopicItems, Wishes, named_wishes
+from serving.steering import NO_WISHES, NUM_LIKE, Ranked, Steering, TopicItems, Wishes, named_wishes
 
 if TYPE_CHECKING:
     import polars as pl
@@ -91,6 +91,7 @@ class Made(NamedTuple):
     resolved: Resolved
     listed: Listed
     seed: int
+    wishes: Wishes
 
     @property
     def candidates(self) -> Lists:
@@ -144,7 +145,9 @@ class Recommender:
             bundle=bundle, rule_rows=rule_rows, live=self.live, everything=everything
         )
         self.retrieval = Retrieval(bundle, options, adapters)
-        items = TopicItems(bundle, lambda words: self.search.titles.search(words, MAX_FOUND))
+        items = TopicItems(
+            bundle, lambda words: self.search.titles.search(words, MAX_FOUND), self._find_similar
+        )
         self.steering = Steering(bundle, self.retrieval, self.arranger.vectors, items)
         of_all = ServedBy(
             bundle=bundle.version,
@@ -310,7 +313,7 @@ class Recommender:
             steered=named_wishes(ranked.steered, request, names_history),
             cursor=None if page is None else page.after([item.item_id for item in items]),
         )
-        return Made(reply, query, visitor, eligible, resolved, listed, seed)
+        return Made(reply, query, visitor, eligible, resolved, listed, seed, wishes)
 
     def _kept_key(
         self, query: Query, resolved: Resolved, wishes: Wishes, mask: ItemMask, depth: int
@@ -335,6 +338,17 @@ class Recommender:
                 self._kept.clear()
             self._kept[key] = listed
         return listed
+
+    def rank_more(self, made: Made, number: int) -> RankedItems | None:
+        """Rank a number of the candidates of a list, by the same wishes."""
+        found, mask = made.listed.parts[0], made.eligible.mask
+        with _inference_mode():
+            return self.steering.rank(found, made.query, made.wishes, mask, number).items
+
+    def _find_similar(self, item_row: int) -> list[int]:
+        item_id = self.bundle.catalogue.item_ids[item_row]
+        made = self.make(Request(surface="similar", item_id=item_id, k=NUM_LIKE))
+        return [] if made.ranked is None else made.ranked.item_rows.tolist()
 
     def _resolved(self, request: Request, now_ms: int) -> Resolved:
         """Resolve the surface, rules and experiment of a request."""

@@ -15,6 +15,7 @@ from recsys.models.text_search.turns import (
     most_even_split,
     read_turn,
 )
+from recsys.models.text_search.wishes import parse_wish
 from serving.bundle.load import Bundle
 from serving.bundle.properties import NumberColumn
 from serving.filtering.compile import CATEGORY
@@ -34,7 +35,8 @@ def refine(
     """Change a request by what is said, and make its list.
 
     Returns:
-        The list, the request of the next turn, and what to ask if something splits the next items.
+        The list, the request of the next turn, and what to ask: which of two readings is meant, or
+        what splits the next items.
 
     Raises:
         RequestError: Its filter has grown too long.
@@ -53,6 +55,9 @@ def refine(
         for one in turn.topics
     ]
     turn = turn._replace(topics=topics)
+    said_before = {one.words for one in parse_wish(before.steer or "")}
+    new = (one for one in topics if one.words not in said_before)
+    reading = next(filter(None, map(recommender.steering.items.read_twice, new)), None)
     texts = change_texts(before.query or "", before.steer or "", turn, searches=searches)
     changes = {"query": texts[0] or None, "steer": texts[1] or None}
     if searches:
@@ -75,11 +80,13 @@ def refine(
         made.reply.degraded.append(Degraded("unknown_wish"))
     exclude = [*request.exclude, *(item.item_id for item in made.reply.items)]
     following = request.model_copy(update={"exclude": exclude[-MAX_EXCLUDE:]})
-    later = recommender.make(following, visitor=made.visitor, depth=MAX_SPLIT).ranked
-    rows = [] if later is None else later.item_rows[:MAX_SPLIT].tolist()
+    shown = [bundle.catalogue.row_of(item.item_id) for item in made.reply.items]
+    later = recommender.rank_more(made, len(shown) + MAX_SPLIT)
+    rows = [] if later is None else later.item_rows.tolist()
+    rows = [row for row in rows if row not in shown][:MAX_SPLIT]
     columns = {CATEGORY: bundle.catalogue.categories, **bundle.properties.columns}
     values = {name: [one.value_of(row) for row in rows] for name, one in columns.items()}
-    return made, following, most_even_split(values, numbers, " ".join(texts))
+    return made, following, reading or most_even_split(values, numbers, " ".join(texts))
 
 
 def _tested(test: NumberTest, column: NumberColumn, before: Request, bundle: Bundle) -> str | None:

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.top_k import ItemMask
-from recsys.models.text_search.tokens import split
-from recsys.models.text_search.wishes import find_values, value_key
+from recsys.models.text_search.tokens import fold, split, words_of
+from recsys.models.text_search.turns import Split
+from recsys.models.text_search.wishes import LIKE, Topic, find_values, value_key
 from recsys.reranking.lists import DISLIKE_STRENGTH, MAX_FACTOR, dislike_pulls, steered_order
 from recsys.retrieval.ranked import RankedItems
 from serving.bundle.load import Bundle
@@ -39,6 +40,9 @@ MAX_DISLIKED = 50
 """Disliked items that others are compared with, the latest."""
 LIKE_DISLIKED, KEPT = "like disliked items", "a topic that is kept"
 """Words of a wish that has none, and of one that this caller may not read."""
+NUM_LIKE = 50
+"""Items that are similar to one."""
+MAX_NAMESAKES = 20
 MAX_VALUES = 50_000
 """Different values of a property that topics may name."""
 
@@ -46,9 +50,14 @@ MAX_VALUES = 50_000
 class TopicItems:
     """Finds the items that a topic names in one bundle."""
 
-    def __init__(self, bundle: Bundle, find_titles: Callable[[str], Sequence[int]]) -> None:
-        """Take what finds items by words of their titles, for a bundle without a text search."""
-        self._bundle, self._find_titles = bundle, find_titles
+    def __init__(
+        self,
+        bundle: Bundle,
+        find_titles: Callable[[str], Sequence[int]],
+        find_similar: Callable[[int], Sequence[int]],
+    ) -> None:
+        """Take what finds items by words of their titles, and items similar to one."""
+        self._bundle, self._find_titles, self._find_similar = bundle, find_titles, find_similar
 
     def mask(self, words: str) -> Mask:
         """Mask of the items, [N]."""
@@ -69,8 +78,43 @@ class TopicItems:
             return NOTHING
         return np.flatnonzero(column.with_any([value]))
 
+    def titled(self, words: str) -> int | None:
+        """Find the most popular item of a title, which may have a year after these words."""
+        for row in self._find_titles(words)[:MAX_NAMESAKES]:
+            title = words_of(self._bundle.catalogue.title_of(row))
+            if words in (" ".join(title), " ".join(title[:-1]) if title[-1].isdecimal() else None):
+                return row
+        return None
+
+    def read_twice(self, topic: Topic) -> Split | None:
+        """Ask which of two readings of a topic is meant; None if they do not differ."""
+        words = topic.words.removeprefix(LIKE)
+        way = "no" if topic.direction == "never" else topic.direction
+        keys, others = find_values(words, self._values)
+        parts = [*(self._values[key][0][1] for key in keys), *others]
+        found = [self.mask(fold(part)) for part in parts]
+        if (keys or words != topic.words) and (row := self.titled(words)) is not None:
+            found = [self.mask(LIKE + words)]
+            title = self._bundle.catalogue.title_of(row)
+            question = f"Similar to {title}, or all with {words}?"
+            answers = f"{way} {LIKE}{words}", f"{way} {words}"
+        elif way != "more" and keys and len(parts) > 1:
+            both = np.logical_and.reduce(found).any()
+            rest = "what is all of it" if both else " and ".join(parts[: len(keys)])
+            question = f"{' as well as '.join(parts)}, or only {rest}?"
+            answers = ", ".join(f"{way} {part}" for part in parts), f"{way} {words}"
+        else:
+            return None
+        either, other = np.logical_or.reduce(found), self.mask(words)
+        differ = either.any() and other.any() and (either != other).any()
+        return Split(question, answers, 0.5) if differ else None
+
     def spelt(self, words: str) -> str:
         """Spell values as the catalogue does where no item has the word: of ``comedies`` Comedy."""
+        if words.startswith(LIKE):
+            words = words.removeprefix(LIKE)
+            if self.titled(words) is not None:
+                return LIKE + words
         search = self._bundle.text_search
         known = frozenset[str]() if search is None else search.words.known
         values = ((word, self._values.get(value_key(word))) for word in words.split())
@@ -94,6 +138,12 @@ class TopicItems:
 
         Where no item has all words, those that are no values are left out.
         """
+        if words.startswith(LIKE):
+            words = words.removeprefix(LIKE)
+            if (row := self.titled(words)) is not None:
+                found = np.zeros(self._bundle.num_item_rows, np.bool_)
+                found[[row, *self._find_similar(row)]] = True
+                return found
         keys, others = find_values(words, self._values)
         found = np.zeros(self._bundle.num_item_rows, np.bool_)
         if others or not keys:

@@ -80,6 +80,26 @@ def test_what_is_wanted_becomes_the_query_and_its_plural_a_value(recommender):
     assert refine(recommender, given, names_history=True)[1].surface == "home"
 
 
+def test_one_question_tells_two_readings_apart_and_lists_stay_as_they_are(recommender):
+    def refined(say, request):
+        return refine(recommender, RefineRequest(say=say, request=request), names_history=True)
+
+    title = "soap lavender number 11"
+    for say, answers, steer in (
+        ("no tens even", ("no tens, no even", "no tens even"), "no tens, no even"),
+        (f"less like {title}", (f"less like {title}", f"less {title}"), f"less like {title}"),
+    ):
+        made, following, question = refined(say, Request(user_id="user-2", k=6, diversity=0.3))
+        assert question.answers == answers
+        plain = recommender.answer(following.model_copy(update={"exclude": []}))
+        assert made.reply.items == plain.items
+        assert made.reply.steered == plain.steered
+        then = [refined(answer, following) for answer in answers]
+        assert [one.steer for _, one, _ in then] == [steer, answers[1]]
+        assert all(asked is None or asked.answers != answers for *_, asked in then)
+    assert refined("more like evens", Request(k=3))[1].query == "even"
+
+
 def test_a_loaded_bundle_has_its_titles_indexed_for_every_forked_worker(bundles, monkeypatch):
     loaded = Recommender.load(bundles / "current", ServingOptions()).warm()
 

@@ -2,8 +2,8 @@
 
 A candidate's score is a weighted sum of features of it and the query: the words it has, the
 place among titles that have all of them, the similarity of spellings, how popular it is, where
-somebody is known its place in the list that is theirs, and, of a query that no item has all words
-of, the similarity of meanings and the categories that are meant.
+somebody is known its place in the list that is theirs, and, unless many titles have all words, the
+similarity of meanings and the categories that are meant.
 
     *.npy, *.index.json    words
     meaning.*              meanings, where an encoder is configured
@@ -75,6 +75,10 @@ NUM_EACH = 200
 """Candidates by title, and by spelling."""
 NUM_WORDS = 500
 """Candidates by words, of which many may be equal: all items of a category are."""
+FEW_TITLES = 10
+"""Titles from which nothing is added by its meaning."""
+LEAST_MEANING = 0.1
+"""Share of the meaning that counts if one item has all words: it orders the others."""
 TIED = 1e-3
 """Share of the best score by which popularity settles such ties."""
 PERSONAL_SCALE = 10.0
@@ -168,7 +172,9 @@ class TextSearch:
         rows = np.union1d(titled, found)
         like = np.flatnonzero(alike)
         rows = np.union1d(rows, like[np.argsort(-alike[like], kind="stable")[:NUM_EACH]])
-        near = None if len(titled) or self.meanings is None else self.meanings.near(query)
+        near = None
+        if self.meanings is not None and len(titled) < FEW_TITLES:
+            near = self.meanings.near(query)
         if near is not None:
             rows = np.union1d(rows, _best_meanings(near, self.weights, popularity))
         features = np.zeros((len(rows), len(FEATURES)), np.float32)
@@ -180,7 +186,7 @@ class TextSearch:
             covered = self.words.coverage(query)
             features[:, WORDS] *= covered
             for place, values in zip((MEANING, VALUES), near, strict=True):
-                features[:, place] = (1 - covered) * values[rows]
+                features[:, place] = max(LEAST_MEANING, 1 - covered) * values[rows]
         return SearchCandidates(rows, features, bool(len(found) or len(titled) or near))
 
     def order(self, candidates: SearchCandidates, features: Floats) -> tuple[Rows, Floats]:

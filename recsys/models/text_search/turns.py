@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from recsys.models.text_search.tokens import fold, words_of
-from recsys.models.text_search.wishes import Topic, parse_wish, value_key
+from recsys.models.text_search.wishes import LIKE, Topic, parse_wish, value_key
 
 Operator = Literal["<", "<=", ">", ">="]
 LEAST_SHARE = 0.2
@@ -112,10 +112,17 @@ def change_texts(query: str, steer: str, turn: Turn, *, searches: bool) -> tuple
     wishes = {value_key(one.words): one for one in parse_wish(steer)}
     if turn.restarts:
         wishes = {key: one for key, one in wishes.items() if one.direction != "more"}
+    # "No horror, no space" says what "no space horror" meant.
+    told = sorted(value_key(word) for topic in turn.topics for word in topic.words.split())
+    wishes = {
+        key: one for key, one in wishes.items() if sorted(map(value_key, one.words.split())) != told
+    }
     for topic in turn.topics:
-        wishes.pop(value_key(topic.words), None)
-        said = topic.words.split()
-        if searches and topic.direction == "more":
+        bare = topic.words.removeprefix(LIKE)
+        for words_before in (bare, LIKE + bare):
+            wishes.pop(value_key(words_before), None)
+        said = bare.split()
+        if searches and topic.direction == "more" and bare == topic.words:
             words += [word for word in words_of(" ".join(said)) if word not in words]
         else:
             unwanted = {value_key(word) for word in said}

@@ -33,6 +33,11 @@ _DIRECTIONS: tuple[tuple[Direction, re.Pattern[str]], ...] = (
     ("less", re.compile(rf"\b(?:{_LESS})\b")),
     ("more", re.compile(rf"\b(?:{_MORE})\b")),
 )
+LIKE = "like "
+"""Begins the words of a topic that is about what is similar to an item."""
+_LIKE = re.compile(
+    r"\b(more|less|no|not|nothing)(?: \w+)? like\b|\b(?:some|any)thing like\b|\bsimilar to\b"
+)
 _WEAK = re.compile(r"\b(?:a bit|a little|slightly|somewhat)\b")
 _NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
 _UNITS = {"hour": DAY // 24, "day": DAY, "week": 7 * DAY, "month": 30 * DAY, "year": 365 * DAY}
@@ -73,9 +78,10 @@ def parse_wish(wish: str) -> list[Topic]:
     for part in _PARTS.split(text):
         part, seconds = _duration(part)
         part, weak = _WEAK.subn(" ", part)
+        part, like = _LIKE.subn(r"\1 ", part)
         part, direction = _direction(part, direction)
-        words = " ".join(_words(part))
-        if words:
+        words = LIKE * bool(like) + " ".join(_words(part))
+        if words.removeprefix(LIKE):
             found.pop(words, None)
             strength = WEAK if weak else 1.0
             found[words] = Topic(words, direction, strength, seconds)

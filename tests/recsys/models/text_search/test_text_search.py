@@ -12,6 +12,7 @@ from recsys.models.text_search.search import (
     FEATURES,
     PERSONAL,
     PERSONAL_SCALE,
+    SPELLING,
     START,
     SearchCandidates,
     TextSearch,
@@ -110,7 +111,7 @@ def meanings() -> Meanings:
     """An encoder's space of three directions: what is of space, of hair, of love."""
     words = ["galaxy", "space", "hair", "curls", "love", "sweetheart"]
     vectors = np.eye(3, dtype=np.float32).repeat(2, axis=0)
-    values = {"space": [1, 2], "hair": [4, 5], "romance": [7]}
+    values = {"space": [1, 2], "hair": [4, 5], "romance": [2, 7]}
     items = np.zeros((9, 3), np.float32)
     for place, rows in enumerate(values.values()):
         items[rows, place] = 1
@@ -120,9 +121,12 @@ def meanings() -> Meanings:
 def test_words_that_no_item_has_find_what_they_mean(search, tmp_path):
     understood = TextSearch(search.words, START, meanings())
     assert set(found(search, "galaxy")[:2]) != {1, 2}
-    for query, rows in (("galaxy", {1, 2}), ("sweethearts", {7}), ("haircurls", {4, 5})):
+    both = ("sweetheart galaxy", {2})
+    for query, rows in (("galaxy", {1, 2}), ("sweethearts", {7}), ("haircurls", {4, 5}), both):
         assert set(found(understood, query)[: len(rows)]) == rows, query
-    # All words of a query are those of an item, so meanings change nothing.
+    # A word that is known is not misspelt; what an item has by all words stays in front.
+    known = understood.candidates("galaxy", [], np.zeros(9, np.float32))
+    assert not known.features[:, SPELLING].any()
     assert found(understood, "star wars")[:2] == found(search, "star wars")[:2]
     assert not understood.candidates("zzzz", [], np.zeros(9, np.float32)).has_word
     grown = understood.grown(["a space of its own"])
