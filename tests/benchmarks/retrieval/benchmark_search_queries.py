@@ -35,14 +35,14 @@ BEFORE = {NEW: (0.4208, 1.3), OLD: (0.8795, 0.99)}
 NOTES = """Text tower: the search before meanings, of words, titles and a trained tower of hashed
 spellings. No user is known, and no log of queries was used. The encoder is the packaged English
 MiniLM. The queries were written before the search; its design was explored on all of them, later
-changes and all constants on every second one. German
-and French stay low, and translated titles are hardly found. Part of the gain for categories is that
-something is found at all: always showing the most popular films gives 0.17 to 0.18.
+changes and all constants on every second one. German and French stay low, and translated titles are
+hardly found. Part of the gain for categories is that something is found at all: always showing the
+most popular films gives 0.17 to 0.18.
 
-100,000 made-up items, one thread, processor time, this search and the one before it in turns, twice:
-written queries p99 9.1 and 9.4 ms against 10.3 and 10.5, titles 7.1 and 8.1 against 7.0 and 7.2.
-The first search with meanings took up to 4 ms more than the text tower. Two cores that other work
-shared."""
+100,000 made-up items, one thread, processor time, this search and the one before it in turns,
+twice: written queries p99 9.1 and 9.4 ms against 10.3 and 10.5, titles 7.1 and 8.1 against 7.0 and
+7.2. The first search with meanings took up to 4 ms more than the text tower. Two cores, which other
+work shared."""
 
 
 def ndcg(rows: Sequence[int], relevant: set[int]) -> float:
