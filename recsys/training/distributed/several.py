@@ -66,8 +66,7 @@ def process_group(device: torch.device, timeout_seconds: float) -> Iterator[None
     """Be one rank, by torchrun's variables, until the block ends; RanksError if versions differ."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    device_id = device if device.type == "cuda" else None
+    backend, device_id = ("cpu:gloo,cuda:nccl", device) if device.type == "cuda" else ("gloo", None)
     timeout = timedelta(seconds=timeout_seconds)
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     try:
