@@ -339,12 +339,6 @@ class Recommender:
             self._kept[key] = listed
         return listed
 
-    def rank_more(self, made: Made, number: int) -> RankedItems | None:
-        """Rank a number of the candidates of a list, by the same wishes."""
-        found, mask = made.listed.parts[0], made.eligible.mask
-        with _inference_mode():
-            return self.steering.rank(found, made.query, made.wishes, mask, number).items
-
     def _find_similar(self, item_row: int) -> list[int]:
         item_id = self.bundle.catalogue.item_ids[item_row]
         made = self.make(Request(surface="similar", item_id=item_id, k=NUM_LIKE))

@@ -5,6 +5,7 @@ Nothing is kept between turns: each reply has the request of the next one.
 
 from __future__ import annotations
 
+import torch
 from pydantic import ValidationError
 
 from recsys.data.filters import AnyOf, parse
@@ -81,7 +82,9 @@ def refine(
     exclude = [*request.exclude, *(item.item_id for item in made.reply.items)]
     following = request.model_copy(update={"exclude": exclude[-MAX_EXCLUDE:]})
     shown = [bundle.catalogue.row_of(item.item_id) for item in made.reply.items]
-    later = recommender.rank_more(made, len(shown) + MAX_SPLIT)
+    parts = (made.query, made.wishes, made.eligible.mask, len(shown) + MAX_SPLIT)
+    with torch.inference_mode():
+        later = recommender.steering.rank(made.listed.parts[0], *parts).items
     rows = [] if later is None else later.item_rows.tolist()
     rows = [row for row in rows if row not in shown][:MAX_SPLIT]
     columns = {CATEGORY: bundle.catalogue.categories, **bundle.properties.columns}

@@ -10,6 +10,7 @@ Axes: N item rows, n items of a list.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -42,7 +43,6 @@ LIKE_DISLIKED, KEPT = "like disliked items", "a topic that is kept"
 """Words of a wish that has none, and of one that this caller may not read."""
 NUM_LIKE = 50
 """Items that are similar to one."""
-MAX_NAMESAKES = 20
 MAX_VALUES = 50_000
 """Different values of a property that topics may name."""
 
@@ -80,11 +80,9 @@ class TopicItems:
 
     def titled(self, words: str) -> int | None:
         """Find the most popular item of a title, which may have a year after these words."""
-        for row in self._find_titles(words)[:MAX_NAMESAKES]:
-            title = words_of(self._bundle.catalogue.title_of(row))
-            if words in (" ".join(title), " ".join(title[:-1]) if title[-1].isdecimal() else None):
-                return row
-        return None
+        named, rows = re.compile(rf"{re.escape(words)}( \d+)?"), self._find_titles(words)
+        titles = ((row, words_of(self._bundle.catalogue.title_of(row))) for row in rows)
+        return next((row for row, title in titles if named.fullmatch(" ".join(title))), None)
 
     def read_twice(self, topic: Topic) -> Split | None:
         """Ask which of two readings of a topic is meant; None if they do not differ."""
@@ -99,9 +97,7 @@ class TopicItems:
             question = f"Similar to {title}, or all with {words}?"
             answers = f"{way} {LIKE}{words}", f"{way} {words}"
         elif way != "more" and keys and len(parts) > 1:
-            both = np.logical_and.reduce(found).any()
-            rest = "what is all of it" if both else " and ".join(parts[: len(keys)])
-            question = f"{' as well as '.join(parts)}, or only {rest}?"
+            question = f"{' as well as '.join(parts)}, or only what is {words}?"
             answers = ", ".join(f"{way} {part}" for part in parts), f"{way} {words}"
         else:
             return None
@@ -111,11 +107,9 @@ class TopicItems:
 
     def spelt(self, words: str) -> str:
         """Spell values as the catalogue does where no item has the word: of ``comedies`` Comedy."""
-        if words.startswith(LIKE):
-            words = words.removeprefix(LIKE)
-            if self.titled(words) is not None:
-                return LIKE + words
-        search = self._bundle.text_search
+        if words.startswith(LIKE) and self.titled(words.removeprefix(LIKE)) is not None:
+            return words
+        search, words = self._bundle.text_search, words.removeprefix(LIKE)
         known = frozenset[str]() if search is None else search.words.known
         values = ((word, self._values.get(value_key(word))) for word in words.split())
         return " ".join(
@@ -138,12 +132,9 @@ class TopicItems:
 
         Where no item has all words, those that are no values are left out.
         """
-        if words.startswith(LIKE):
-            words = words.removeprefix(LIKE)
-            if (row := self.titled(words)) is not None:
-                found = np.zeros(self._bundle.num_item_rows, np.bool_)
-                found[[row, *self._find_similar(row)]] = True
-                return found
+        is_like, words = words.startswith(LIKE), words.removeprefix(LIKE)
+        if is_like and (row := self.titled(words)) is not None:
+            return np.isin(np.arange(self._bundle.num_item_rows), [row, *self._find_similar(row)])
         keys, others = find_values(words, self._values)
         found = np.zeros(self._bundle.num_item_rows, np.bool_)
         if others or not keys:

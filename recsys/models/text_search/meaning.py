@@ -129,10 +129,8 @@ class Meanings:
         lengths, number = vectors.norm(dim=1, keepdim=True), min(NUM_VALUES, len(self.values))
         near = torch.topk(normalize(vectors, dim=1) @ self.value_vectors.T, number)
         shares = torch.softmax(SHARPNESS * near.values, 1) * lengths / lengths.sum()
-        asked = torch.zeros(len(self.values)).scatter_add(
-            0, near.indices.flatten(), shares.flatten()
-        )
-        most = torch.topk(asked, number)
+        values = near.indices.flatten()
+        most = torch.zeros(len(self.values)).scatter_add(0, values, shares.flatten()).topk(number)
         wanted = np.zeros(len(cosines), np.float32)
         for value, share in zip(most.indices.tolist(), most.values.tolist(), strict=True):
             wanted[self.owners[self.offsets[value] : self.offsets[value + 1]].numpy()] += share

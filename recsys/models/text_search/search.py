@@ -172,9 +172,8 @@ class TextSearch:
         rows = np.union1d(titled, found)
         like = np.flatnonzero(alike)
         rows = np.union1d(rows, like[np.argsort(-alike[like], kind="stable")[:NUM_EACH]])
-        near = None
-        if self.meanings is not None and len(titled) < FEW_TITLES:
-            near = self.meanings.near(query)
+        meanings = self.meanings if len(titled) < FEW_TITLES else None
+        near = None if meanings is None else meanings.near(query)
         if near is not None:
             rows = np.union1d(rows, _best_meanings(near, self.weights, popularity))
         features = np.zeros((len(rows), len(FEATURES)), np.float32)

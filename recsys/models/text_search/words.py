@@ -156,11 +156,6 @@ class WordIndex:
         found = {part: np.array(some, np.int64) for part, some in places.items()}
         return words, np.array(lengths, np.float32), found
 
-    def warm(self) -> WordIndex:
-        """Prepare what the first misspelt word would wait for."""
-        _ = self._parts
-        return self
-
     def save(self, directory: Path) -> None:
         if self._more is not None:
             raise ValueError("items were appended to these words; index all texts, then save")
@@ -177,7 +172,9 @@ class WordIndex:
         if not (directory / PARAMETERS).exists():
             return cls(None, num_item_rows or 1)
         index = _library().BM25.load(str(directory), load_corpus=False, show_progress=False)
-        return cls(index, num_item_rows or index.scores["num_docs"]).warm()
+        found = cls(index, num_item_rows or index.scores["num_docs"])
+        _ = found._parts  # The first misspelt word would wait for it.
+        return found
 
 
 class Spelling:
