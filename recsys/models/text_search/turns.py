@@ -113,9 +113,11 @@ def change_texts(query: str, steer: str, turn: Turn, *, searches: bool) -> tuple
     if turn.restarts:
         wishes = {key: one for key, one in wishes.items() if one.direction != "more"}
     # "No horror, no space" says what "no space horror" meant.
-    told = sorted(value_key(word) for topic in turn.topics for word in topic.words.split())
+    said_words = sorted(value_key(word) for topic in turn.topics for word in topic.words.split())
     wishes = {
-        key: one for key, one in wishes.items() if sorted(map(value_key, one.words.split())) != told
+        key: one
+        for key, one in wishes.items()
+        if sorted(map(value_key, one.words.split())) != said_words
     }
     for topic in turn.topics:
         bare = topic.words.removeprefix(LIKE)
