@@ -167,6 +167,11 @@ def list_parts(folder: Path) -> list[Path]:
     return paths
 
 
+def list_served(folder: Path) -> list[Path]:
+    """List the files of the served lists of an export; none if it has no such folder."""
+    return list_parts(folder / REQUESTS) if (folder / REQUESTS).is_dir() else []
+
+
 def scan_parts(paths: Sequence[Path]) -> pl.LazyFrame:
     """Read parts as one table; a column that earlier parts lack is null in them."""
     schema: dict[str, pl.DataType] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from pipelines.engine.artifacts import cache_dir
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.content_models import make_encoder
+from pipelines.searching.logged import Learned, fit_logged, read_logged
 from pipelines.searching.meanings import fit_meanings
 from pipelines.searching.texts import MadeQuery, QueryMaker, item_texts, read_described, title_index
 from recsys.data.threads import one_thread
@@ -151,15 +153,26 @@ def fit_search(
     queries: EvaluationQueries,
     sources: Mapping[str, Source],
     blend: ProfileBlend,
-) -> TextSearch | None:
-    """Fit what finds items by a text; None if no item has one."""
+) -> tuple[TextSearch, Learned | None] | None:
+    """Fit what finds items by a text, and learn from the log's queries; None if no item has one."""
     config = context.config
     folders = context.inputs["build_features"], context.inputs["enrich_items"]
-    texts = item_texts(*read_described(*folders))
+    items, found = read_described(*folders)
+    texts = item_texts(items, found)
     content = inputs.catalogue.content.numpy()
     encoder = make_encoder(config.content)
     most = config.search.meaning_words
     meanings = fit_meanings(texts, encoder, content, most, cache_dir("embeddings"))
     counts = inputs.item_counts("train")
     with one_thread():
-        return fit_text_search(texts, queries, sources, blend, counts, config.seed, meanings)
+        search = fit_text_search(texts, queries, sources, blend, counts, config.seed, meanings)
+        if search is None:
+            return None
+        log = config.data.online_events
+        rows = dict(items.select("item_id", "item_row").iter_rows())
+        logged = read_logged(Path(log), rows, config.filters.online_types) if log else []
+        popularity = scale_counts(counts.numpy())
+        finder = ItemSearch(title_index(texts, popularity), search, popularity)
+        learned = fit_logged(search, finder, logged)
+    weights = search.weights.tolist() if learned is None else learned.weights
+    return TextSearch(search.words, weights, search.meanings), learned

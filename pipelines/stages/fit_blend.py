@@ -2,7 +2,8 @@
 
 Where reciprocal rank fusion or one source alone is better than learned weights by more than noise,
 that is served, and blends.json says so; and the former where no user has a held-out event. With
-``search.enabled`` what finds items by a text is fitted too, on queries made of held-out events.
+``search.enabled`` what finds items by a text is fitted too, on queries made of held-out events, and
+on those of the log, if there are any and later ones confirm it.
 """
 
 from __future__ import annotations
@@ -21,15 +22,24 @@ from pipelines.candidates.blends import (
     save_values,
     validation_lists,
 )
-from pipelines.candidates.load import load_sources
+from pipelines.candidates.load import load_sources, outside_files
+from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
+from pipelines.inputs.exported import list_served
 from pipelines.inputs.tensors import read_inputs
 from recsys.fitting.blend import fit_blend as fit_profile
 from recsys.fitting.blend import source_gains, unjudged_blend
 from recsys.fitting.queries import GIVEN
 from recsys.models.names import MODELS
 from serving.surfaces import HOME
+
+
+def raw_files(config: RunConfig) -> Mapping[str, Path]:
+    """List the code of outside models, and the served lists that a search learns from."""
+    folder = config.data.online_events if config.search.enabled else None
+    parts = [] if folder is None else list_served(Path(folder))
+    return {**outside_files(config), **{f"served[{path.name}]": path for path in parts}}
 
 
 def save_unjudged(folder: Path, models: Mapping[str, object]) -> None:
@@ -52,7 +62,7 @@ def fit_blend(context: StageContext) -> StageRows:
         return StageRows(rows_in=0, rows_out=len(every_source))
     examples = validation_lists(every_source, inputs, config)
     everyone = torch.arange(len(examples))
-    profiles = {}
+    profiles, log = {}, dict[str, object]()
     for profile, sources in list_profiles(examples.lists).items():
         part = examples.of(everyone, sources)
         fitted = fit_profile(part, config.blend, HOME.weights, config.evaluation.primary_metric)
@@ -66,8 +76,10 @@ def fit_blend(context: StageContext) -> StageRows:
             from pipelines.searching.fit import fit_search
 
             queries = evaluation_queries(inputs, "validation", config)
-            search = fit_search(context, inputs, queries, every_source, fitted.blend)
-            if search is not None:
+            found = fit_search(context, inputs, queries, every_source, fitted.blend)
+            if found is not None:
+                search, learned = found
                 search.save(output / TEXT_SEARCH)
-    (output / FILE).write_text(to_json({"profiles": profiles}))
+                log = {} if learned is None else {"logged_queries": learned.document}
+    (output / FILE).write_text(to_json({"profiles": profiles} | log))
     return StageRows(rows_in=len(everyone), rows_out=len(examples.lists))

@@ -17,6 +17,7 @@ from pipelines.stages.enrich_items import raw_files as language_model_files
 from pipelines.stages.evaluate import evaluate
 from pipelines.stages.fit_baselines import fit_baselines
 from pipelines.stages.fit_blend import fit_blend
+from pipelines.stages.fit_blend import raw_files as served_lists
 from pipelines.stages.refit import refit
 from pipelines.stages.release import is_published, release
 from pipelines.stages.report import SECTIONS as REPORT_SECTIONS
@@ -113,7 +114,7 @@ STAGES = [
     Stage(
         name="fit_blend",
         function=fit_blend,
-        raw_files=outside_files,
+        raw_files=served_lists,
         description="Learn on validation how to blend the lists of all models into the served one",
         reads=(*SOURCES, "enrich_items"),
         writes="weights of each profile, their validation metrics, what searches by text",

@@ -33,7 +33,9 @@ L2 = 1e-3
 NUM_STEPS = 200
 
 
-def fit_weights(features: Sequence[NDArray[np.float32]], targets: Sequence[int]) -> list[float]:
+def fit_weights(
+    features: Sequence[NDArray[np.float32]], targets: Sequence[int], start: Sequence[float] = START
+) -> list[float]:
     """Fit by the softmax over each query's candidates (ListNet, Cao et al., 2007).
 
     Weights are kept at 0 or above: no evidence for an item may count against it.
@@ -42,16 +44,17 @@ def fit_weights(features: Sequence[NDArray[np.float32]], targets: Sequence[int])
         features: Of each query, [K, F].
         targets: Place of the item that was looked for among them; queries without are left out by
             the caller.
+        start: Weights that others are drawn to, [F].
 
     Returns:
         A weight for each feature; those that every query has 0 for keep their start.
     """
     if not features:
-        return list(START)
+        return list(start)
     padded = pad_sequence([torch.from_numpy(one) for one in features], batch_first=True)
     lengths = torch.tensor([len(one) for one in features])
     mask = torch.arange(padded.shape[1]) < lengths[:, None]
-    labels, begin = torch.tensor(list(targets)), torch.tensor(START)
+    labels, begin = torch.tensor(list(targets)), torch.tensor(start)
     weights = begin.clone().requires_grad_()
     optimizer = torch.optim.Adam([weights], lr=0.1)
     for _ in range(NUM_STEPS):

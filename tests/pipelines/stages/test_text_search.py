@@ -1,11 +1,13 @@
 """What fit_blend fits for a search: by which queries, and what it says it is worth."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
 
 from pipelines.searching.fit import SearchQueries, fit_text_search
+from pipelines.searching.logged import fit_logged, read_logged
 from pipelines.searching.meanings import fit_meanings, list_words
 from pipelines.searching.texts import item_texts, title_index
 from recsys.content.encoder import HashEncoder
@@ -15,7 +17,9 @@ from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
 from recsys.fitting.spec import Data
 from recsys.models.configs import PopularityConfig
 from recsys.models.popularity import Popularity
-from recsys.models.text_search.search import scale_counts
+from recsys.models.text_search.search import TextSearch, scale_counts
+from recsys.models.text_search.words import WordIndex
+from serving.items import ItemSearch
 from tests.benchmarks.recipes.conftest import small_recipe, small_world
 
 __all__ = ["small_recipe", "small_world"]
@@ -106,3 +110,39 @@ def test_a_search_is_fitted_on_queries_of_items_with_texts(small_world):
     assert len(judged) > 0
     assert num_items not in judged.targets
     assert np.isfinite(fitted.weights).all()
+
+
+def test_the_log_of_queries_is_read_and_teaches_weights_that_later_queries_confirm(tmp_path):
+    rng, num = np.random.default_rng(0), 400
+    documents = [[], *(["soap", SCENTS[row % 5], f"n{row % 7}"] for row in range(1, 101))]
+    popularity = scale_counts(np.arange(101.0))
+    search = TextSearch(WordIndex.of(documents), (1.0, 1.0, 1.0, 9.0, 1.0, 1.0, 1.0))
+    finder = ItemSearch(title_index([], popularity), search, popularity)
+    lists, clicks = [], []
+    for number in range(num):
+        query = f"{rng.choice(SCENTS)} n{rng.integers(7)}"
+        rows = finder.find(query).item_rows[:20]
+        # The popular items of one word come first, and whoever looks for both words goes on.
+        wanted = {row for row in rows if set(query.split()) < set(documents[row])}
+        chosen = int(rng.choice([*wanted] or rows))
+        request = json.dumps({"query": query} if number else {"k": 20})
+        for slot, row in enumerate(rows):
+            lists.append((f"r{number:03}", number, request, f"item-{row}", slot))
+        clicks.append((f"r{number:03}", f"item-{chosen}", "click"))
+    columns = ["request_id", "received_time", "request", "item_id", "slot"]
+    (tmp_path / "requests").mkdir()
+    pl.DataFrame(lists, columns, orient="row").write_parquet(tmp_path / "requests/part.parquet")
+    events = pl.DataFrame(clicks, ["request_id", "item_id", "event_type"], orient="row")
+    events.write_parquet(tmp_path / "part.parquet")
+    ids = {f"item-{row}": row for row in range(1, 101)}
+    assert read_logged(tmp_path, ids, ["purchase"]) == []
+    logged = read_logged(tmp_path, ids, ["click"])
+    assert len(logged) == num - 1
+    assert ids[clicks[1][1]] == logged[0].item_rows[logged[0].chosen]
+    learned = fit_logged(search, finder, logged)
+    assert learned.document["kept"]
+    assert learned.document["after"] > learned.document["before"]
+    assert learned.weights[0] > 2 * learned.weights[3]
+    blind = [one._replace(chosen=int(rng.integers(len(one.item_rows)))) for one in logged]
+    assert fit_logged(search, finder, blind).weights == search.weights.tolist()
+    assert fit_logged(search, finder, logged[:100]) is None
