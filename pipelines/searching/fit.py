@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from pipelines.engine.artifacts import cache_dir
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.content_models import make_encoder
-from pipelines.searching.logged import Learned, fit_logged, read_logged
+from pipelines.searching.logged import read_logged
 from pipelines.searching.meanings import fit_meanings
 from pipelines.searching.texts import MadeQuery, QueryMaker, item_texts, read_described, title_index
 from recsys.data.threads import one_thread
 from recsys.fitting.blend import ProfileBlend
 from recsys.fitting.queries import EvaluationQueries, ModelInputs
+from recsys.models.text_search.logged import Learned, fit_logged
 from recsys.models.text_search.meaning import Meanings
 from recsys.models.text_search.search import (
     MEANING,
@@ -173,6 +174,6 @@ def fit_search(
         logged = read_logged(Path(log), rows, config.filters.online_types) if log else []
         popularity = scale_counts(counts.numpy())
         finder = ItemSearch(title_index(texts, popularity), search, popularity)
-        learned = fit_logged(search, finder, logged)
+        learned = fit_logged(search, lambda text: finder.find(text).candidates, logged)
     weights = search.weights.tolist() if learned is None else learned.weights
     return TextSearch(search.words, weights, search.meanings), learned

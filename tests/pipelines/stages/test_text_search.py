@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 
 from pipelines.searching.fit import SearchQueries, fit_text_search
-from pipelines.searching.logged import fit_logged, read_logged
+from pipelines.searching.logged import read_logged
 from pipelines.searching.meanings import fit_meanings, list_words
 from pipelines.searching.texts import item_texts, title_index
 from recsys.content.encoder import HashEncoder
@@ -17,6 +17,7 @@ from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
 from recsys.fitting.spec import Data
 from recsys.models.configs import PopularityConfig
 from recsys.models.popularity import Popularity
+from recsys.models.text_search.logged import fit_logged
 from recsys.models.text_search.search import TextSearch, scale_counts
 from recsys.models.text_search.words import WordIndex
 from serving.items import ItemSearch
@@ -118,6 +119,10 @@ def test_the_log_of_queries_is_read_and_teaches_weights_that_later_queries_confi
     popularity = scale_counts(np.arange(101.0))
     search = TextSearch(WordIndex.of(documents), (1.0, 1.0, 1.0, 9.0, 1.0, 1.0, 1.0))
     finder = ItemSearch(title_index([], popularity), search, popularity)
+
+    def find(query):
+        return finder.find(query).candidates
+
     lists, clicks = [], []
     for number in range(num):
         query = f"{rng.choice(SCENTS)} n{rng.integers(7)}"
@@ -139,10 +144,10 @@ def test_the_log_of_queries_is_read_and_teaches_weights_that_later_queries_confi
     logged = read_logged(tmp_path, ids, ["click"])
     assert len(logged) == num - 1
     assert ids[clicks[1][1]] == logged[0].item_rows[logged[0].chosen]
-    learned = fit_logged(search, finder, logged)
+    learned = fit_logged(search, find, logged)
     assert learned.document["kept"]
     assert learned.document["after"] > learned.document["before"]
     assert learned.weights[0] > 2 * learned.weights[3]
     blind = [one._replace(chosen=int(rng.integers(len(one.item_rows)))) for one in logged]
-    assert fit_logged(search, finder, blind).weights == search.weights.tolist()
-    assert fit_logged(search, finder, logged[:100]) is None
+    assert fit_logged(search, find, blind).weights == search.weights.tolist()
+    assert fit_logged(search, find, logged[:100]) is None
