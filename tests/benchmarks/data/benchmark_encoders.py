@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,20 @@ def whitened(vectors: np.ndarray) -> np.ndarray:
     spread = centred.T @ centred / len(centred)
     values, basis = np.linalg.eigh(spread + 1e-3 * np.trace(spread) * np.eye(len(spread)))
     return normalized(centred @ basis / np.sqrt(values))
+
+
+def cold_hits(
+    histories: Iterable[list[int]], alike: dict[str, np.ndarray], seed: int
+) -> Iterator[tuple[str, bool]]:
+    """Whether each measure of likeness has a user's first cold film among its ten best."""
+    number = len(alike["BM25"])
+    cold = np.random.default_rng(seed).permutation(number)[: number // 10]
+    for history in histories:
+        first = next((n for n, one in enumerate(history) if one in cold and n >= 5), 0)
+        past = [one for one in history[:first] if one not in cold][-10:]
+        for name, own in alike.items() if past else ():
+            best = cold[np.argsort(-own[past][:, cold].mean(0), kind="stable")[:10]]
+            yield name, history[first] in best
 
 
 def main() -> None:
@@ -71,13 +86,8 @@ def main() -> None:
     vectors = {name: whitened(items) for name, (items, _) in encoded.items()}
     alike = {name: one @ one.T for name, one in vectors.items()} | {"BM25": by_words(texts)}
     for seed in range(3):
-        cold = np.random.default_rng(seed).permutation(len(texts))[: len(texts) // 10]
-        for history in histories.values():
-            first = next((n for n, one in enumerate(history) if one in cold and n >= 5), 0)
-            past = [one for one in history[:first] if one not in cold][-10:]
-            for name, own in alike.items() if past else ():
-                best = cold[np.argsort(-own[past][:, cold].mean(0), kind="stable")[:10]]
-                values[name, "cold films: HR@10"].append(history[first] in best)
+        for name, hit in cold_hits(histories.values(), alike, seed):
+            values[name, "cold films: HR@10"].append(hit)
     table = []
     for (name, case), found in values.items():
         value, other = float(np.mean(found)), float(np.mean(values["MiniLM", case]))
