@@ -15,28 +15,27 @@ import polars as pl
 
 from features.schema import GIVEN
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.answers import LISTED, Side, answers, has_ranks
+from pipelines.dashboard.data.answers import LISTED, Side, answers
 from pipelines.dashboard.data.items import (
     cut_window,
     item_words,
+    past_events,
     read_items,
     title_matches,
     user_row,
 )
 from pipelines.dashboard.data.pairs import Pairs, join_pairs
 from pipelines.dashboard.data.sides import (
-    NO_PAIR,
-    NUM_SEARCHED,
     choose_sides,
     controls,
     k_control,
+    newest_with_lists,
     origins,
     pair_parameters,
     side_name,
     suggest_runs,
 )
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.workspaces.run import Run
 from pipelines.evaluation.analysis import RANK
 from pipelines.pages.charts import counts, numbers, texts
 from pipelines.pages.document import (
@@ -88,15 +87,6 @@ class Contest:
     def parameters(self) -> Parameters:
         """Parameters that keep the page's sides."""
         return {"k": str(self.k), **pair_parameters(*self.pairs.sides)}
-
-
-def newest_with_lists(context: Context) -> Run:
-    """Return the newest run with lists of two models, a complete one where there is one."""
-    newest = context.stores.runs()[:NUM_SEARCHED]
-    for run in sorted(newest, key=lambda run: (run.status != "complete", run.kind != "workspace")):
-        if has_ranks(run, 2):
-            return run
-    raise NotFoundError(NO_PAIR)
 
 
 def read_contest(context: Context, query: Query) -> Contest:
@@ -208,8 +198,7 @@ def _user_section(context: Context, shown: Contest, user_id: str) -> Section:
     items = read_items(context, pairs.features)
     row = user_row(pairs.features, user_id)
     sequences = Sequences.load(pairs.features / "sequences" / GIVEN)
-    ends = sequences.validation_end if pairs.split == "test" else sequences.train_end
-    past = slice(int(sequences.offsets[row]), int(ends[row]))
+    past = past_events(sequences, row, pairs.split)
     seen = np.asarray(sequences.item_rows[past])[::-1].tolist()
     times = [None] * len(seen) if sequences.times is None else sequences.times[past][::-1]
     found = [read_answer(side, user_id) for side in pairs.sides]

@@ -54,7 +54,9 @@ class Extraction(NamedTuple):
 BUILT_IN = Extraction(SCHEMA, INSTRUCTIONS, EXAMPLES, PROMPT_VERSION, TEXT_ATTRIBUTES)
 
 
-def build_extraction(attributes: Sequence[AttributeConfig]) -> Extraction:
+def build_extraction(
+    attributes: Sequence[AttributeConfig], instructions: str = OWN_INSTRUCTIONS
+) -> Extraction:
     """Write the schema and the prompt of a shop's attributes; of none, the built-in ones."""
     if not attributes:
         return BUILT_IN
@@ -66,7 +68,7 @@ def build_extraction(attributes: Sequence[AttributeConfig]) -> Extraction:
         "required": list(names),
         "additionalProperties": False,
     }
-    instructions = "\n".join([OWN_INSTRUCTIONS, *(one.line() for one in attributes)])
+    instructions = "\n".join([instructions, *(one.line() for one in attributes)])
     digest = hashlib.sha256(json.dumps([instructions, schema]).encode()).hexdigest()[:8]
     return Extraction(schema, instructions, (), f"own-{digest}", names)
 

@@ -45,14 +45,19 @@ def enrich(
     cache_dir: Path,
     config: EnrichmentConfig,
     progress: Callable[[int, int], None] | None = None,
+    extraction: Extraction | None = None,
 ) -> Enrichment:
-    """Find the attributes of texts: from the ledger, or else from the model."""
+    """Find the attributes of texts: from the ledger, or else from the model.
+
+    Args:
+        extraction: Prompt and schema, if they are not those of ``config.attributes``.
+    """
     lines = [clean_text(text)[: config.max_text_chars].rstrip() for text in texts]
     keys = [text_key(line) for line in lines]
-    extraction = build_extraction(config.attributes)
+    extraction = extraction or build_extraction(config.attributes)
     with open_ledger(cache_dir, model.name, extraction.version, extraction.schema) as ledger:
         wanted = {key: line for key, line in zip(keys, lines, strict=True) if line}
-        session = Session(ledger, model, config, wanted, progress)
+        session = Session(ledger, model, config, wanted, progress, extraction)
         session.run()
         attributes = [ledger.answers.get(key) or None if key in wanted else None for key in keys]
         reasons = [
@@ -93,10 +98,11 @@ class Session:
         config: EnrichmentConfig,
         texts: Mapping[str, str],
         progress: Callable[[int, int], None] | None,
+        extraction: Extraction,
     ) -> None:
         self._ledger, self._model, self._config, self._texts = ledger, model, config, texts
         self._progress = progress
-        self._extraction: Extraction = build_extraction(config.attributes)
+        self._extraction = extraction
         self._lock = threading.Lock()
         self._keys: list[str] = []
         self._prompts: list[Prompt] = []

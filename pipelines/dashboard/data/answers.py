@@ -145,8 +145,8 @@ class Answers(NamedTuple):
         return (self.table, *manifest)
 
 
-def answers(run: Run) -> Answers:
-    """Find a run's ranks on test, else on validation."""
+def answers(run: Run, splits: Sequence[Split] = ("test", "validation")) -> Answers:
+    """Find a run's ranks on the first split that has them."""
     if run.kind == "bundle":
         version = run.path.name.removeprefix("bundle-")
         table = answers_file(run.path.parent, version)
@@ -156,7 +156,6 @@ def answers(run: Run) -> Answers:
                 "test, and compares by it"
             )
         return Answers(table, (SERVED,), None)
-    splits: tuple[Split, ...] = ("test", "validation")
     for split in splits:
         for table in sorted((run.path / "evaluate").glob(f"per_user_{GIVEN}_{split}.parquet")):
             try:

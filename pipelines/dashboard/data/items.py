@@ -28,10 +28,11 @@ def read_items(context: Context, features: Path) -> pl.DataFrame:
         if there is no text), categories (joined by a comma) and events of training.
     """
     files = [features / "items.parquet", features / "manifest.json"]
-    return context.tables.get(("items", str(features)), files, lambda: _read(features))
+    return context.tables.get(("items", str(features)), files, lambda: load_items(features))
 
 
-def _read(features: Path) -> pl.DataFrame:
+def load_items(features: Path) -> pl.DataFrame:
+    """Read the table of `read_items`."""
     try:
         items = pl.read_parquet(features / "items.parquet")
         sequences = Sequences.load(features / "sequences" / GIVEN)
@@ -51,6 +52,12 @@ def _read(features: Path) -> pl.DataFrame:
     return every.join(named, on="item_row", how="left", maintain_order="left").with_columns(
         pl.col("item_id", "title", "categories").fill_null("")
     )
+
+
+def past_events(sequences: Sequences, row: int, split: str) -> slice:
+    """Return the events of a user row before the held-out ones of a split, oldest first."""
+    ends = sequences.validation_end if split == "test" else sequences.train_end
+    return slice(int(sequences.offsets[row]), int(ends[row]))
 
 
 def item_words(items: pl.DataFrame, row: int) -> tuple[str, str, str]:

@@ -2,6 +2,7 @@
 import { chartBlock } from "./chart.js";
 import { button, make, text } from "./element.js";
 import { linked, linkList, originLine, target } from "./links.js";
+import { ratingBlock } from "./rating.js";
 import { tableBlock } from "./table.js";
 
 
@@ -118,6 +119,7 @@ const KINDS = {
   chart: chartBlock,
   table: tableBlock,
   lists: listsBlock,
+  rating: (view, block, level) => ratingBlock(view, block, (lists) => listsBlock(view, lists, level)),
   code: codeBlock,
   section: sectionBlock,
 };

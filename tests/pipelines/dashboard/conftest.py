@@ -99,7 +99,21 @@ def workspace(built_once: BuiltOnce, tmp_path_factory: pytest.TempPathFactory) -
     return built_once("dashboard", build) / "run"
 
 
+RUBRIC = """
+num_lists = 4
+[[criteria]]
+name = "fits"
+description = "Most items fit what the user chose lately."
+weight = 3
+[[criteria]]
+name = "varied"
+description = "No two items are nearly the same."
+"""
+
+
 @pytest.fixture(scope="session")
-def context(workspace: Path) -> Context:
+def context(workspace: Path, tmp_path_factory: pytest.TempPathFactory) -> Context:
     """A dashboard of that workspace alone."""
-    return Context(stores=Stores(Places(roots=[workspace])))
+    rubric = tmp_path_factory.mktemp("rubric") / "rubric.toml"
+    rubric.write_text(RUBRIC, encoding="utf-8")
+    return Context(stores=Stores(Places(roots=[workspace])), rubric=rubric)

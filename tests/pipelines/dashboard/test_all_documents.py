@@ -15,6 +15,7 @@ NEXT_STEPS = {
     "run": "recsys demo",
     "compare": "recsys run shop.toml",
     "why": "recsys run shop.toml",
+    "rate": "recsys run shop.toml",
     "releases": "recsys run shop.toml",
 }
 
