@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from features.partition import PartitionReport
+from features.reading.process import PartitionReader, ReadingFailedError, ReadRequest
 from pipelines.config.run import RunConfig
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.forgotten import forgotten_users
@@ -29,7 +30,6 @@ from pipelines.partitions.manifest import (
     parse_begin,
     parse_end,
 )
-from pipelines.partitions.reading import PartitionReader, ReadingFailedError, ReadRequest
 from pipelines.partitions.source import Source, open_source
 from recsys.data.durable import PARTIAL, fsync, fsync_tree, locked
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from features.reading.process import PartitionReader, ReadingFailedError, ReadRequest
 from features.schema import FilterConfig, SourceConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.partitions.ingest import ingest
-from pipelines.partitions.reading import PartitionReader, ReadingFailedError, ReadRequest
 from tests.features.corrupt import corrupted
 
 START = 1_700_000_000
