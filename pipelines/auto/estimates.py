@@ -1,4 +1,4 @@
-"""What the trainings of a configuration cost on this CPU and on H100 GPUs, before they run."""
+"""What the trainings of a configuration cost on one and two H100, before they run."""
 
 from __future__ import annotations
 
@@ -7,25 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.auto.machine import this_machine
-from pipelines.auto.plan import Costs
-from pipelines.auto.shape import DataShape
 from pipelines.config.run import RunConfig
-from pipelines.engine.memory import GIB
 from pipelines.inputs.tensors import read_inputs
-from recsys.training.costs import (
-    SEQUENCE,
-    TWO_TOWER,
-    Cost,
-    Counts,
-    count_windows,
-    ranker_cost,
-    sequence_cost,
-    table_memory,
-    two_tower_cost,
-    whole_seconds,
-)
-from recsys.training.passes import AdamWConfig, ShardingConfig, TrainingConfig
+from recsys.training.costs import Cost, Counts, ranker_cost, sequence_cost, two_tower_cost
 
 EXAMPLE = "items=20e6,users=80e6,events=1e9"
 
@@ -56,8 +40,7 @@ def count_shop(features: Path) -> Counts:
 
 def estimate(config: RunConfig, shop: Counts) -> list[Cost]:
     """Estimate each enabled training on each machine; the generative model was not measured."""
-    one, two = (list(on_gpus(config, shop, gpus)) for gpus in (1, 2))
-    return [*on_cpu(config, shop, one), *one, *two]
+    return [*on_gpus(config, shop, 1), *on_gpus(config, shop, 2)]
 
 
 def on_gpus(config: RunConfig, shop: Counts, gpus: int) -> Iterator[Cost]:
@@ -71,40 +54,3 @@ def on_gpus(config: RunConfig, shop: Counts, gpus: int) -> Iterator[Cost]:
         ranker, dim = config.ranker_training, config.ranker.embedding_dim
         queries = min(ranker.max_queries, shop.events)
         yield ranker_cost(dim, ranker, shop, queries, gpus)
-
-
-def on_cpu(config: RunConfig, shop: Counts, on_one_gpu: list[Cost]) -> Iterator[Cost]:
-    """Scale the seconds of an automatic plan by this machine's speed; a ranker has none there."""
-    machine, length = this_machine("cpu"), shop.events / shop.users
-    shape = DataShape(
-        num_events=shop.events,
-        num_users=shop.users,
-        num_items=shop.items,
-        mean_length=length,
-        num_held_out=shop.users,
-    )
-    costs, dense = Costs(shape, machine), AdamWConfig(tables="dense")
-    limit, process = machine.memory_bytes / GIB, costs.bytes_needed(num_sources=4) / GIB
-    windows = count_windows(config.sequence, shop)
-    passes = {
-        TWO_TOWER: (costs.two_tower_pass(config.two_tower), shop.events, shop.items + shop.rows),
-        SEQUENCE: (costs.sequence_pass(config.sequence), windows, shop.items),
-    }
-    for one in on_one_gpu:
-        if one.training not in passes:
-            continue
-        seconds, examples, rows = passes[one.training]
-        training: TrainingConfig = getattr(config, f"{one.training}_training")
-        dim = getattr(config, one.training).embedding_dim
-        tables, optimizer, _ = table_memory(rows * dim, dim, dense, ShardingConfig(), 1)
-        ms = 1e3 * seconds * min(1.0, training.batch_size / examples)
-        yield one._replace(
-            on="this CPU",
-            tables_gib=tables,
-            optimizer_gib=optimizer,
-            step_gib=one.step_gib + process,
-            step_ms=ms,
-            seconds=whole_seconds(training, one.num_steps, ms),
-            limit_gib=limit,
-            source="docs/machine.md, by a matrix product here",
-        )

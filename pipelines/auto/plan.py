@@ -117,14 +117,11 @@ class Costs:
         one = VALIDATION_SECONDS * users * max(0.1, self.shape.num_items / 10_000)
         return self.slower * one * training.max_epochs / training.epochs_per_evaluation
 
-    def two_tower_pass(self, config: TwoTowerConfig) -> float:
-        """One pass of the two-tower over all events, each of which is a label."""
-        history = min(self.shape.mean_length, config.max_history) / 20
-        return self.slower * LABEL_SECONDS * max(1.0, history) * self.shape.num_events
-
     def two_tower(self, config: TwoTowerConfig, training: TrainingConfig) -> float:
         """Train a two-tower and refit it."""
-        one = self.two_tower_pass(config) * training.max_epochs
+        history = min(self.shape.mean_length, config.max_history) / 20
+        label = LABEL_SECONDS * max(1.0, history)
+        one = self.slower * label * self.shape.num_events * training.max_epochs
         return 2 * min(one, training.max_seconds or one)
 
     def measuring(self, num_sources: int, num_measured: int, num_blended: int) -> float:

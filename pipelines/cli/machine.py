@@ -53,7 +53,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate what the trainings of a run cost on this CPU and on one and two H100.
+    """Estimate what the trainings of a run cost on one and two H100.
 
     Memory, a step, all steps with the refit, and the measurement behind each. Without --shop the
     data is prepared first, which the run then skips. ``rows`` are those of tables of users'

@@ -69,7 +69,7 @@ class Cost(NamedTuple):
     tables_gib: float
     optimizer_gib: float
     step_gib: float
-    """Activations and their gradients; on a CPU also the process and its data."""
+    """Activations and their gradients."""
     step_ms: float
     num_steps: int
     """Steps of all passes; validation may end a training before."""
