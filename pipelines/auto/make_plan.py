@@ -65,7 +65,6 @@ HASHED: Table = {"content": {"encoder": "hash"}}
 """Choices that read words alone, to save time."""
 DEFERRED = (
     ENCODER,
-    "content.images",
     "search.enabled",
     "semantic_ids.method",
     *(f"{name}.enabled" for name in TRAINED),
@@ -246,8 +245,8 @@ def content_part(planner: Planner) -> tuple[PlanPart | None, Table]:
     )
     if part.seconds <= (OWN_ENCODING_SHARE if own else ENCODING_SHARE) * planner.left:
         chosen: Table = {"content": {"encoder": own or PLANNED_ENCODER}}
-        joined = (set_value(planner.user, f"content.{key}") for key in ("columns", "images"))
-        if (own or PLANNED_ENCODER) == PLANNED_ENCODER and not any(joined):
+        joined = set_value(planner.user, "content.columns")
+        if (own or PLANNED_ENCODER) == PLANNED_ENCODER and not joined:
             # Items are compared by meaning, without the words that are appended.
             chosen[names.CONTENT.section] = {"columns": MEANING}
         return part, chosen

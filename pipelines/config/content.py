@@ -28,19 +28,6 @@ def check_model_name(key: str, value: str, names: tuple[str, ...]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImagesConfig:
-    """Which images of the items become vectors, and by which model."""
-
-    folder: str
-    """Folder of image files, relative to the TOML file; nothing outside is read."""
-    encoder: str
-    """Folder of a Hugging Face vision model (CLIP, SigLIP, DINOv2, ViT), relative to the TOML file:
-    config.json, preprocessor_config.json, safetensors."""
-    column: str = "image"
-    """Catalogue column that names each item's file below the folder; empty for an item without."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ContentConfig:
     """How item text becomes vectors."""
 
@@ -67,16 +54,9 @@ class ContentConfig:
     query_prefix: str | None = None
     """The same before the words of queries, such as "query: "."""
     endpoint: EmbeddingEndpointConfig | None = None
-    images: ImagesConfig | None = None
-    """Images of the items, encoded like a column of ``columns``; None reads none."""
 
     def __post_init__(self) -> None:
         check_model_name("encoder", self.encoder, ENCODERS)
-        if self.images is not None and self.images.column in (*self.columns, *self.text_columns):
-            raise ValueError(
-                f"images.column {self.images.column!r} is one of columns or text_columns too; "
-                "name it in one place"
-            )
         if self.encoder == "endpoint" and self.endpoint is None:
             raise ValueError('encoder = "endpoint" needs a table [content.endpoint]')
         check_bounds(self, max_tokens=">= 1", column_weight="> 0")

@@ -40,9 +40,8 @@ PLAN = "plan.json"
 """In a workspace: what an automatic run does, and why."""
 FILES = ("events", "partitions", "online_events", "items", "users", "forgotten")
 FILE_KEYS = tuple(f"data.{name}" for name in FILES)
-IMAGES = "content.images."
-MODEL_KEYS = ("content.encoder", "enrichment.model", f"{IMAGES}folder", f"{IMAGES}encoder")
-"""Keys that may be paths of models; those of images always are."""
+MODEL_KEYS = ("content.encoder", "enrichment.model")
+"""Keys that may be paths of models."""
 
 
 def preset_named(name: object, source: str) -> RunConfig:
@@ -61,7 +60,7 @@ def relative_to(table: dict[str, Any], folder: Path) -> dict[str, Any]:
         if key in FILE_KEYS and value is not None:
             table = merge(table, nested(key, moved_to(folder, value)))
         # Without a slash it is a model's name, or a mistake that its check explains.
-        elif isinstance(value, str) and ("/" in value or key.startswith(IMAGES)):
+        elif isinstance(value, str) and "/" in value:
             # A bundle remembers it.
             path = str((folder / Path(value).expanduser()).absolute())
             table = merge(table, nested(key, path))

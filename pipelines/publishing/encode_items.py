@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pipelines.config.content import ContentConfig
 from pipelines.config.toml import validate
 from pipelines.engine.artifacts import cache_dir
-from pipelines.inputs.content_models import check_images, describe_item, image_vectors, make_encoder
+from pipelines.inputs.content_models import describe_item, make_encoder
 from recsys.content.columns import ColumnEncoder
 from recsys.content.embedding_cache import encode_cached
 from recsys.data.batch import Jagged, JaggedBatch
@@ -51,9 +51,6 @@ def encode_items(
     assert made is not None
     columns = ColumnEncoder.of(made.columns, config.column_weight)
     table = {one.name: [row.get(one.name) for row in rows] for one in columns.columns}
-    if config.images is not None:
-        check_images(config, made.images, directory)
-        table[config.images.column] = image_vectors(config.images, table[config.images.column])
     of_columns = columns.encode(table, len(rows))
     encoder = make_encoder(config)
     if encoder is None:

@@ -125,6 +125,5 @@ def content_source(context: StageContext) -> ContentSource:
         },
         name=made["encoder"],
         columns=made["columns"],
-        images=made["images"],
         enrichment=enrichment,
     )

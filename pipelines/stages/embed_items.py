@@ -20,9 +20,6 @@ from pipelines.inputs.content_models import (
     describe_item,
     encoder_files,
     fit_columns,
-    image_columns,
-    image_files,
-    images_name,
     make_encoder,
 )
 from pipelines.inputs.tensors import CONTENT_FILE
@@ -35,7 +32,7 @@ from recsys.content.embedding_cache import encode_cached
 
 def raw_files(config: RunConfig) -> Mapping[str, Path]:
     """List the files of an encoder that is given by path."""
-    return {**encoder_files(config.content), **image_files(config.content)}
+    return encoder_files(config.content)
 
 
 def embed_items(
@@ -68,10 +65,9 @@ def embed_items(
         pairs = zip(texts, values, strict=True)
         texts = [enriched_text(*one, keep=keep, schema=extraction.schema) for one in pairs]
         vectors[1:] = encode_cached(texts, encoder, cache_dir("embeddings"), progress=report)
-    images = image_columns(config, items)
-    columns = fit_columns(items, config, images) if columns is None else columns
+    columns = fit_columns(items, config) if columns is None else columns
     if columns.dim:
-        encoded = columns.encode({**column_values(items, columns), **images}, len(texts))
+        encoded = columns.encode(column_values(items, columns), len(texts))
         vectors = np.hstack([vectors, np.pad(encoded, ((1, 0), (0, 0)))])
     np.save(context.output / CONTENT_FILE, vectors)
     num_texts = sum(bool(text) for text in texts)
@@ -80,7 +76,6 @@ def embed_items(
         "dim": vectors.shape[1],
         "num_items": len(texts),
         "columns": columns.document(),
-        "images": images_name(config),
         "num_texts": num_texts,
         "num_enriched": len(known),
         "described_by": described_by(context.inputs["enrich_items"], keep, extraction.keep)

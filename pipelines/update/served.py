@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import RELEASED, bundles_dir
-from pipelines.inputs.content_models import check_images
 from pipelines.publishing.released import Released, link_tree
 from pipelines.ranking.artefact import RANKER
 from pipelines.semantic_ids.store import read_item_codes
@@ -25,7 +24,6 @@ def embed_items(context: StageContext) -> StageRows:
     base = Released.load(context.inputs[RELEASED])
     served = read_manifest(bundle_directory(bundles_dir(context.config), base.version))[0].content
     columns = [] if served is None else served.columns
-    check_images(context.config.content, "" if served is None else served.images, base.version)
     weight = context.config.content.column_weight
     made = None if served is None else served.enrichment
     extraction = build_extraction(context.config.enrichment.attributes)

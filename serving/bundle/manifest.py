@@ -113,8 +113,8 @@ class ContentSource(_Strict):
     """Identity of the vectors: the encoder that appends items must give the same."""
     columns: list[dict[str, Any]] = []
     """How the columns of ``content.columns`` were encoded, whose parts follow the text's."""
-    images: str = ""
-    """Identity of the vectors of images, one of the columns; empty where none are read."""
+    images: Literal[""] = ""
+    """Empty: a bundle from before that names a vision model is refused."""
     enrichment: EnrichmentSource | None = None
     """Model that described the items before they were encoded; None without."""
 

@@ -41,7 +41,7 @@ class _Example(NamedTuple):
 
     candidates: SearchCandidates
     features: NDArray[np.float32]
-    """Of the items of its list, the logarithm of the place last, [k, F + 1]."""
+    """Features of the items of its list, the logarithm of the place last, [k, F + 1]."""
     chosen: int
     """Place of the chosen item among these."""
     target: int
