@@ -80,7 +80,7 @@ def plan(
         if planned is not None:
             log.print(plan_table(planned))
         title = f"{sizes.items:,} items, {sizes.users:,} users, {sizes.events:,} events"
-        print_table(COLUMNS, map(cells, rows), title=title, fixed=COLUMNS[:2])
+        print_table(COLUMNS, map(cells, rows), title=title, fixed=COLUMNS[:3])
         pages = dict.fromkeys((one.on, one.training, one.source) for one in rows)
         print_lines(
             "Memory: tables, optimizer and a step, of each GPU. Whole: every pass and the refit; "
