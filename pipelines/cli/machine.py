@@ -80,11 +80,11 @@ def plan(
         if planned is not None:
             log.print(plan_table(planned))
         title = f"{sizes.items:,} items, {sizes.users:,} users, {sizes.events:,} events"
-        print_table(COLUMNS, map(cells, rows), title=title, fixed=COLUMNS[:3])
+        print_table(COLUMNS, map(cells, rows), title=title, fixed=COLUMNS[:2])
         pages = dict.fromkeys((one.on, one.training, one.source) for one in rows)
         print_lines(
-            "Memory: tables, optimizer and a step, of each GPU. Whole: every pass and the refit; "
-            "validation may end it before. Scaled from:",
+            "Memory: tables, optimizer and a step, of each GPU (--json has the parts). Whole: every "
+            "pass and the refit; validation may end it before. Scaled from:",
             *(f"- {training} on {on}: {page}" for on, training, page in pages),
         )
     if {one.training for one in rows} - {one.training for one in rows if one.gib <= one.limit_gib}:
@@ -93,11 +93,11 @@ def plan(
 
 def cells(cost: Cost) -> tuple[str, ...]:
     """Format a row of the plan's table."""
-    memory = f"{cost.tables_gib:,.1f} + {cost.optimizer_gib:,.1f} + {cost.step_gib:,.1f} GiB"
+    fits = "of" if cost.gib <= cost.limit_gib else ">"
     return (
         cost.training,
         cost.on,
-        memory if cost.gib <= cost.limit_gib else f"{memory}: more than {cost.limit_gib:,.0f}",
+        f"{cost.gib:,.1f} {fits} {cost.limit_gib:,.0f} GiB",
         f"{cost.step_ms:,.1f} ms",
         f"{cost.num_steps:,}",
         duration(cost.seconds),

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from features.partition import PartitionReport
-from features.reading.process import PartitionReader, ReadingFailedError, ReadRequest
+from features.partition_process import PartitionReader, ReadingFailedError, ReadRequest
 from pipelines.config.run import RunConfig
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.forgotten import forgotten_users

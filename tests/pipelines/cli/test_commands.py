@@ -90,4 +90,4 @@ def test_plan_counts_the_data_and_says_what_fits(tmp_path):
     assert [one["on"] for one in found["trainings"][::2]] == ["1 H100", "2 H100"]
     code, text = told("plan", *given[:3], "--shop", "items=1e10,users=1e9,events=1e10")
     assert code == 3
-    assert "more than 76" in text
+    assert "> 76 GiB" in text

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from features.reading.process import PartitionReader, ReadingFailedError, ReadRequest
+from features.partition_process import PartitionReader, ReadingFailedError, ReadRequest
 from features.schema import FilterConfig, SourceConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.partitions.ingest import ingest

@@ -28,7 +28,7 @@ from features.reading.scan import NoColumnError
 from features.schema import FilterConfig, SourceConfig
 
 READY = "ready"
-START = "from features.reading.process import main; main()"
+START = "from features.partition_process import main; main()"
 """By its name, so that replies are of the classes that the other end knows."""
 OUT_OF_MEMORY_SCORE = "500"
 """The kernel takes this process before the one that waits for it."""
