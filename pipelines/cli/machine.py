@@ -83,7 +83,7 @@ def plan(
         print_table(COLUMNS, map(cells, rows), title=title, fixed=COLUMNS[:2])
         pages = dict.fromkeys((one.on, one.training, one.source) for one in rows)
         print_lines(
-            "Memory: tables, optimizer and a step, of each GPU (--json has the parts). Whole: every "
+            "Memory: tables, optimizer and a step, of each GPU (--json has parts). Whole: every "
             "pass and the refit; validation may end it before. Scaled from:",
             *(f"- {training} on {on}: {page}" for on, training, page in pages),
         )
