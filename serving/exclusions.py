@@ -30,6 +30,7 @@ import binascii
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -150,8 +151,11 @@ class Exclusions:
     bundle: Bundle
     rule_rows: RuleRows
     live: LiveState
-    everything: ItemMask
-    """Mask of a list that leaves nothing out."""
+
+    @cached_property
+    def everything(self) -> ItemMask:
+        """Mask of a list that leaves nothing out."""
+        return ItemMask.all(self.bundle.num_item_rows)
 
     def decide(
         self,

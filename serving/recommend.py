@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
-from recsys.data.top_k import ItemMask
 from recsys.retrieval.ranked import FILLER, RankedItems, compiled_or_why
 from serving.arrangement.arrange import Arranged, Arranger, build_items
 from serving.bundle.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of
@@ -140,10 +139,7 @@ class Recommender:
         rule_rows = self.arranger.rule_rows
         self._kept: dict[tuple[int, int] | None, Listed] = {}
         """Lists for visitors of whom nothing is known; see `_kept_key`."""
-        everything = ItemMask.all(bundle.num_item_rows)
-        self._exclusions = Exclusions(
-            bundle=bundle, rule_rows=rule_rows, live=self.live, everything=everything
-        )
+        self._exclusions = Exclusions(bundle=bundle, rule_rows=rule_rows, live=self.live)
         self.retrieval = Retrieval(bundle, options, adapters)
         items = TopicItems(
             bundle, lambda words: self.search.titles.search(words, MAX_FOUND), self._find_similar
@@ -285,7 +281,7 @@ class Recommender:
                 query, resolved.rules, searched, page, wishes.exclusions, visitor, now_ms
             )
             clock.lap("filter")
-            key = self._kept_key(query, resolved, wishes, eligible.mask, depth)
+            key = self._kept_key(query, resolved, wishes, eligible, depth)
             if (listed := self._kept.get(key)) is not None:
                 clock.skip("retrieve", "rank")
             else:
@@ -316,13 +312,13 @@ class Recommender:
         return Made(reply, query, visitor, eligible, resolved, listed, seed, wishes)
 
     def _kept_key(
-        self, query: Query, resolved: Resolved, wishes: Wishes, mask: ItemMask, depth: int
+        self, query: Query, resolved: Resolved, wishes: Wishes, eligible: Eligible, depth: int
     ) -> tuple[int, int] | None:
         """Return what alone a list depends on, if nothing is known of its visitor; else None.
 
         Every item may be shown, and nothing is drawn: such a list is the popular items.
         """
-        plain = mask is self._exclusions.everything and wishes is NO_WISHES and not depth
+        plain = eligible.mask is self._exclusions.everything and wishes is NO_WISHES and not depth
         if not plain or query.item_row or query.has_history or len(query.seen):
             return None
         request = query.request

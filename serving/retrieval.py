@@ -14,11 +14,10 @@ from logging import WARNING
 from typing import NamedTuple
 
 from recsys.data.top_k import ItemMask, OneList, all_finite
-from recsys.kernels.one_query.op import Step, lists_of_one
 from recsys.models.names import CONTENT
 from recsys.retrieval.blend.one import OneQueryBlend, one_of_their_own
 from recsys.retrieval.ranked import FILLER, RankedItems, by_reciprocal_rank, with_new_items
-from recsys.retrieval.sources import LateError
+from recsys.retrieval.sources import LateError, lists_together
 from serving.bundle.adapters import Adapters
 from serving.bundle.load import Bundle
 from serving.bundle.ranker import PROFILE, CandidateRanker, LateRankerError
@@ -97,7 +96,7 @@ class Retrieval:
         longest = max(1, eligible.count())
         lists: dict[str, OneList] = {}
         missing: list[Degraded] = []
-        together = self._together(lengths, query, eligible, longest)
+        together = lists_together(self.sources, lengths, query, eligible)
         for name, length in lengths.items():
             if (found := together.get(name)) is not None:
                 if len(found.item_rows):
@@ -119,22 +118,6 @@ class Retrieval:
             if found is not None and len(found.item_rows):
                 lists[name] = found
         return lists, missing
-
-    def _together(
-        self, lengths: Mapping[str, int], query: Query, eligible: ItemMask, longest: int
-    ) -> Lists:
-        """Make the lists of all sources that one compiled call can query, as far as it can."""
-        steps: dict[str, tuple[Step, int]] = {}
-        for name, length in lengths.items():
-            try:
-                step = self.sources[name].step(query)
-            except Exception:
-                # Whatever it is, the source itself will raise it.
-                continue
-            if step is not None:
-                steps[name] = (step, min(length, longest))
-        found = zip(steps, lists_of_one(list(steps.values()), eligible), strict=True)
-        return {name: own for name, own in found if own is not None}
 
     def _failed(self, code: DegradedCode, part: str) -> Degraded:
         """Note and count a failed part; the log has its first failure, then every 2nd, 4th, 8th."""

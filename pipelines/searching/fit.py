@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipelines.engine.artifacts import cache_dir
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.content_models import make_encoder
 from pipelines.searching.logged import read_logged
@@ -163,7 +162,7 @@ def fit_search(
     content = inputs.catalogue.content.numpy()
     encoder = make_encoder(config.content)
     most = config.search.meaning_words
-    meanings = fit_meanings(texts, encoder, content, most, cache_dir("embeddings"))
+    meanings = fit_meanings(texts, encoder, content, most)
     counts = inputs.item_counts("train")
     with one_thread():
         search = fit_text_search(texts, queries, sources, blend, counts, config.seed, meanings)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipelines.engine.artifacts import cache_dir
 from recsys.content.embedding_cache import encode_cached
 from recsys.content.encoder import Encoder, HashEncoder, JoinedEncoder, PrefixedEncoder, Vectors
 from recsys.content.minilm import MINILM_PACKAGE, MiniLMEncoder
@@ -59,13 +60,13 @@ def fit_meanings(
     encoder: Encoder | None,
     content: Vectors,
     most_words: int,
-    cache: Path,
+    cache: Path | None = None,
 ) -> Meanings | None:
     """Encode words and values; None if the encoder knows no meanings, or nothing is left.
 
     Args:
         content: Vectors of the items, which begin with those of the encoder, [N, E].
-        cache: Folder of the encoder's vectors.
+        cache: Folder of the encoder's vectors, by default that of all content.
     """
     if isinstance(encoder, JoinedEncoder):
         encoder = encoder.first
@@ -79,5 +80,5 @@ def fit_meanings(
     if not words or not values or not items.any():
         return None
     read = [f"{prefix}{word}" for word in (*words.values(), *values)]
-    vectors = encode_cached(read, encoder, cache)
+    vectors = encode_cached(read, encoder, cache or cache_dir("embeddings"))
     return Meanings.build(list(words), vectors[: len(words)], items, values, vectors[len(words) :])

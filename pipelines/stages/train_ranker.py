@@ -33,7 +33,6 @@ from pipelines.ranking.artefact import (
 from pipelines.ranking.data import RankingData, TooLittleDataError, ranking_data
 from pipelines.ranking.fit import decision, fit_ranker, make_ranker, measure_ranker, metric_by_query
 from pipelines.training.train import Curve, training_run
-from recsys.fitting.blend import paired_difference
 from recsys.fitting.queries import GIVEN, ModelInputs
 from recsys.models.ranker.config import RankerConfig
 from recsys.models.ranker.model import Ranker
@@ -83,9 +82,11 @@ class Trainings:
         except TooLittleDataError as reason:
             self.choices.append(Choice(name, f"{words}; {reason}", False, 0.0, 0.0))
             return None
-        ahead, error, _ = paired_difference(other.values, best.values)
-        self.choices.append(Choice(name, words, ahead > error, ahead, error))
-        return other if ahead > error else None
+        metric = self.context.config.evaluation.primary_metric
+        found = decision(other.values, best.values, metric, standard_errors=1.0)
+        won = found["served"]
+        self.choices.append(Choice(name, words, won, found["ahead"], found["standard_error"]))
+        return other if won else None
 
     def trained(self, ranker: RankerConfig, examples: RankingExamples, name: str = "") -> Attempt:
         """Train and judge one ranker; a killed training resumes."""

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, one_example
 from recsys.data.top_k import NO_ROW, ItemMask, OneList, TopK, best_of_one, no_items, select_top_k
-from recsys.kernels.one_query.op import Step, list_of_one, nearest, ranked_step
+from recsys.kernels.one_query.op import Step, list_of_one, lists_of_one, nearest, ranked_step
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.names import SEQUENCE
 
@@ -462,3 +462,21 @@ def lists_of_rows(top: TopK, rows: Tensor) -> TopK:
 def joined_lists(parts: list[TopK]) -> TopK:
     """Put the lists of consecutive queries below each other."""
     return TopK(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+def lists_together(
+    sources: Mapping[str, Source], lengths: Mapping[str, int], query: SourceQuery, mask: ItemMask
+) -> dict[str, OneList]:
+    """Make the lists of all sources that one compiled call can query, as far as it can."""
+    longest = max(1, mask.count())
+    steps: dict[str, tuple[Step, int]] = {}
+    for name, length in lengths.items():
+        try:
+            step = sources[name].step(query)
+        except Exception:
+            # Whatever it is, the source itself will raise it.
+            continue
+        if step is not None:
+            steps[name] = (step, min(length, longest))
+    found = zip(steps, lists_of_one(list(steps.values()), mask), strict=True)
+    return {name: own for name, own in found if own is not None}
