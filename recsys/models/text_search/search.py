@@ -166,10 +166,9 @@ class TextSearch:
             popularity: Of each item, from 0 to 1, [N].
         """
         query = split(text)
-        # Words that are known are not misspelt: what they mean counts, not what is spelt like them.
-        unknown = [word for word in query if word not in self.known_words]
-        scores, alike = self.words.scores(query), self.words.spelling(unknown)
-        alike *= len(unknown) / max(1, len(query))
+        # Known words alone are not misspelt: what they mean counts, not what is spelt like them.
+        misspelt = not self.known_words.issuperset(query)
+        scores, alike = self.words.scores(query), self.words.spelling(query if misspelt else [])
         found = np.zeros(0, np.int64) if scores is None else _best_words(scores, popularity)
         titled = np.asarray(titles[:NUM_EACH], np.int64)
         rows = np.union1d(titled, found)
