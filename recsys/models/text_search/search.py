@@ -166,9 +166,10 @@ class TextSearch:
             popularity: Of each item, from 0 to 1, [N].
         """
         query = split(text)
-        # Known words alone are not misspelt: what they mean counts, not what is spelt like them.
-        misspelt = not self.known_words.issuperset(query)
-        scores, alike = self.words.scores(query), self.words.spelling(query if misspelt else [])
+        # Words that are known are not misspelt: what they mean counts, not what is spelt like them.
+        unknown = [word for word in query if word not in self.known_words]
+        scores, alike = self.words.scores(query), self.words.spelling(unknown)
+        alike *= len(unknown) / max(1, len(query))
         found = np.zeros(0, np.int64) if scores is None else _best_words(scores, popularity)
         titled = np.asarray(titles[:NUM_EACH], np.int64)
         rows = np.union1d(titled, found)
@@ -186,8 +187,10 @@ class TextSearch:
         if near is not None:
             covered = self.words.coverage(query)
             features[:, WORDS] *= covered
+            # A title has all words if the last of them is not yet whole, too.
+            share = LEAST_MEANING if len(titled) else max(LEAST_MEANING, 1 - covered)
             for place, values in zip((MEANING, VALUES), near, strict=True):
-                features[:, place] = max(LEAST_MEANING, 1 - covered) * values[rows]
+                features[:, place] = share * values[rows]
         return SearchCandidates(rows, features, bool(len(found) or len(titled) or near))
 
     def order(self, candidates: SearchCandidates, features: Floats) -> tuple[Rows, Floats]:
