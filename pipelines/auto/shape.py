@@ -54,26 +54,26 @@ class DataShape:
     num_events: int
     num_users: int
     num_items: int
-    num_cold: int = 0
+    num_cold: int
     """Items of the catalogue without an event."""
     mean_length: float
     """Events of a user."""
-    long_length: int = 0
+    long_length: int
     """Events that nine users in ten do not exceed."""
-    by_time: bool = False
+    by_time: bool
     """True if models are judged by the events after a moment; else by each user's last event."""
-    judged_by: str = ""
+    judged_by: str
     """Which events those are, and why."""
     num_held_out: int
     """Users with a validation event: what models are chosen and weighted by."""
-    repeat_share: float = 0.0
+    repeat_share: float
     """Share of the held-out events whose item the user had before."""
-    text_share: float = 0.0
+    text_share: float
     """Share of the items with a text."""
-    text_characters: float = 0.0
+    text_characters: float
     """Mean characters of a text."""
-    num_categories: int = 0
-    num_days: int = 0
+    num_categories: int
+    num_days: int
     """Days with an event; 0 where events have no times."""
 
     @property

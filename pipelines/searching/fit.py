@@ -171,8 +171,11 @@ def fit_search(
         log = config.data.online_events
         rows = dict(items.select("item_id", "item_row").iter_rows())
         logged = read_logged(Path(log), rows, config.filters.online_types) if log else []
+        if not logged:
+            return search, None
         popularity = scale_counts(counts.numpy())
         finder = ItemSearch(title_index(texts, popularity), search, popularity)
         learned = fit_logged(search, lambda text: finder.find(text).candidates, logged)
-    weights = search.weights.tolist() if learned is None else learned.weights
-    return TextSearch(search.words, weights, search.meanings), learned
+    if learned is None:
+        return search, None
+    return TextSearch(search.words, learned.weights, search.meanings), learned
