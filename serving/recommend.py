@@ -337,7 +337,8 @@ class Recommender:
 
     def _find_similar(self, item_row: int) -> list[int]:
         item_id = self.bundle.catalogue.item_ids[item_row]
-        made = self.make(Request(surface="similar", item_id=item_id, k=NUM_LIKE))
+        k = min(NUM_LIKE, 1 + self.bundle.num_item_rows // 20)
+        made = self.make(Request(surface="similar", item_id=item_id, k=k))
         return [] if made.ranked is None else made.ranked.item_rows.tolist()
 
     def _resolved(self, request: Request, now_ms: int) -> Resolved:

@@ -80,11 +80,19 @@ class BatchReply:
 
 
 @dataclass(frozen=True, slots=True)
+class DescribedItem(ItemCard):
+    """One item and its properties."""
+
+    properties: dict[str, float | str | bool | list[str]] | None = None
+    """Columns of the catalogue and what enrichment found; absent where the item has none."""
+
+
+@dataclass(frozen=True, slots=True)
 class ItemsReply:
     """Items, described."""
 
     bundle: str
-    items: list[ItemCard]
+    items: list[DescribedItem]
     corrected: str | None = None
     """The words that were searched for instead; absent where those that were sent are found."""
 

@@ -21,6 +21,7 @@ from serving.replies import (
     CatalogueReply,
     Category,
     ClarifyingQuestion,
+    DescribedItem,
     ErrorReply,
     EventsReply,
     Fault,
@@ -45,7 +46,6 @@ from serving.schemas import (
     Degraded,
     ExplainParameters,
     HistoryParameters,
-    ItemCard,
     ItemsParameters,
     ItemsRequest,
     RecommendedItem,
@@ -63,7 +63,7 @@ from serving.schemas import (
 )
 
 REPLIES = (
-    *(Degraded, RecommendedItem, ServedBy, Reply, BatchReply, ItemCard, ItemsReply, Category),
+    *(Degraded, RecommendedItem, ServedBy, Reply, BatchReply, DescribedItem, ItemsReply, Category),
     *(CatalogueReply, UserCard, UsersReply, PastItem, HistoryReply, Alive, Readiness),
     *(FieldFault, Fault, ErrorReply, EventsReply, ItemsChanged, Removed, ForgottenReply),
     *(SlotExplained, WhyNot, Explanation, RuleCard, SurfaceCard, Steered),

@@ -42,7 +42,7 @@ MAX_DISLIKED = 50
 LIKE_DISLIKED, KEPT = "like disliked items", "a topic that is kept"
 """Words of a wish that has none, and of one that this caller may not read."""
 NUM_LIKE = 50
-"""Items that are similar to one."""
+"""Items that are similar to one, of small catalogues a twentieth of all."""
 MAX_VALUES = 50_000
 """Different values of a property that topics may name."""
 
@@ -95,7 +95,7 @@ class TopicItems:
             found = [self.mask(LIKE + words)]
             title = self._bundle.catalogue.title_of(row)
             question = f"Similar to {title}, or all with {words}?"
-            answers = f"{way} {LIKE}{words}", f"{way} {words}"
+            answers = f'{way} {LIKE}"{words}"', f"{way} {words}"
         elif way != "more" and keys and len(parts) > 1:
             question = f"{' as well as '.join(parts)}, or only what is {words}?"
             answers = ", ".join(f"{way} {part}" for part in parts), f"{way} {words}"
@@ -130,7 +130,7 @@ class TopicItems:
     def _find(self, words: str) -> Mask:
         """Find the items that have the named values, or all words where these are not all values.
 
-        Where no item has all words, those that are no values are left out.
+        If no item has all words, each other one is a value that it means, or is left out.
         """
         is_like, words = words.startswith(LIKE), words.removeprefix(LIKE)
         if is_like and (row := self.titled(words)) is not None:
@@ -139,6 +139,11 @@ class TopicItems:
         found = np.zeros(self._bundle.num_item_rows, np.bool_)
         if others or not keys:
             found = self._with_words(words)
+        search = self._bundle.text_search
+        if not found.any() and search is not None and search.meanings is not None:
+            meant = (search.meanings.named_value(word) for word in others)
+            keys += [value_key(value) for value in meant if value is not None]
+        keys = [key for key in keys if key in self._values]
         if keys and not found.any():
             named = (self._values[key] for key in keys)
             every = np.stack(
@@ -226,9 +231,7 @@ class Steering:
             unread: Further items that models do not read.
         """
         if not (visitor.refused or visitor.topics or request.steer):
-            if unread is NOTHING:
-                return NO_WISHES
-            return Wishes(unread, NOTHING, (), (), (), ())
+            return NO_WISHES if unread is NOTHING else NO_WISHES._replace(unread=unread)
         refused = [(self.items.refused(event.item_id), event) for event in visitor.refused]
         rows = np.unique(np.concatenate([NOTHING, *(found for found, _ in refused)]))
         disliked = [
@@ -307,9 +310,8 @@ class Steering:
             pulls = np.where(self.items.at(rows, topic.words), np.float32(size), np.float32(0))
             parts.append((Steered(*topic.wanted, 0), pulls))
         if len(wishes.disliked):
-            words = LIKE_DISLIKED
             pulls = dislike_pulls(self._vectors(rows), self._vectors(wishes.disliked))
-            parts.append((Steered(words, "less", DISLIKE_STRENGTH, 0), pulls))
+            parts.append((Steered(LIKE_DISLIKED, "less", DISLIKE_STRENGTH, 0), pulls))
         return parts
 
     def _more(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Sequence
+from dataclasses import astuple
 from functools import cached_property
 from random import Random
 
@@ -24,6 +25,7 @@ from serving.recommend import Made, Recommender
 from serving.refine import refine
 from serving.replies import (
     ClarifyingQuestion,
+    DescribedItem,
     HistoryReply,
     ItemsReply,
     TopicsReply,
@@ -199,8 +201,10 @@ class Handlers:
         return self._cards([row for row in rows if row])
 
     def _cards(self, rows: Sequence[int], corrected: str | None = None) -> HttpAnswer:
-        items = [self._recommender.cards.of(row) for row in rows]
-        reply = ItemsReply(self._recommender.bundle.version, items, corrected)
+        bundle, card = self._recommender.bundle, self._recommender.cards.of
+        found = [(*astuple(card(row)), bundle.properties.of(row) or None) for row in rows]
+        items = [DescribedItem(*one) for one in found]
+        reply = ItemsReply(bundle.version, items, corrected)
         return HttpAnswer(200, to_json(reply), {})
 
     @cached_property

@@ -87,7 +87,7 @@ def test_one_question_tells_two_readings_apart_and_lists_stay_as_they_are(recomm
     title = "soap lavender number 11"
     for say, answers, steer in (
         ("no tens even", ("no tens, no even", "no tens even"), "no tens, no even"),
-        (f"less like {title}", (f"less like {title}", f"less {title}"), f"less like {title}"),
+        (f"less like {title}", (f'less like "{title}"', f"less {title}"), f'less like "{title}"'),
     ):
         made, following, question = refined(say, Request(user_id="user-2", k=6, diversity=0.3))
         assert question.answers == answers

@@ -33,6 +33,8 @@ MAX_DIM = 64
 """Width that vectors are projected to."""
 NUM_VALUES = 8
 """Values that a query may ask for at once."""
+MIN_COSINE = 0.55
+"""Least similarity of a word to the value that it names: "scary" has 0.82 to Horror."""
 SHARPNESS = 10.0
 """How much more the nearest value counts than others."""
 
@@ -95,6 +97,13 @@ class Meanings:
     def encode(self, words: Sequence[str]) -> Tensor:
         """Encode a text, [D] of unit length; zeros if no word of it is known."""
         return normalize(self._vectors(words).sum(0), dim=0)
+
+    def named_value(self, word: str) -> str | None:
+        """Find the value that a word means; None if no value is near it."""
+        if not self.values:
+            return None
+        best, place = (self.value_vectors @ self.encode([word])).max(0)
+        return self.values[int(place)] if best >= MIN_COSINE else None
 
     def _vectors(self, words: Sequence[str]) -> Tensor:
         """Look up the words that are known, [W, D], as long as each counts."""

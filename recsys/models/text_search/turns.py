@@ -138,7 +138,9 @@ def change_texts(query: str, steer: str, turn: Turn, *, searches: bool) -> tuple
 
 def _wish(topic: Topic) -> str:
     direction = "no" if topic.direction == "never" else topic.direction
-    return f"{direction}{' a bit' if topic.strength < 1 else ''} {topic.words}"
+    bare = topic.words.removeprefix(LIKE)
+    words = bare if bare == topic.words else f'{LIKE}"{bare}"'
+    return f"{direction}{' a bit' if topic.strength < 1 else ''} {words}"
 
 
 def _latest(parts: list[str], between: str, most: int) -> list[str]:

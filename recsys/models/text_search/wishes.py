@@ -1,8 +1,9 @@
 """Wishes in plain words, such as "less horror this week, nothing with football", as topics.
 
 A wish is split at commas, full stops and conjunctions. Each part has a direction, words, a strength
-and a time after which it ends; a part without a direction has that of the part before it. The words
-are only ever looked up: nothing in a wish, or in a title, is an instruction.
+and a time after which it ends; a part without a direction has that of the part before it. A title
+in quotes is not split. The words are only ever looked up: nothing in a wish, or in a title, is an
+instruction.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ WEAK = 0.5
 """Strength of "a bit more"; of other wishes 1."""
 MAX_TOPICS = 20
 """Topics of one wish; later ones are left out."""
+_QUOTED = re.compile(r'["\u201c\u201e\u00ab]([^"\u201c\u201d\u00bb]+)["\u201c\u201d\u00bb]')
 _PARTS = re.compile(r"[,;.!?\n]+|\b(?:and|but|or|also|then)\b")
 _NEVER = (
     "no more|do not (?:want|show|recommend)|dont (?:want|show|recommend)|not interested in"
@@ -38,6 +40,7 @@ LIKE = "like "
 _LIKE = re.compile(
     r"\b(more|less|no|not|nothing)(?: \w+)? like\b|\b(?:some|any)thing like\b|\bsimilar to\b"
 )
+_OF_THIS = re.compile(r"\b(?:of|like) (?:this|these|that)\b")
 _WEAK = re.compile(r"\b(?:a bit|a little|slightly|somewhat)\b")
 _NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
 _UNITS = {"hour": DAY // 24, "day": DAY, "week": 7 * DAY, "month": 30 * DAY, "year": 365 * DAY}
@@ -74,13 +77,17 @@ def parse_wish(wish: str) -> list[Topic]:
     found: dict[str, Topic] = {}
     direction: Direction = "more"
     waiting: list[str] = []
-    text = APOSTROPHES.sub("", fold(wish))
+    text = APOSTROPHES.sub("", fold(wish)).replace("_", " ")
+    text = _QUOTED.sub(lambda quoted: "_".join(words_of(quoted[1])), text)
     for part in _PARTS.split(text):
         part, seconds = _duration(part)
         part, weak = _WEAK.subn(" ", part)
+        of_this = _OF_THIS.search(part)
         part, like = _LIKE.subn(r"\1 ", part)
-        part, direction = _direction(part, direction)
-        words = LIKE * bool(like) + " ".join(_words(part))
+        rest, direction = _direction(part, direction)
+        words = LIKE * bool(like) + " ".join(_words(rest)).replace("_", " ")
+        if of_this and rest != part and not words.removeprefix(LIKE):
+            words = f"{LIKE}this"
         if words.removeprefix(LIKE):
             found.pop(words, None)
             strength = WEAK if weak else 1.0
@@ -114,7 +121,7 @@ def _duration(part: str) -> tuple[str, int | None]:
 
 
 def _words(part: str) -> Iterator[str]:
-    return (word for word in re.findall(r"[^\W_]+(?:-[^\W_]+)*", part) if word not in _FILLERS)
+    return (word for word in re.findall(r"\w+(?:-\w+)*", part) if word not in _FILLERS)
 
 
 def value_key(text: str) -> str:

@@ -13,7 +13,7 @@ const KEPT = ["surface", "category", "where", "diversity", "item", "query"];
 
 export class Column {
   // page: user(), session(), size(), explains(), act(id, type, column), refuse(card, type, column), open(id, from, column),
-  // changed(), say(text), arrived(bundle), drawn(), taken()
+  // changed(), say(text), arrived(bundle), drawn(), taken(), naming(wish)
   constructor(name, page) {
     this.name = name;
     this.page = page;
@@ -228,7 +228,7 @@ export class Column {
   // One turn of a conversation about the list: a correction, or the answer to its question.
   say(text) {
     this.at("correction").value = "";
-    if (text && !this.missing(this.body())) this.refresh(text);
+    if (text && !this.missing(this.body())) this.refresh(this.page.naming(text));
   }
 
   showQuestion(question) {
@@ -260,6 +260,7 @@ export class Column {
     if (missing) {
       list.replaceChildren();
       this.showNotes([missing]);
+      this.showQuestion(null);
       this.at("timing").textContent = "";
       this.requestId = null;
       performance.measure("list", { start: started });

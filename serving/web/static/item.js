@@ -5,30 +5,41 @@ import * as server from "./server.js";
 import { detailsOf, notesOf } from "./words.js";
 
 const at = (id) => document.getElementById(id);
+const MAX_VALUES = 12;
 let opened = null; // {id, column, page}
 
-// page: act(id, type, column), hide(card), refuse(card, type, column)
+// page: act(id, type, column), hide(card), refuse(card, type, column), kinds()
 export async function openItem(id, from, column, page) {
   const dialog = at("item");
   opened = { id, column, page };
   const [card] = await server.titled([id]);
   at("item-title").textContent = card.title;
   at("item-details").textContent = detailsOf(card);
-  at("categories").replaceChildren(...card.categories.map((name) => hideCategory(name, column, page)));
+  at("values").replaceChildren();
   at("similar-note").textContent = "";
   at("similar-list").replaceChildren();
   at("why").hidden = true;
   dialog.onclose = () => from?.isConnected && from.focus();
   dialog.showModal();
-  await Promise.all([why(id, column), similar(id, page, column)]);
+  await Promise.all([showValues(card, column, page), why(id, column), similar(id, page, column)]);
 }
 
-function hideCategory(name, column, page) {
+// A button for each value that can be hidden: categories, brand, other properties that are texts.
+async function showValues({ item_id: id, categories }, column, page) {
+  const kinds = page.kinds();
+  const properties = await server.propertiesOf(id).catch(() => ({}));
+  const values = Object.entries({ category: categories, ...properties })
+    .filter(([name]) => ["text", "list"].includes(kinds[name]))
+    .flatMap(([name, value]) => [value].flat().map((text) => hideValue(name, text, column, page)));
+  if (opened.id === id) at("values").replaceChildren(...values.slice(0, MAX_VALUES));
+}
+
+function hideValue(name, text, column, page) {
   const button = document.createElement("button");
-  Object.assign(button, { type: "button", className: "plain small", textContent: `Hide ${name}` });
+  Object.assign(button, { type: "button", className: "plain small", textContent: `Hide ${text}`, title: `All items of ${name} ${text}` });
   button.addEventListener("click", () => {
     at("item").close();
-    page.refuse({ item_id: `category:${name}`, title: name }, "hide", column);
+    page.refuse({ item_id: `${name}:${text}`, title: text }, "hide", column);
   });
   return button;
 }

@@ -18,6 +18,8 @@ const page = {
   // Of a home list what is stored is known to the server; a cart or a session is of the page.
   session: (kind) =>
     state.visit.filter(({ sent }) => !sent || ["cart", "session"].includes(kind)).map(({ id }) => id),
+  naming,
+  kinds: () => described?.properties ?? {},
   taken: () => state.visit.map(({ id }) => id),
   size: () => state.k,
   explains: () => state.explain,
@@ -188,9 +190,16 @@ async function showSaid() {
   );
 }
 
+// "This" is what was chosen last, else the first item of the list.
+function naming(wish) {
+  const id = state.visit.at(-1)?.id ?? columns[0].ids()[0];
+  const title = server.titleOf(id);
+  return title ? wish.replace(/\b(?:of|like) (?:this|these|that)\b/gi, () => `like "${title}"`) : wish;
+}
+
 function say(event) {
   event.preventDefault();
-  const wish = at("wish").value.trim();
+  const wish = naming(at("wish").value.trim());
   if (!wish) return;
   changeTopics(async () => {
     const { topics } = await server.say(state.user, wish);

@@ -145,6 +145,14 @@ export const similarTo = (id, signal) =>
     signal,
   );
 
+export async function propertiesOf(id) {
+  const { items } = await fetchJson(`/v1/items?${query([["id", id]])}`);
+  return items[0]?.properties ?? {};
+}
+
+// A title as a wish quotes it; undefined if no list has had the item.
+export const titleOf = (id) => cards.get(id)?.title.replaceAll('"', " ");
+
 // Titles of items by id; only unknown ones are fetched.
 export async function titled(ids, signal) {
   const missing = [...new Set(ids)].filter((id) => !cards.has(id));

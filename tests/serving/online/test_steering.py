@@ -6,6 +6,10 @@ import numpy as np
 import orjson
 import pytest
 
+from recsys.models.text_search.meaning import Meanings
+from recsys.models.text_search.search import TextSearch
+from recsys.models.text_search.tokens import split
+from recsys.models.text_search.words import WordIndex
 from serving.bundle.properties import Properties
 from serving.client import Client, ServerError
 from serving.list_record import write_record
@@ -51,12 +55,31 @@ def test_more_less_and_never_change_the_share_of_what_is_named(recommender):
 
 @pytest.mark.parametrize(
     ("wish", "noted"),
-    [("more quarkonium", "quarkonium"), ("less of this", None), ("\u65e0\u804a", "\u65e0\u804a")],
+    [
+        ("more quarkonium", "quarkonium"),
+        ("less of this", "like this"),
+        ("of this", None),
+        ("\u65e0\u804a", "\u65e0\u804a"),
+    ],
 )
 def test_a_wish_that_names_nothing_leaves_the_list_and_is_said(recommender, wish, noted):
     reply = listed(recommender, wish)
     assert Degraded("unknown_wish", noted) in reply.degraded
     assert (reply.items, reply.steered) == (listed(recommender).items, None)
+
+
+def test_words_that_no_item_has_name_the_value_that_they_mean(ranked):
+    rows = range(ranked.num_item_rows)
+    documents = [split(" ".join(ranked.catalogue.categories_of(row))) for row in rows]
+    items = np.array([["even" in words, "odd" in words] for words in documents], np.float32)
+    values = {"even": np.flatnonzero(items[:, 0]), "odd": np.flatnonzero(items[:, 1])}
+    axes = np.eye(2, dtype=np.float32)
+    meanings = Meanings.build(["halved", "queer"], axes, items, values, axes)
+    search = TextSearch(WordIndex.of(documents), (5.0, 3.0, 3.0, 0.5, 4.0, 0.0, 0.0), meanings)
+    recommender = Recommender(replace(ranked, text_search=search))
+    assert share(listed(recommender, "no halved things")) == 0
+    assert share(listed(recommender, "no halved evens")) == 0
+    assert listed(recommender, "no zzzz").steered is None
 
 
 def test_topics_and_refusals_of_a_record_make_its_list_again(recommender):

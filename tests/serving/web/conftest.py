@@ -6,6 +6,7 @@ import pytest
 
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.manifest import publish
+from serving.bundle.properties import Properties
 from serving.bundle.users import Users
 from serving.bundle.write import write_bundle
 from tests.serving.synthetic_bundle import synthetic_parts
@@ -21,7 +22,7 @@ def page_bundles(tmp_path_factory):
     catalogue = Catalogue.from_lists(
         item_ids=list(parts.catalogue.item_ids)[1:],
         display_texts=[*HOSTILE, *plain[len(HOSTILE) :]],
-        category_names=["even", CATEGORY, "tens"],
+        category_names=["even", CATEGORY, "Comedy"],
         category_values=parts.catalogue.category_values,
         category_offsets=parts.catalogue.category_offsets,
     )
@@ -32,7 +33,10 @@ def page_bundles(tmp_path_factory):
         offsets=parts.users.offsets,
         times=parts.users.times,
     )
-    write_bundle(folder, replace(parts, catalogue=catalogue, users=users), version="v1")
+    brands = {"brand": ["Acme" if row % 3 == 0 else None for row in range(SIZE.num_items)]}
+    properties = Properties.of_values({"brand": "text"}, brands)
+    parts = replace(parts, catalogue=catalogue, users=users, properties=properties)
+    write_bundle(folder, parts, version="v1")
     publish(folder, "v1")
     return folder
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from recsys.models.text_search.tokens import words_of
 from tests.serving.web.try_it_page import ask, choose_title, listed, new_list, serving, until
 
 pytestmark = pytest.mark.slow
@@ -107,16 +108,51 @@ def test_a_hidden_item_is_gone_from_every_surface_until_it_is_undone(open_page, 
         page.click("#undo")
     assert listed(page) == before
     assert page.is_hidden("#toast")
-    page.click("#list .more >> nth=0")
-    category = page.inner_text("#categories button >> nth=0").removeprefix("Hide ")
-    with new_list(page):
-        page.click("#categories button >> nth=0")
+
+
+def described(page, address):
     query = "&".join(f"id={item_id}" for item_id in listed(page))
-    items = ask(controlled, f"/v1/items?{query}")["items"]
-    assert all(category not in item["categories"] for item in items)
+    return ask(address, f"/v1/items?{query}")["items"]
+
+
+def test_a_category_and_a_brand_are_hidden_until_it_is_undone(open_page, controlled):
+    page = open_page("/#user=user-6", server=controlled)
+    before, cards = listed(page), described(page, controlled)
+    place = next(place for place, card in enumerate(cards) if "properties" in card)
+    assert cards[place]["properties"] == {"brand": "Acme"}
+    for value in (cards[place]["categories"][0], "Acme"):
+        page.click(f"#list .more >> nth={place}")
+        with new_list(page):
+            page.locator("#values button").get_by_text(f"Hide {value}", exact=True).click()
+        for item in described(page, controlled):
+            assert value not in (*item["categories"], *item.get("properties", {}).values())
+        with new_list(page):
+            page.click("#undo")
+        assert listed(page) == before
+
+
+def test_a_newcomer_says_less_and_more_sees_why_and_takes_it_back(open_page, controlled):
+    page = open_page(server=controlled)
+    before, cards = listed(page), described(page, controlled)
+    page.fill("#wish", "less of this, more slow comedies, for a week")
     with new_list(page):
-        page.click("#undo")
+        page.press("#wish", "Enter")
+    after = described(page, controlled)
+    funny, funny_before = (
+        sum("Comedy" in card["categories"] for card in some) for some in (after, cards)
+    )
+    assert funny > funny_before
+    assert before[0] not in listed(page)[:5]
+    [less, more] = page.locator("#topics li span:first-child").all_inner_texts()
+    assert less == f"less like {' '.join(words_of(cards[0]['title']))}"
+    assert more == "more slow comedies"
+    assert all("until" in text for text in page.locator("#topics .when").all_inner_texts())
+    for topic in (less, more):
+        assert f"{topic}: " in page.inner_text("#notes")
+        with new_list(page):
+            page.click("#topics .remove >> nth=0")
     assert listed(page) == before
+    assert page.inner_text("#topics") == "Nothing said yet."
 
 
 def test_a_list_is_corrected_and_its_question_answered(open_page, controlled):

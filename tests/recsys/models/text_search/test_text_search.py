@@ -124,6 +124,7 @@ def test_words_that_no_item_has_find_what_they_mean(search, tmp_path):
     both = ("sweetheart galaxy", {2})
     for query, rows in (("galaxy", {1, 2}), ("sweethearts", {7}), ("haircurls", {4, 5}), both):
         assert set(found(understood, query)[: len(rows)]) == rows, query
+    assert [meanings().named_value(word) for word in ("curls", "zzzz")] == ["hair", None]
     # A word that is known is not misspelt; what an item has by all words stays in front.
     known = understood.candidates("galaxy", [], np.zeros(9, np.float32))
     assert not known.features[:, SPELLING].any()

@@ -7,7 +7,14 @@ WISHES = {
     "more documentaries": [("documentaries", "more", 1.0, None)],
     "less horror this week": [("horror", "less", 1.0, WEEK)],
     "nothing with spoilers of football": [("football", "never", 1.0, None)],
-    "less of this, more slow comedies, for a week": [("slow comedies", "more", 1.0, WEEK)],
+    "less of this, more slow comedies, for a week": [
+        ("like this", "less", 1.0, WEEK),
+        ("slow comedies", "more", 1.0, WEEK),
+    ],
+    'less like "Crimes, and: No More (1989)", more \u201cNo_one\u201d': [
+        ("like crimes and no more 1989", "less", 1.0, None),
+        ("no one", "more", 1.0, None),
+    ],
     "I'd like a bit more Sci-Fi and fantasy, no westerns for 3 days": [
         ("sci-fi", "more", 0.5, None),
         ("fantasy", "more", 1.0, None),
@@ -22,7 +29,8 @@ WISHES = {
     "No more Am\u00e9lie": [("amelie", "never", 1.0, None)],
     "too much romance lately": [("romance", "less", 1.0, None)],
     "\u043a\u043e\u043c\u0435": [("\u043a\u043e\u043c\u0435", "more", 1.0, None)],
-    "please show me less of this": [],
+    "please show me less of this": [("like this", "less", 1.0, None)],
+    "less of this week, of this": [],
     " , ; !": [],
 }
 
