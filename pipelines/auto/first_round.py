@@ -92,7 +92,7 @@ def first_choices(planner: Planner, users: int) -> Table:
         )
     off: Table = {"enabled": False}
     return {
-        "evaluation": {"exclude_history": not repeats, "intervals": False, "max_users": users},
+        "evaluation": {"exclude_history": not repeats, "max_users": users},
         "blend": {"max_queries": BLENDED_FOR_EACH * users},
         "content": {"encoder": "none"},
         "semantic_ids": {"method": "none"},

@@ -38,7 +38,7 @@ from recsys.training.passes import ScheduleConfig
 
 BEST, FULLER = "best bundle", "fuller bundle"
 MEASURED: Table = {
-    "evaluation": {"intervals": True, "max_users": EVALUATED_USERS},
+    "evaluation": {"max_users": EVALUATED_USERS},
     "blend": {"max_queries": BLENDED_FOR_EACH * EVALUATED_USERS},
 }
 """Choices by which later rounds are measured."""

@@ -14,20 +14,16 @@ from pipelines.auto.further import CANDIDATES, ONE_ERROR, SLACK, Candidate, Meas
 from pipelines.auto.plan import PlanPart, Round
 from pipelines.auto.rounds import CLOSING, Automatic, Planned
 from pipelines.auto.shape import enough
-from pipelines.config.toml import Table, merge
+from pipelines.config.toml import merge
 from pipelines.engine.artifacts import read_json
 from pipelines.engine.errors import RefusedError, UnstableTrainingError
 from pipelines.engine.runner import StageOutcome
 from pipelines.engine.workspace import Workspace
-from pipelines.evaluation.analysis import ANALYSIS
 from pipelines.ranking.artefact import FILE, RANKER, describe_choices, read_decision
 from pipelines.stages.list import STAGES
 from recsys.fitting.queries import GIVEN
 
 NO_TIME = "no time left"
-ANALYSED: Table = {"evaluation": {"intervals": True}}
-ANALYSED_TIMES = 4.0
-"""Times that an evaluation with intervals takes the seconds of one without."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +71,9 @@ def further_rounds(run: Automatic, planned: Planned, run_stages: RunStages) -> l
     rounds, trials = planned.plan.rounds, Trials(run, planned, run_stages)
     if planned.stopped:
         return []
-    trials.analyse()
     if planned.finished < len(rounds):
         planned.stopped = f"{rounds[planned.finished].name} had no time, or was refused"
-        return trials.outcomes
+        return []
     if enough(planned.shape):
         for name, make in CANDIDATES.items():
             if all(one["name"] != name for one in planned.trials):
@@ -96,25 +91,6 @@ class Trials:
     def __init__(self, run: Automatic, planned: Planned, run_stages: RunStages) -> None:
         self.run, self.planned, self.run_stages = run, planned, run_stages
         self.outcomes: list[StageOutcome] = []
-
-    def analyse(self) -> None:
-        """Compute the intervals that ``recsys compare`` reads; the first round leaves them out."""
-        number, rounds = self.planned.finished - 1, list(self.planned.plan.rounds)
-        choices = merge(rounds[number].choices, ANALYSED)
-        one = rounds[number] = replace(rounds[number], choices=choices)
-        config, left = self.run.round_config(one), self.run.seconds_left() - CLOSING
-        spent = (beside.read_seconds(config.workspace, stage) for stage in beside.ENDS)
-        needed = ANALYSED_TIMES * sum(spent)
-        path = config.workspace / "evaluate" / ANALYSIS
-        if config.evaluation.intervals and not path.exists() and needed < left:
-            without = self.planned.plan
-            self.planned.plan = replace(without, rounds=tuple(rounds))
-            self.planned.save(self.run.base, number)
-            try:
-                self.outcomes += self.run.release(config, self.run_stages)
-            except (RefusedError, beside.OutOfTimeError):
-                self.planned.plan = without
-                self.planned.save(self.run.base, number)
 
     def consider(self, name: str, make: Callable[[Measured], Candidate | str]) -> None:
         """Try one part if it applies and there is time, and keep the record of it."""

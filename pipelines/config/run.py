@@ -89,8 +89,6 @@ class EvaluationConfig(RankingConfig):
     """Metric by which a report calls a model best and measures slices; not that of a release."""
     metrics: tuple[str, ...] = ("recall@10", "recall@50", "mrr@10", "map@10", "precision@10")
     """Other metrics with an interval: recall, ndcg, hit_rate, mrr, map, precision at any length."""
-    intervals: bool = True
-    """Whether to compute intervals, slices and tests; a report needs them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

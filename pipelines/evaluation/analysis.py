@@ -80,9 +80,8 @@ class Analysis:
         path = artefact / ANALYSIS
         if not path.exists():
             raise ValueError(
-                f"{path} is missing: an older version made this artefact, or it was made with "
-                "evaluation.intervals = false. Make it again with recsys run --set "
-                "evaluation.intervals=true --force evaluate"
+                f"{path} is missing: no user has a held-out event, or an older version made this "
+                "artefact. Make it again with recsys run --force evaluate"
             )
         return cls.from_json(read_json(path))
 

@@ -64,12 +64,11 @@ def evaluate(context: StageContext) -> StageRows:
         # Validation comes first and chooses; the test split chooses nothing.
         blends = (*row_names(profiles).values(), RANKED)
         baseline = baseline or best_single(results, config.evaluation.primary_metric, blends)
-        if config.evaluation.intervals:
-            analyses[split] = analyse_split(results, known, config.evaluation, baseline=baseline)
+        analyses[split] = analyse_split(results, known, config.evaluation, baseline=baseline)
     if metrics["test"]:
         note_test_look(context, metrics["test"])
     (context.output / "metrics.json").write_text(to_json({GIVEN: metrics}))
-    if config.evaluation.intervals and len(analyses) == len(SPLITS):
+    if len(analyses) == len(SPLITS):
         manifest = Manifest.load(features)
         Analysis(
             orders={GIVEN: analyses},

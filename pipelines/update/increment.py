@@ -100,7 +100,7 @@ def update_stages() -> list[Stage]:
 
 
 def update_config(config: RunConfig) -> RunConfig:
-    """Set an increment up: its own workspace, no intervals.
+    """Set an increment up in its own workspace.
 
     A champion's metrics on another day say nothing about this one, so only the comparison on the
     same queries counts.
@@ -109,7 +109,6 @@ def update_config(config: RunConfig) -> RunConfig:
         config,
         workspace=DailyState(config.workspace).update,
         splits=replace(config.splits, kind="leave_one_out"),
-        evaluation=replace(config.evaluation, intervals=False),
         release=replace(config.release, bundles=bundles_dir(config), max_drop_from_champion=1.0),
     )
 

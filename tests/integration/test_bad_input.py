@@ -60,7 +60,6 @@ SMALL = (
     "sequence_training.max_epochs=1.0",
     "ranker_training.enabled=false",
     "generative_training.enabled=false",
-    "evaluation.intervals=false",
 )
 TIED = drawn(3_000, DAY, users=99, items=60)
 HARD = {

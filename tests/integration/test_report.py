@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from pipelines.engine.workspace import Workspace
-from tests.integration.copies import Recsys, copied, run_well
+from tests.integration.copies import Recsys
 from tests.pipelines.pages.read import blocks_in
 
 
@@ -35,10 +35,3 @@ def test_another_look_at_the_test_split_is_counted(shop: Path, recsys: Recsys) -
     finally:
         ledger.write_text(before)
         assert recsys(*again).exit_code == 0
-
-
-def test_without_intervals_there_is_no_report(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
-    said = run_well(recsys, copied(shop, tmp_path), "--set", "evaluation.intervals=false")
-    assert "report:" not in said
-    absent = json.loads((tmp_path / "run/report/report.json").read_text())["absent"]
-    assert "evaluation.intervals = false" in absent

@@ -51,7 +51,6 @@ learning_rate = 0.01
 [search]
 [evaluation]
 ks = [10]
-intervals = false
 [release]
 min_gain_over_popularity = -1
 max_drop_from_champion = 1.0

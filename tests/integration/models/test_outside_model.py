@@ -50,7 +50,6 @@ enabled = false
 [search]
 [evaluation]
 ks = [5, 10]
-intervals = false
 [tracking]
 enabled = false
 """

@@ -32,7 +32,6 @@ enabled = false
 
 [evaluation]
 ks = [5, 10]
-intervals = false
 
 [search]
 enabled = false

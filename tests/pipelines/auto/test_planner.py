@@ -221,5 +221,4 @@ def test_without_a_sequence_model_the_two_tower_has_a_round_of_its_own():
     best = plan.rounds[1]
     assert [part.name for part in best.parts][-2] == "two-tower"
     assert best.choices["two_tower_training"]["enabled"]
-    assert best.choices["evaluation"]["intervals"]
     assert best.choices["ease"] == plan.rounds[0].choices["ease"]

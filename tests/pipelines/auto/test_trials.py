@@ -182,20 +182,6 @@ def test_time_is_up_once_and_the_handler_before_comes_back():
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_the_first_round_alone_is_analysed_at_the_end(served, monkeypatch):
-    run, _, plan = served
-    monkeypatch.setattr("pipelines.auto.trials.CANDIDATES", {})
-    seen = []
-
-    def run_stages(chosen, config):
-        seen.append((chosen[-1].name, config.evaluation.intervals))
-        return []
-
-    further_rounds(run, plan, run_stages)
-    assert seen[-1] == ("adapt_domains", True)
-    assert run.sources.latest().evaluation.intervals
-
-
 @pytest.mark.parametrize(
     ("name", "user", "words"),
     [

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from features.schema import FilterConfig
-from pipelines.config.run import DataConfig, EvaluationConfig, RunConfig
+from pipelines.config.run import DataConfig, RunConfig
 from pipelines.config.trainings import TorchrunConfig, TwoTowerTrainingConfig
 from pipelines.engine.errors import RankLostError
 from pipelines.engine.runner import pick_stages, run_stages
@@ -54,7 +54,6 @@ def settings(folder: Path, name: str, **fields: object) -> RunConfig:
             patience=50,
             checkpoint_seconds=0.05,
         ),
-        evaluation=EvaluationConfig(intervals=False),
     )
     return replace(config, **fields)
 
