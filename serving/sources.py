@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import recsys.models.names as names
 from recsys.retrieval.generated import timed_source
-from recsys.retrieval.sources import PopularSource, ScoredSource, Source, WeightsSource
-from serving.bundle.adapters import NO_ADAPTERS, Adapters
-from serving.bundle.history_models import CONTENT_SIMILARITY, ENSEMBLE, SEQUENCE
-from serving.bundle.load import Bundle
-from serving.model_sources import (
+from recsys.retrieval.model_sources import (
     AdaptedSource,
     ContentNeighbours,
     SimilarContentSource,
@@ -19,6 +15,10 @@ from serving.model_sources import (
     similarity_source,
     two_tower_source,
 )
+from recsys.retrieval.sources import PopularSource, ScoredSource, Source, WeightsSource
+from serving.bundle.adapters import NO_ADAPTERS, Adapters
+from serving.bundle.history_models import CONTENT_SIMILARITY, ENSEMBLE, SEQUENCE
+from serving.bundle.load import Bundle
 from serving.settings import ServingOptions
 
 BEAM_WIDTH = 50
@@ -68,10 +68,10 @@ def sources_of(
 
 def _content_source(bundle: Bundle, learned: bool) -> Source | None:
     neighbours = similar = None
-    if bundle.semantic_ids is not None and bundle.items.content.shape[1]:
-        neighbours = ContentNeighbours(
-            bundle.semantic_ids, bundle.items.content, bundle.num_released_rows
-        )
+    ids, content = bundle.semantic_ids, bundle.items.content
+    if ids is not None and content.shape[1]:
+        codes, sizes = ids.content_codes, ids.ids.level_sizes
+        neighbours = ContentNeighbours(codes, sizes, content, bundle.num_released_rows)
     if learned and bundle.content_similarity is not None:
         index = bundle.indexes.get(CONTENT_SIMILARITY)
         similar = similarity_source(bundle.content_similarity, index)

@@ -15,10 +15,10 @@ from pipelines.semantic_ids.store import SemanticIdStore, read_item_codes
 from pipelines.stages.build_semantic_ids import read_behaviour
 from recsys.data.top_k import ItemMask
 from recsys.retrieval.generated import timed_source
+from recsys.retrieval.model_sources import ContentNeighbours
 from recsys.semantic_ids.behaviour import behaviour_ids
 from recsys.semantic_ids.rq_kmeans import KMeansConfig, ResidualKMeansConfig
 from serving.bundle.load import load_bundle
-from serving.model_sources import ContentNeighbours
 from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Request
@@ -109,7 +109,10 @@ def test_an_appended_twin_finds_its_original_by_content(own: Path, recsys: Recsy
     assert bundle.semantic_ids is not None
     assert bundle.retriever is not None
     neighbours = ContentNeighbours(
-        bundle.semantic_ids, bundle.items.content, bundle.num_released_rows
+        bundle.semantic_ids.content_codes,
+        bundle.semantic_ids.ids.level_sizes,
+        bundle.items.content,
+        bundle.num_released_rows,
     )
     mask = ItemMask.all(bundle.num_item_rows)
     for item_id in items["item_id"][:6]:

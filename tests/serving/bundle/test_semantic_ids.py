@@ -8,6 +8,7 @@ import torch
 
 from pipelines.semantic_ids.append import load_bundle_quantizer
 from recsys.data.top_k import ItemMask
+from recsys.retrieval.model_sources import ContentNeighbours
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.lifecycle import append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
@@ -16,7 +17,6 @@ from serving.bundle.load import load_bundle
 from serving.bundle.manifest import MANIFEST, read_manifest
 from serving.bundle.semantic_ids import NewIds
 from serving.bundle.write import write_bundle
-from serving.model_sources import ContentNeighbours
 from serving.recommend import Recommender
 from serving.schemas import Request
 from tests.serving.bundle.deltas import append_like
@@ -59,7 +59,7 @@ def test_content_neighbours_are_the_slow_truth(bundle):
     """Of the items behind the longest prefix that has k, the nearest by cosine."""
     content = bundle.items.content
     codes = bundle.semantic_ids.codes
-    neighbours = ContentNeighbours(bundle.semantic_ids, content, 41)
+    neighbours = ContentNeighbours(codes, bundle.semantic_ids.ids.level_sizes, content, 41)
     allowed = np.ones(41, bool)
     allowed[[0, 5, 6]] = False
     for row in range(1, 41):
@@ -83,8 +83,9 @@ def test_content_neighbours_are_the_slow_truth(bundle):
 def test_visitor_gets_the_new_item_that_is_like_the_latest_ones(bundles_dir):
     add_fresh(bundles_dir)
     after = load_bundle(bundles_dir / "bundle-v1+1")
-    neighbours = ContentNeighbours(after.semantic_ids, after.items.content, 41)
     codes, everything = after.semantic_ids.codes, ItemMask.all(43)
+    sizes = after.semantic_ids.ids.level_sizes
+    neighbours = ContentNeighbours(codes, sizes, after.items.content, 41)
     # Fresh 1 is item 3 again, fresh 2 item 4.
 
     def appended(history, k, mask=everything):

@@ -1,11 +1,12 @@
 """Sources of the trained models, and of items whose content is similar by their semantic IDs.
 
-Axes: k candidates, M items with an ID, A appended items with one, F width of content embeddings,
-P items of a prefix, S latest items of a history.
+Axes: k candidates, N item rows, L levels, M items with an ID, A appended items with one, F width of
+content embeddings, P items of a prefix, S latest items of a history.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from math import prod
 
@@ -35,7 +36,6 @@ from recsys.retrieval.sources import (
     one_by_one,
 )
 from recsys.semantic_ids.codes import NO_CODE, id_keys
-from serving.bundle.semantic_ids import ItemSemanticIds
 
 
 class AdaptedSource(Source):
@@ -164,15 +164,16 @@ class ContentNeighbours:
     """
 
     def __init__(
-        self, semantic_ids: ItemSemanticIds, content: Tensor, num_released_rows: int
+        self, codes: Tensor, level_sizes: Sequence[int], content: Tensor, num_released_rows: int
     ) -> None:
         """Sort the IDs.
 
         Args:
-            num_released_rows: Item rows of the bundle; later ones were appended by deltas.
+            codes: By item row, [N, L]; -1 without an ID.
+            content: Content embeddings, [N, F].
+            num_released_rows: Item rows of the release; later ones were appended.
         """
-        codes = semantic_ids.content_codes
-        sizes = semantic_ids.ids.level_sizes[: codes.shape[1]]
+        sizes = level_sizes[: codes.shape[1]]
         rows = (codes[:, 0] != NO_CODE).nonzero().flatten()
         keys, order = id_keys(codes[rows], sizes).sort()
         self._keys, self._item_rows = keys.numpy(), rows[order].numpy()  # [M] each
