@@ -1,21 +1,27 @@
 """Page Rate over a real workspace: people over HTTP, a scripted language model by the command."""
 
 import json
+import re
+import shutil
 import time
 import zlib
 from contextlib import contextmanager
 from threading import Thread
 
+import numpy as np
+import polars as pl
 import pytest
+from polars import selectors
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.pages import PAGES
-from pipelines.dashboard.rate import read_rubric
+from pipelines.dashboard.rate import draw_lists, read_rubric
 from pipelines.dashboard.web.access import AccessRules
 from pipelines.dashboard.web.app import Site, create_app
+from pipelines.dashboard.workspaces.read import read_workspace
 from pipelines.dashboard.workspaces.stores import Places, Stores
 from tests.pipelines.dashboard.conftest import RUBRIC
 from tests.recsys.content.openai_server import Reply, chat_reply, openai_server
@@ -120,7 +126,7 @@ def test_what_cannot_be_is_refused_in_words_and_keeps_nothing(workspace, rubric)
     assert not list(rubric.parent.glob("*.answers/*"))
 
 
-def compare(workspace, rubric, server, *more):
+def compare(workspace, rubric, server, *others):
     endpoint = {
         "base_url": f'"{server.base_url}"',
         "model": '"judge"',
@@ -128,8 +134,8 @@ def compare(workspace, rubric, server, *more):
         "timeout_seconds": 0.5,
     }
     settings = [f"enrichment.endpoint.{name}={value}" for name, value in endpoint.items()]
-    settings += ['enrichment.model="endpoint"', "enrichment.token_budget=1000000", *more]
-    words = ["compare", str(workspace), "--rubric", str(rubric)]
+    settings += ['enrichment.model="endpoint"', "enrichment.token_budget=1000000"]
+    words = ["compare", str(workspace), *map(str, others), "--rubric", str(rubric)]
     return CliRunner().invoke(app, [*words, *(part for one in settings for part in ("--set", one))])
 
 
@@ -169,6 +175,38 @@ def test_a_model_rates_the_lists_that_people_see_and_titles_tell_it_nothing(work
         page = client.get("/api/page/rate").json()
     assert all(any(set(one.split()) <= set(text.split()) for text in read) for one in titles)
     assert [row[1] for row in block(page, "table")["rows"]] == ["people", model] * 2
+
+
+def test_two_runs_are_compared_by_what_a_model_says_of_their_lists(workspace, rubric, tmp_path):
+    """The other run turns every list round, and the model wants the later name first."""
+    other = shutil.copytree(workspace, tmp_path / "other", symlinks=True)
+    table = other / "evaluate" / "per_user_given_validation.parquet"
+    lists = selectors.starts_with("top_k_")
+    turned = pl.read_parquet(table).with_columns(lists.list.head(10).list.reverse())
+    table.unlink()
+    turned.write_parquet(table)
+
+    def fits(text):
+        names = re.findall(r"\d+\. ([^;]+)", text.partition("Recommended:")[2])
+        return names[0] > names[-1]
+
+    def judge(request):
+        text = json.loads(request["messages"][1]["content"].split("\n")[1])
+        return chat_reply(json.dumps({"fits": fits(text), "varied": None}))
+
+    def passed(run):
+        return np.mean([fits(one.text) for one in draw_lists(read_workspace(run), criteria)])
+
+    criteria, _ = read_rubric(rubric)
+    with openai_server(chat=judge) as server:
+        result = compare(workspace, rubric, server, other)
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.output.split())
+    difference = passed(other) - passed(workspace)
+    assert difference != 0
+    assert f"other - {workspace.name}" in words
+    assert f"{difference:+.4f}" in words
+    assert "lists, adjusted by holm, 4 users" in words
 
 
 def test_a_model_that_hangs_or_is_not_there_is_no_answer(workspace, rubric):
