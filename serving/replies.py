@@ -195,6 +195,8 @@ class TopicCard:
     """Unix second at which it ends; absent if it holds for good."""
     num_items: int | None = None
     """Items of the catalogue that match; absent in the reply to a change."""
+    ignored: list[str] | None = None
+    """Words that match nothing, so that the others count; absent if there are none."""
 
 
 @dataclass(frozen=True, slots=True)

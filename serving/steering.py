@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from recsys.data.top_k import ItemMask
 from recsys.models.text_search.tokens import fold, split, words_of
 from recsys.models.text_search.turns import Split
-from recsys.models.text_search.wishes import LIKE, Topic, find_values, value_key
+from recsys.models.text_search.wishes import LIKE, THIS, Topic, find_values, value_key
 from recsys.reranking.lists import DISLIKE_STRENGTH, MAX_FACTOR, dislike_pulls, steered_order
 from recsys.retrieval.ranked import RankedItems
 from serving.bundle.load import Bundle
@@ -132,18 +132,17 @@ class TopicItems:
 
         If no item has all words, each other one is a value that it means, or is left out.
         """
+        found = np.zeros(self._bundle.num_item_rows, np.bool_)
+        if words == THIS:
+            return found
         is_like, words = words.startswith(LIKE), words.removeprefix(LIKE)
         if is_like and (row := self.titled(words)) is not None:
             return np.isin(np.arange(self._bundle.num_item_rows), [row, *self._find_similar(row)])
         keys, others = find_values(words, self._values)
-        found = np.zeros(self._bundle.num_item_rows, np.bool_)
         if others or not keys:
             found = self._with_words(words)
-        search = self._bundle.text_search
-        if not found.any() and search is not None and search.meanings is not None:
-            meant = (search.meanings.named_value(word) for word in others)
-            keys += [value_key(value) for value in meant if value is not None]
-        keys = [key for key in keys if key in self._values]
+        if not found.any():
+            keys += filter(None, map(self._meant, others))
         if keys and not found.any():
             named = (self._values[key] for key in keys)
             every = np.stack(
@@ -153,6 +152,20 @@ class TopicItems:
             found = np.all(every, axis=0) if every.all(0).any() else np.any(every, axis=0)
         found[0] = False
         return found
+
+    def ignored(self, words: str) -> list[str]:
+        """List the words of a topic that have no part in what it finds."""
+        if words.startswith(LIKE) or self._with_words(words).any():
+            return []
+        return [word for word in find_values(words, self._values)[1] if not self._meant(word)]
+
+    def _meant(self, word: str) -> str | None:
+        """Find the key of the value that a word means; None without."""
+        search = self._bundle.text_search
+        if search is None or search.meanings is None:
+            return None
+        value = value_key(search.meanings.named_value(word) or "")
+        return value if value in self._values else None
 
     def _with_words(self, words: str) -> Mask:
         """Mask of the items that have all words, [N]."""

@@ -117,9 +117,10 @@ def list_topics(recommender: Recommender, user_id: str, visitor: Visitor) -> lis
     """List what a user said, then what the categories of the history say."""
     now, items = time.time(), recommender.steering.items
     said = in_time(read_topics(visitor.topics), now)
+    found = [(int(np.count_nonzero(items.mask(one.words))), one) for one in said]
     cards = [
-        TopicCard(*one.wanted, "said", one.until, int(np.count_nonzero(items.mask(one.words))))
-        for one in said
+        TopicCard(*one.wanted, "said", one.until, number, items.ignored(one.words) or None)
+        for number, one in found
     ]
     query = hydrate(Request(user_id=user_id), recommender.bundle, HOME, visitor, int(now))
     known = {value_key(one.words) for one in said}

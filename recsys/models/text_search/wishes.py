@@ -41,6 +41,8 @@ _LIKE = re.compile(
     r"\b(more|less|no|not|nothing)(?: \w+)? like\b|\b(?:some|any)thing like\b|\bsimilar to\b"
 )
 _OF_THIS = re.compile(r"\b(?:of|like) (?:this|these|that)\b")
+THIS = f"{LIKE}this"
+"""Words of a topic that is about an item that the wish does not name."""
 _WEAK = re.compile(r"\b(?:a bit|a little|slightly|somewhat)\b")
 _NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
 _UNITS = {"hour": DAY // 24, "day": DAY, "week": 7 * DAY, "month": 30 * DAY, "year": 365 * DAY}
@@ -87,7 +89,7 @@ def parse_wish(wish: str) -> list[Topic]:
         rest, direction = _direction(part, direction)
         words = LIKE * bool(like) + " ".join(_words(rest)).replace("_", " ")
         if of_this and rest != part and not words.removeprefix(LIKE):
-            words = f"{LIKE}this"
+            words = THIS
         if words.removeprefix(LIKE):
             found.pop(words, None)
             strength = WEAK if weak else 1.0

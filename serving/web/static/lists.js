@@ -216,6 +216,7 @@ export function showTopics(list, topics, remove) {
     words.dir = "auto";
     const facts = topic.source === "said" ? [] : ["from the history"];
     if (topic.source === "said" && topic.num_items !== undefined) facts.push(`${topic.num_items} items`);
+    if (topic.ignored) facts.push(`\u201c${topic.ignored.join(" ")}\u201d matches nothing`);
     if (topic.until) facts.push(`until ${day.format(new Date(1000 * topic.until))}`);
     element.append(words, made("span", "quiet when", facts.join(", ")));
     if (topic.source === "said") {

@@ -80,6 +80,9 @@ def test_words_that_no_item_has_name_the_value_that_they_mean(ranked):
     assert share(listed(recommender, "no halved things")) == 0
     assert share(listed(recommender, "no halved evens")) == 0
     assert listed(recommender, "no zzzz").steered is None
+    items = recommender.steering.items
+    assert items.ignored("zzzz halved evens") == ["zzzz"]
+    assert items.ignored("even") == []
 
 
 def test_topics_and_refusals_of_a_record_make_its_list_again(recommender):
