@@ -85,6 +85,19 @@ def test_words_that_no_item_has_name_the_value_that_they_mean(ranked):
     assert items.ignored("even") == []
 
 
+def test_a_wish_names_an_attribute_and_a_category_together(ranked):
+    """What enrichment found is a property like a column of the catalogue."""
+    pace = {"pace": ["slow" if row < 9 else "quick" for row in range(1, ranked.num_item_rows)]}
+    properties = Properties.of_values({"pace": "text"}, pace)
+    recommender = Recommender(replace(ranked, properties=properties))
+    plain = recommender.answer(Request(user_id="user-2", k=30))
+    reply = recommender.answer(Request(user_id="user-2", k=30, steer="no slow evens"))
+    gone = {one.item_id for one in plain.items} - {one.item_id for one in reply.items}
+    assert reply.steered[0].num_items == 4
+    assert gone
+    assert gone <= {"item-2", "item-4", "item-6", "item-8"}
+
+
 def test_topics_and_refusals_of_a_record_make_its_list_again(recommender):
     now = 1_700_000_000.0
     topics = TopicsRequest(wish="less evens this week").change("", now)

@@ -146,7 +146,9 @@ def test_a_newcomer_says_less_and_more_sees_why_and_takes_it_back(open_page, con
     [less, more] = page.locator("#topics li span:first-child").all_inner_texts()
     assert less == f"less like {' '.join(words_of(cards[0]['title']))}"
     assert more == "more slow comedies"
-    assert all("until" in text for text in page.locator("#topics .when").all_inner_texts())
+    facts = page.locator("#topics .when").all_inner_texts()
+    assert all("until" in text for text in facts)
+    assert "\u201cslow\u201d matches nothing" in facts[1]
     for topic in (less, more):
         assert f"{topic}: " in page.inner_text("#notes")
         with new_list(page):
