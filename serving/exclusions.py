@@ -42,13 +42,12 @@ from recsys.data.top_k import ItemMask
 from serving.arrangement.rules import RuleRows
 from serving.bundle.load import Bundle
 from serving.configuration.rules import Rule
-from serving.explained import WhyNotCode
 from serving.filtering.compile import in_categories, in_domain, matching
 from serving.items import Searched
 from serving.live import LiveState
 from serving.online.store import NOBODY, Visitor
 from serving.query import MAX_NAMED, Query, session_rows
-from serving.schemas import MAX_CURSOR, Degraded
+from serving.schemas import MAX_CURSOR, Degraded, WhyNotCode
 
 Mask = NDArray[np.bool_]
 Rows = NDArray[np.int64]
@@ -214,7 +213,6 @@ class Exclusions:
             if mask.count():
                 return mask, with_history if leaves_seen else reported, ()
             allowed = np.ones(num_rows, np.bool_)
-        # In place, though it is a mask's own array: `why` asks for these rows before the masks.
         allowed[[0, query.item_row]] = False
         in_filter = bool(allowed.any())
         allowed[own] = False
@@ -313,15 +311,12 @@ class Exclusions:
 
 
 def _intersect(masks: Sequence[Exclusion]) -> tuple[Mask | None, str]:
-    """Return the items that all masks let through, and the part after which none was left.
-
-    The first mask's own array is written into: `why` reads it last.
-    """
+    """Return the items that all masks let through, and the part after which none was left."""
     allowed, part = None, "filter.categories"
     for mask in masks:
-        if allowed is None:
-            allowed, part = mask.allowed, mask.part
-        elif allowed.any() and mask.allowed is not None:
+        if allowed is None and mask.allowed is not None:
+            allowed, part = mask.allowed.copy(), mask.part
+        elif allowed is not None and allowed.any() and mask.allowed is not None:
             allowed &= mask.allowed
             part = mask.part
     return allowed, part

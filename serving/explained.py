@@ -3,23 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-WhyNotCode = Literal[
-    "unknown_item",
-    "shown",
-    "hidden",
-    "excluded",
-    "on_an_earlier_page",
-    "not_a_candidate",
-    "in_history",
-    "not_found",
-    "not_on_surface",
-    "filtered",
-    "no_source",
-    "outranked",
-    "rearranged",
-]
+from serving.schemas import WhyNotCode
 
 
 @dataclass(frozen=True, slots=True)

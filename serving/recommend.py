@@ -27,7 +27,7 @@ from serving.configuration.resolve import Resolved, Resolver
 from serving.exclusions import SEEN_ITEMS_SHOWN, Eligible, Exclusions, read_cursor
 from serving.items import MAX_FOUND, ItemCards, ItemSearch, build_search
 from serving.live import LiveState, Opener, Visitor
-from serving.online.records import new_request_id, read_seed, time_of
+from serving.online.store import new_request_id, read_seed, time_of
 from serving.query import NOTHING, Query, Rows, fitted, hydrate
 from serving.retrieval import Candidates, Lists, Retrieval
 from serving.schemas import Assigned, Context, Degraded, RecommendedItem, Reply, Request, ServedBy

@@ -53,6 +53,21 @@ DegradedCode = Literal[
     "many_refusals",
     "unknown_wish",
 ]
+WhyNotCode = Literal[
+    "unknown_item",
+    "shown",
+    "hidden",
+    "excluded",
+    "on_an_earlier_page",
+    "not_a_candidate",
+    "in_history",
+    "not_found",
+    "not_on_surface",
+    "filtered",
+    "no_source",
+    "outranked",
+    "rearranged",
+]
 Scope = Literal["read", "events", "users", "metrics", "admin"]
 """Permission of a key."""
 Id = Annotated[str, Field(min_length=1, max_length=512)]

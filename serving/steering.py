@@ -65,7 +65,7 @@ class TopicItems:
 
     def at(self, rows: Rows, words: str) -> Mask:
         """Mask of some rows, [n]."""
-        return self._bundle.masks.at(rows, ("topic", words), lambda: self._find(words))
+        return self.mask(words)[rows]
 
     def refused(self, item_id: str) -> Rows:
         """Find the item of an id, or the items of a value, such as ``brand:Acme``."""

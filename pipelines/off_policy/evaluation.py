@@ -36,7 +36,7 @@ from recsys.evaluation.off_policy.logs import (
     overlap,
     typical_slot,
 )
-from serving.online.records import read_seed
+from serving.online.store import read_seed
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions

@@ -15,7 +15,7 @@ from recsys.data.top_k import ItemMask
 from recsys.retrieval.ranked import RankedItems
 from serving.bundle.load import Bundle
 from serving.configuration.rules import Rule
-from serving.filtering.compile import matching_rows
+from serving.filtering.compile import matching
 
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -58,7 +58,7 @@ class RuleRows:
         if rule.items:
             found &= np.isin(rows, self.listed(rule))
         if rule.expression is not None:
-            found &= matching_rows(rows, rule.expression, self._bundle)
+            found &= matching(rule.expression, self._bundle)[rows]
         return found
 
     def hidden(self, rule: Rule) -> Rows:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import orjson
 
-from serving.explained import Explanation, HistoryItem, SlotExplained, WhyNot, WhyNotCode
+from serving.explained import Explanation, HistoryItem, SlotExplained, WhyNot
 from serving.explanation.removal import DEPTH, Influences, Mattered, influences
 from serving.explanation.words import SlotFacts, why_not_sentence, write_sentence
 from serving.online.store import RecentEvent, RequestRecord, Visitor
 from serving.query import NOTHING, Rows
 from serving.recommend import Made, Recommender
-from serving.schemas import MAX_EXPLAINED, MAX_K, Request
+from serving.schemas import MAX_EXPLAINED, MAX_K, Request, WhyNotCode
 
 
 def explain_list(

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from recsys.models.names import CONTENT, MODELS, POPULARITY
 from serving.bundle.load import Bundle
-from serving.explained import WhyNotCode
 from serving.explanation.removal import DEPTH, LOST, Influence
+from serving.schemas import WhyNotCode
 from serving.surfaces import SEARCH
 
 BY_SOURCE = {**{one.name: one.explanation for one in MODELS}, SEARCH: "is what was searched for"}

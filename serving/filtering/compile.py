@@ -4,7 +4,7 @@ Only items for which it is known to be true pass: a test of a missing value is n
 false, and neither is its opposite, so a filter never lets through an unknown item. ``not`` is
 pushed down to the tests, where "false" leaves out missing values.
 
-Axes: N item rows (row 0 included), n of them.
+Axes: N item rows (row 0 included).
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from serving.bundle.manifest import PropertyKind
 from serving.bundle.properties import Column, ListColumn, NumberColumn, TextColumn
 
 Mask = NDArray[np.bool_]
-Rows = NDArray[np.int64]
 CATEGORY = "category"
 ITEM_ID = "item_id"
 DOMAIN = "domain"
@@ -57,24 +56,14 @@ _ORDERED: Mapping[str, Callable[[Any, Any], Any]] = {
 def matching(expression: Expression, bundle: Bundle) -> Mask:
     """Mask of the items that a filter lets through, [N]; row 0 never.
 
-    Masks are kept by the filter's text, so only its first request scans the catalogue. The array is
-    the caller's own.
+    Masks are kept by the filter's text, so only its first request scans the catalogue. The array
+    cannot be written into.
 
     Raises:
         FilterError: A property that the bundle does not have, or a value of another kind.
     """
     key = (bundle.properties.generation, expression.text)
     return bundle.masks.get(key, lambda: _compiled(expression, bundle))
-
-
-def matching_rows(rows: Rows, expression: Expression, bundle: Bundle) -> Mask:
-    """Mask of some items that a filter lets through, [n]; as `matching`, at a cost of n alone.
-
-    Raises:
-        FilterError: As of `matching`.
-    """
-    key = (bundle.properties.generation, expression.text)
-    return bundle.masks.at(rows, key, lambda: _compiled(expression, bundle))
 
 
 def known_properties(bundle: Bundle) -> dict[str, PropertyKind]:

@@ -24,37 +24,18 @@ with fields that are not there left out.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Mapping
 
 import orjson
 
-from serving.online.store import RequestRecord
+from serving.online.store import RequestRecord, time_of
 from serving.schemas import Reply, Request
 
 ID_START = b'{"request_id":"'
 ID_LENGTH = 32
 BUNDLE = b',"bundle":'
 """Follows the columns in a record; a text in JSON has no quotation mark without a backslash."""
-MAX_MS = 1 << 48
 DEFAULTS = Request()
-
-
-def new_request_id(now_ms: int | None = None) -> str:
-    """Make an id: 12 hexadecimal digits of unix milliseconds, then 20 random ones."""
-    now_ms = int(1_000 * time.time()) if now_ms is None else now_ms
-    return f"{now_ms % MAX_MS:012x}{os.urandom(10).hex()}"
-
-
-def time_of(request_id: str) -> int:
-    """Read the unix milliseconds at which an id was made."""
-    return int(request_id[:12], 16)
-
-
-def read_seed(request_id: str) -> int:
-    """Return the seed of a list's draws."""
-    return int(request_id[16:], 16)
 
 
 def record_document(

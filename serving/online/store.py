@@ -7,6 +7,8 @@ nothing of a bundle's rows.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -14,6 +16,7 @@ from typing import NamedTuple, Protocol
 from features.forget_list import ForgetList
 from serving.online.events import Event
 
+MAX_MS = 1 << 48
 MAX_REFUSALS = 1_000
 """Events of `REFUSAL_TYPES` that count for a user, the newest."""
 
@@ -84,9 +87,25 @@ class Forgotten:
     num_requests: int
 
 
+def new_request_id(now_ms: int | None = None) -> str:
+    """Make an id: 12 hexadecimal digits of unix milliseconds, then 20 random ones."""
+    now_ms = int(1_000 * time.time()) if now_ms is None else now_ms
+    return f"{now_ms % MAX_MS:012x}{os.urandom(10).hex()}"
+
+
 def first_id(time_ms: int) -> str:
     """Write the beginning of the lowest id of a list that is served at a time."""
-    return f"{min(max(time_ms, 0), (1 << 48) - 1):012x}"
+    return f"{min(max(time_ms, 0), MAX_MS - 1):012x}"
+
+
+def time_of(request_id: str) -> int:
+    """Read the unix milliseconds at which an id was made."""
+    return int(request_id[:12], 16)
+
+
+def read_seed(request_id: str) -> int:
+    """Return the seed of a list's draws."""
+    return int(request_id[16:], 16)
 
 
 class OnlineStore(Protocol):

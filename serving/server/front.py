@@ -18,7 +18,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serving.log import log
 from serving.metrics import ServerMetrics, counted_route
-from serving.online.records import ID_LENGTH, ID_START, new_request_id, time_of
+from serving.online.records import ID_LENGTH, ID_START
+from serving.online.store import new_request_id, time_of
 from serving.online.writer import EventWriter
 from serving.routes import find
 from serving.security.access import Access, Caller

@@ -17,9 +17,8 @@ import pytest
 from pipelines.inputs.exported import EXPORTED, list_parts, scan_parts
 from pipelines.inputs.online_events import export_events, export_requests, export_store
 from serving.online.events import Event
-from serving.online.records import new_request_id
 from serving.online.sqlite_store import SqliteStore
-from serving.online.store import RequestRecord
+from serving.online.store import RequestRecord, new_request_id
 from tests.features.test_ids import IDS
 
 DAY_MS = 86_400_000

@@ -19,9 +19,8 @@ from pipelines.off_policy.summary import find_row, summarize
 from serving.configuration.file import check_configuration
 from serving.list_record import write_record
 from serving.online.events import Event
-from serving.online.records import read_seed
 from serving.online.sqlite_store import SqliteStore
-from serving.online.store import RequestRecord
+from serving.online.store import RequestRecord, read_seed
 from serving.recommend import Recommender
 from serving.schemas import Request
 from tests.serving.synthetic_bundle import write_synthetic_bundle

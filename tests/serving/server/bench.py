@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import uvicorn
 
 from serving.metrics import ServerMetrics
-from serving.online.records import ID_START, new_request_id
+from serving.online.records import ID_START
+from serving.online.store import new_request_id
 from serving.security.access import Access
 from serving.server.connections import Connection, Connections
 from serving.server.dispatch import Dispatcher, WorkerLink
