@@ -250,7 +250,9 @@ export class Column {
     const sent = before ?? this.body();
     const path = said ? "/v1/refine" : "/v1/recommend";
     const body = JSON.stringify(said ? { say: said, request: sent } : sent);
-    const key = JSON.stringify([this.page.user(), sent.surface ?? ""]);
+    // A visitor who gets an id stays who they are.
+    const user = this.page.user();
+    const key = JSON.stringify([user.startsWith("visitor-") ? "" : user, sent.surface ?? ""]);
     const started = performance.now();
     const list = this.at("list");
     this.at("curl").textContent = curlOf(location.origin + path, body, server.hasKey());
