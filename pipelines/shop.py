@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 TABLES = ("events", "items", "users")
 MAX_EXPLAINED = 100
+MISSING = {"nan", "NaT", "<NA>"}
+"""Texts of the values by which pandas marks missing ones."""
 COLUMNS = ("rank", "item_id", "title", "score", "source")
 
 
@@ -355,19 +357,35 @@ def _read_frame(table: Any, name: str) -> pl.DataFrame:
             frame = pl.DataFrame(table)
         # Arrow refuses columns of several types, and may not be installed.
         except (TypeError, ValueError, ImportError):
-            frame = pl.DataFrame({str(one): table[one].tolist() for one in table}, strict=False)
-        table = frame.with_columns(_whole(one) for one in frame if one.dtype.is_float())
+            frame = pl.DataFrame([_column(str(one), table[one].tolist()) for one in table])
+        # Arrow writes UUIDs as bytes.
+        pairs = zip(frame, table, strict=True)
+        ids = [_column(one.name, table[at].tolist()) for one, at in pairs if one.dtype == pl.Binary]
+        table = frame.with_columns(*ids, *(_whole(one) for one in frame if one.dtype.is_float()))
     elif hasattr(table, "__arrow_c_stream__"):
         table = pl.DataFrame(table)
+    elif isinstance(table, pl.LazyFrame):
+        table = table.collect()
     if not isinstance(table, pl.DataFrame):
         raise ValueError(
             f"{name} are a {type(table).__name__}; give a frame of Polars or pandas, an Arrow "
             "table, or the path of a file"
         )
-    mixed = [
-        pl.Series(one.name, one.to_list(), strict=False) for one in table if one.dtype == pl.Object
-    ]
+    mixed = [_column(one.name, one.to_list()) for one in table if one.dtype == pl.Object]
     return table.with_columns(mixed).with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
+
+
+def _column(name: str, values: list[Any]) -> pl.Series:
+    """Return a column of Python values; those of several types become texts."""
+    import polars as pl
+
+    known = [None if str(one) in MISSING and not isinstance(one, str) else one for one in values]
+    types = {type(one) for one in known if one is not None}
+    if len(types) == 1 or types <= {bool, int, float}:
+        column = pl.Series(name, known, strict=False)
+        if column.dtype != pl.Object:
+            return column
+    return pl.Series(name, [None if one is None else str(one) for one in known], pl.String)
 
 
 def _whole(column: pl.Series) -> pl.Series:

@@ -132,6 +132,8 @@ class Recommender:
         self.live = LiveState(bundle)
         excluded = options.exclude_history
         self.configuration = configuration or ServingConfiguration()
+        if unknown := list(self.configuration.unknown_sources(bundle.outside)):
+            raise ValueError(f"{self.configuration.source}: {'; '.join(unknown)}")
         self._resolver = Resolver(
             self.configuration, bundle.exclude_history if excluded is None else excluded
         )

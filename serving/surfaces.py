@@ -23,6 +23,7 @@ from recsys.models.names import (
     ITEM_KNN,
     ITEM_TO_ITEM,
     MODELS,
+    NAME,
     NEXT_BASKET,
     POPULARITY,
     RENAMED,
@@ -52,17 +53,17 @@ SOURCES = (
     POPULARITY.name,
     SEARCH,
 )
-"""Sources that a surface can weigh."""
+"""Sources that a surface can weigh, next to the models of other packages that a bundle has."""
 RULES = "rules"
 """The source of an item that a rule lists and no model did: it has no list of its own."""
-Source = Annotated[str, WithJsonSchema({"enum": [*SOURCES, RULES], "type": "string"})]
-"""Source of an item in a list."""
+Source = Annotated[str, WithJsonSchema({"examples": [*SOURCES, RULES], "type": "string"})]
+"""Source of an item in a list: one of these, or a model of another package."""
 
 
 def _source(name: str) -> str:
     if name in RENAMED:
         raise ValueError(f"was renamed; write {RENAMED[name]!r}")
-    if name not in SOURCES:
+    if not re.fullmatch(NAME, name):
         raise ValueError(f"unknown source; {suggest(name, SOURCES)}")
     return name
 

@@ -102,7 +102,11 @@ def kind_of_file(stem: str) -> str | None:
     return None
 
 
-FORMATS = (*(day + clock for day in DAYS for clock in CLOCKS), "%Y-%m-%d %H:%M:%S UTC")
+FORMATS = (
+    *(day + clock for day in DAYS for clock in CLOCKS),
+    "%Y-%m-%d %H:%M:%S UTC",
+    "%Y%m%d%H%M%S",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +151,12 @@ def guess_time(column: pl.Series) -> TimeGuess | None:
     why = f"{texts[0]!r} reads as {chosen}"
     zone = chosen.endswith("UTC")
     return TimeGuess(time_format=chosen, why=why, other_formats=tuple(others), has_zone=zone)
+
+
+def not_iso(column: pl.Series) -> str:
+    """Return the first value of a column that is no ISO time; the first one if all are."""
+    texts = column.drop_nulls().cast(pl.String)
+    return str([*texts.filter(_micros(texts, None).is_null()), *texts][0])
 
 
 def _guess_unit(numbers: pl.Series) -> TimeGuess | None:

@@ -112,6 +112,9 @@ def check(
     print_lines(f"surfaces {names}; {counts[0]} rules, {counts[1]} experiments")
     print_lines(*(f"warning: {sentence}" for sentence in configuration.warnings), note=True)
     if bundle is None:
+        if unknown := list(configuration.unknown_sources()):
+            own = "if it is a model of your own, check with --bundle"
+            raise ValueError(f"{file}: {'; '.join(unknown)}; {own}")
         return
     from serving.bundle.load import load_bundle
     from serving.settings import ServingOptions

@@ -14,6 +14,7 @@ from features.reading.column_guesses import (
     guess_time,
     kind_of_file,
     name_score,
+    not_iso,
 )
 from features.reading.databases import DatabaseTable, is_address, moved
 from features.reading.scan import naming, scan_file
@@ -209,12 +210,19 @@ def events_first(tables: list[RawTable]) -> list[RawTable]:
         guess_events(table)
     chosen = max(tables, key=score)
     fill_ids(chosen)
+    sample = chosen.sample
     if "event_time" not in chosen.columns and "sequence_index" not in chosen.columns:
+        named = [one for one in chosen.named(EVENT_NAMES["event_time"]) if sample[one].count()]
         raise ValueError(
             f"{chosen.path}: no column looks like a time or an order of a user's events; "
-            f"its columns are {', '.join(chosen.sample.columns)}. Known are numbers since 1970, "
-            "ISO times and dates such as 31.12.2024 or 12/31/2024. Rename one to event_time, or in "
-            "Python: columns={'event_time': NAME}"
+            f"its columns are {', '.join(sample.columns)}. Known are numbers since 1970, "
+            "ISO times and dates such as 31.12.2024 or 12/31/2024. "
+            + (
+                f"Column {named[0]!r} is none of these in every row, such as "
+                f"{not_iso(sample[named[0]])!r}: convert it"
+                if named
+                else "Rename one to event_time, or in Python: columns={'event_time': NAME}"
+            )
         )
     return [chosen, *(table for table in tables if table is not chosen)]
 

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from serving.configuration.rules import Experiment, Rule
-from serving.surfaces import ALIASES, BUILT_IN, HOME, KINDS, Surface, suggest
+from serving.surfaces import ALIASES, BUILT_IN, HOME, KINDS, SOURCES, Surface, suggest
 
 MAX_BYTES = 4 << 20
 SHOWN = 80
@@ -134,6 +134,13 @@ class ServingConfiguration:
         """Versions of bundles that arms name."""
         arms = [arm for experiment in self.experiments for arm in experiment.arms]
         return frozenset(arm.bundle for arm in arms if arm.bundle is not None)
+
+    def unknown_sources(self, outside: Collection[str] = ()) -> Iterator[str]:
+        """List sources of surfaces that are neither built in nor models of other packages."""
+        known = (*SOURCES, *outside)
+        for words, surface in list_variants(self.surfaces, self.experiments):
+            for name in sorted(surface.weights.keys() - known):
+                yield f"{words} has unknown source {name!r}; {suggest(name, known)}"
 
 
 def read_configuration(path: Path) -> ServingConfiguration:

@@ -4,15 +4,23 @@ import json
 import shutil
 import sqlite3
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from uuid import UUID
 
 import numpy as np
 import polars as pl
 import pytest
 
-from pipelines.shop import _as_place
+from features.build import build_features
+from pipelines.datasets.init_file import write_config
+from pipelines.presets.resolve import resolve
+from pipelines.shop import _as_place, _only
+from pipelines.stages.build_features import features_config
 from recsys import Shop
 from serving.recommend import Recommender
+from tests.integration.copies import Recsys
+from tests.integration.test_reruns import digests
 
 pd = pytest.importorskip("pandas")
 ROOT = Path(__file__).parents[2]
@@ -100,8 +108,15 @@ def test_frames_of_pandas_and_columns_of_any_name_are_read(events: pl.DataFrame)
     assert isinstance(shop.recommend(["u0"], k=2), pd.DataFrame)
 
 
-def test_one_model_makes_lists_alone(events: pl.DataFrame, shop: Shop) -> None:
-    one = Shop.fit(events, model="item_knn", progress=False)
+def test_one_model_makes_lists_alone(
+    events: pl.DataFrame, shop: Shop, recsys: Recsys, tmp_path: Path
+) -> None:
+    off = {"tracking": {"enabled": False}}
+    one = Shop.fit(events, model="item_knn", settings=off, folder=tmp_path, progress=False)
+    lines = [*_only("item_knn"), "tracking.enabled=false"]
+    settings = [part for line in lines for part in ("--set", line)]
+    recsys("run", tmp_path / "shop.toml", "-w", tmp_path / "again", "-q", *settings)
+    assert digests(tmp_path / "run") == digests(tmp_path / "again")
     found = one.recommend(["u0", "nobody"], k=3)
     assert found.select("user_id", "source").rows() == [("u0", "item_knn")] * 3
     assert one.recommend(["nobody"]).columns == found.columns
@@ -126,12 +141,76 @@ def test_a_failed_fit_leaves_no_folder_and_says_how_to_name_columns(
     assert list(tmp_path.iterdir()) == []
 
 
+FORMATS = [
+    "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%M:%S+00:00",
+    "%d.%m.%Y %H:%M:%S", "%m/%d/%Y %I:%M:%S %p", "%Y%m%d%H%M%S", "%s",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [pl.DataFrame, pd.DataFrame])
+@pytest.mark.parametrize("form", [*FORMATS, "texts and numbers", "texts and times"])
+def test_times_are_read_from_texts(
+    events: pl.DataFrame, form: str, kind: type, tmp_path: Path
+) -> None:
+    times = events["ts"].to_list()
+    moments = [datetime.fromtimestamp(one, UTC) for one in times]
+    texts: list[object] = [
+        str(time) if form in ("%s", "texts and numbers") else
+        f"{moment:{form if '%' in form else FORMATS[2]}}"
+        for time, moment in zip(times, moments, strict=True)
+    ]  # fmt: skip
+    if "texts" in form:
+        texts[::2] = (times if "numbers" in form else moments)[::2]
+    columns = events.drop("ts").to_dict(as_series=False)
+    mixed = kind is pl.DataFrame and "texts" in form
+    frame = kind({**columns, "ts": pl.Series(texts, dtype=pl.Object) if mixed else texts})
+    write_config([_as_place(frame, tmp_path / "e", {})], tmp_path / "shop.toml", force=True)
+    build_features(features_config(resolve(tmp_path / "shop.toml")), tmp_path / "out")
+    found = pl.read_parquet(tmp_path / "out" / "events")["event_time"]
+    assert sorted(found.dt.epoch("s")) == sorted(times)
+
+
+@pytest.mark.parametrize("one", ["13 January 2026", "soon", "13/01/2026"])
+def test_times_of_other_texts_are_shown(events: pl.DataFrame, one: str, tmp_path: Path) -> None:
+    times = pl.from_epoch("ts").dt.to_string("%Y-%m-%d")
+    odd = pl.when(pl.int_range(pl.len()) % 30 == 4).then(pl.lit(one)).otherwise(times)
+    said = f"Column 'when' is none of these in every row, such as '{one}': convert it"
+    with pytest.raises(ValueError, match=said):
+        Shop.fit(events.select("customer", "sku", odd.alias("when")), folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("postgresql://ann:geheim@db.shop/shop#orders", "without a password: set PGPASSWORD"),
+        ("postgresql://ann@/shop?host=/nowhere#orders", "cannot be read: .*; check the address"),
+        ("sqlite:shop.db#select * from orders where 1 = 0", "no rows"),
+        ("sqlite:shop.db#select sold from orders", "cannot be read: no such column"),
+        ("no/such/file.csv", "no file"),
+    ],
+)
+def test_what_cannot_be_read_is_explained_without_passwords(
+    place: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with sqlite3.connect("shop.db") as database:
+        database.execute("create table orders (customer, sku, ts)")
+    with pytest.raises(ValueError, match=said) as caught:
+        Shop.fit(place, folder="kept")
+    written = [path for path in Path("kept").rglob("*") if path.is_file()]
+    assert not any("geheim" in text for text in (str(caught.value), *map(Path.read_text, written)))
+
+
 DAYS = pd.to_datetime(["2026-01-01", "2026-01-02"])
 FRAMES = {
     "mixed ids": (pd.DataFrame({"user": [7, "ann"]}), ["7", "ann"]),
     "objects": (pl.DataFrame({"user": pl.Series([7, "a"], dtype=pl.Object)}), ["7", "a"]),
+    "times and texts": (pd.DataFrame({"ts": [DAYS[0], "x", pd.NaT]}), [str(DAYS[0]), "x", None]),
+    "uuids": (pd.DataFrame({"user": [UUID(int=1), None]}), [str(UUID(int=1)), None]),
     "a missing integer": (pd.DataFrame({"user": [7, None]}), [7, None]),
     "halves": (pd.DataFrame({"price": [7.5, None]}), [7.5, None]),
+    "an Arrow table": (pl.DataFrame({"user": ["a", "b"]}).to_arrow(), ["a", "b"]),
+    "a lazy frame": (pl.LazyFrame({"user": ["a", "b"]}), ["a", "b"]),
     "categories": (pd.DataFrame({"user": pd.Categorical(["a", "b"])}), ["a", "b"]),
     "an index": (pd.DataFrame({"user": [1, 2]}, index=pd.Series(DAYS, name="ts")), list(DAYS)),
 }

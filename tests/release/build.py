@@ -5,6 +5,8 @@ sbom.cdx.json                   packages of the CPU lock with licences (CycloneD
 requirements-py312-x86_64.txt   locks with each file's sha256, for each Python and processor
 SHA256SUMS                      of all these: sha256sum -c SHA256SUMS
 SHA256SUMS.sigstore.json        its signature, if CI gives an identity and sigstore is installed
+
+It also builds the images if Docker or Podman is installed.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ FOLDER = ROOT / "dist" / "release"
 SUMS = "SHA256SUMS"
 PYTHONS = ("3.11", "3.12", "3.13")
 PROCESSORS = ("x86_64", "aarch64")
+IMAGES = {"recsys": "deploy/Dockerfile", "recsys-gpu": "deploy/Dockerfile.gpu"}
 IDENTITIES = ("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "SIGSTORE_ID_TOKEN")
 """Variables by which GitHub and GitLab give a job an identity."""
 
@@ -79,6 +82,16 @@ def sign(folder: Path, command: tuple[str, ...] = (sys.executable, "-m", "sigsto
     return f"signed: {SUMS}.sigstore.json"
 
 
+def build_images(version: str) -> str:
+    """Build the images by Docker or Podman if one is installed; return what was done."""
+    engine = shutil.which("docker") or shutil.which("podman")
+    if engine is None:
+        return "no images: neither docker nor podman is installed"
+    for name, file in IMAGES.items():
+        run([engine, "build", "-q", "-f", file, "-t", f"{name}:{version}", "."], ROOT)
+    return f"images of version {version}: {', '.join(IMAGES)}"
+
+
 def write_sums(folder: Path) -> None:
     """Write the digests of a folder's files, as sha256sum reads them."""
     files = sorted(path for path in folder.iterdir() if path.name != SUMS)
@@ -96,9 +109,10 @@ def main() -> None:
         write_locks(FOLDER, ROOT / "requirements" / "cpu.txt")
         write_sums(FOLDER)
         signed = sign(FOLDER)
+        images = build_images(next(FOLDER.glob("*.whl")).name.split("-")[1])
     except ValueError as error:
         sys.exit(f"no release: {error}")
-    sys.stdout.write(f"{(FOLDER / SUMS).read_text()}{signed}\n")
+    sys.stdout.write(f"{(FOLDER / SUMS).read_text()}{signed}\n{images}\n")
 
 
 if __name__ == "__main__":

@@ -156,6 +156,21 @@ def test_the_audit_names_what_is_vulnerable_and_is_no_answer_without_one(tmp_pat
         audit.ask(lock)
 
 
+def test_images_are_built_where_an_engine_is_installed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build.build_images("1.2").startswith("no images: neither docker nor podman")
+    engine = tmp_path / "podman"
+    engine.write_text(f"#!/bin/sh\necho $PWD $* >> {tmp_path}/log\n")
+    engine.chmod(0o755)
+    assert build.build_images("1.2") == "images of version 1.2: recsys, recsys-gpu"
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert lines[0] == f"{build.ROOT} build -q -f deploy/Dockerfile -t recsys:1.2 ."
+    assert len(lines) == 2
+    engine.write_text("#!/bin/sh\necho no space >&2; exit 1\n")
+    with pytest.raises(ValueError, match="no space"):
+        build.build_images("1.2")
+
+
 def test_a_release_is_built_with_digests_and_a_lock_that_pip_holds_files_to(tmp_path, monkeypatch):
     files = tmp_path / "index"
     files.mkdir()

@@ -27,6 +27,7 @@ from serving.list_record import write_record
 from serving.online.store import RequestRecord
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
+from serving.settings import ServingOptions
 from tests.integration.copies import Recsys
 from tests.recsys.testing.synthetic import World, markov_world
 
@@ -132,6 +133,15 @@ def test_it_is_released_served_and_explained(shop: Path, cycle: World) -> None:
         assert first.source == "successors"
         assert first.reason == "came next before"
         assert "came next after the last item of others" in (explained.sentence or "")
+
+
+def test_a_surface_weighs_it_alone(shop: Path, cycle: World, tmp_path: Path) -> None:
+    file = tmp_path / "serving.toml"
+    file.write_text("[surfaces.home]\nsources = {successors = 1}")
+    bundle, user = shop / "bundles/current", cycle.users[0]
+    reply = Recommender.load(bundle, ServingOptions(config=file)).answer(Request(user_id=user, k=3))
+    assert {reply.items[0].item_id} == cycle.answers[user]
+    assert reply.items[0].source == "successors"
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """What `recsys config check` says, of a file alone and with a bundle."""
 
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
+from serving.recommend import Recommender
+from serving.settings import ServingOptions
 
 
 def check(file: Path, *arguments: object) -> tuple[int, str]:
@@ -22,6 +25,16 @@ def written(tmp_path):
         return path
 
     return write
+
+
+def test_a_source_that_is_not_built_in_needs_a_bundle_that_has_it(written, released):
+    file = written("[surfaces.home]\nsources = {two_towers = 1}")
+    code, said = check(file)
+    assert code == 2
+    fault = "surface 'home' has unknown source 'two_towers'; did you mean 'two_tower'?"
+    assert f"{fault}; if it is a model of your own" in " ".join(said.split())
+    with pytest.raises(ValueError, match=re.escape(f"serving.toml: {fault}")):
+        Recommender.load(released / "current", ServingOptions(config=file))
 
 
 def test_a_bundle_has_what_a_file_names_or_not(written, released):

@@ -98,7 +98,7 @@ HOME_FAULTS = [
     ("not_shown_within = '6 hours'", "90s, 30m, 6h or 7d"),
     ("not_shown_within = '0s'", "not_shown_within = '0s'"),
     ("filter = 'price <'", "filter = 'price <': character 8"),
-    ("sources = {two_towers = 1}", "unknown source; did you mean 'two_tower'?"),
+    ("sources = {Two-Tower = 1}", "unknown source; did you mean 'two_tower'?"),
     ("sources = {popular = 1}", "'popular': was renamed; write 'popularity'"),
     ("sources = {popularity = -1}", "sources.popularity = -1"),
     ("sources = {popularity = 0}", "needs sources with weights >= 0 and one above"),
