@@ -107,7 +107,8 @@ class Shop:
         from pipelines.presets.resolve import ConfigSources
         from serving.bundle.manifest import CURRENT
 
-        alone = None if model is None else _only(model)
+        own = (settings or {}).get("models", ())
+        alone = None if model is None else _only(model, own)
         place = Path(folder or tempfile.mkdtemp(prefix="recsys-shop-"))
         place.mkdir(parents=True, exist_ok=True)
         try:
@@ -291,16 +292,21 @@ def _printing(wanted: bool) -> Iterator[None]:
             yield
 
 
-def _only(model: str) -> list[str]:
-    """Return the settings that fit one model, next to the counts that every bundle has."""
+def _only(model: str, own: Iterable[str] = ()) -> list[str]:
+    """Return the settings that fit one model, next to the counts that every bundle has.
+
+    Args:
+        own: Models of other packages, which settings name.
+    """
     from pipelines.config.run import RunConfig
     from recsys.models.names import MODELS
 
     known = {one.name: one.training or one.section for one in MODELS if not one.variant_of}
+    known |= dict.fromkeys(own, "")
     if model not in known:
         raise ValueError(f"no model {model!r} in the catalogue; there are {', '.join(known)}")
     config = RunConfig(workspace=Path())
-    switches = [one for one in known.values() if hasattr(getattr(config, one), "enabled")]
+    switches = [one for one in known.values() if hasattr(getattr(config, one, None), "enabled")]
     given = {f"{one}.enabled": one == known[model] for one in switches}
     # Its measurements are read, whatever they are.
     given |= {"auto.enabled": False, "release.gate.enabled": False}

@@ -16,6 +16,7 @@ import torch
 
 from pipelines.config.run import OutsideModelConfig, RunConfig
 from pipelines.stages.list import STAGES
+from recsys import Shop
 from recsys.fitting.counted import counted
 from recsys.fitting.own_model import CYCLE, TensorModel, check_model
 from recsys.models.names import spec_at
@@ -142,6 +143,9 @@ def test_a_surface_weighs_it_alone(shop: Path, cycle: World, tmp_path: Path) -> 
     reply = Recommender.load(bundle, ServingOptions(config=file)).answer(Request(user_id=user, k=3))
     assert {reply.items[0].item_id} == cycle.answers[user]
     assert reply.items[0].source == "successors"
+    events, settings = shop.parent / "events.csv", {"models": {"successors": {"spec": ADDRESS}}}
+    alone = Shop.fit(events, model="successors", settings=settings, progress=False)
+    assert alone.recommend([user], k=3)["source"].to_list() == ["successors"]
 
 
 @pytest.mark.parametrize(
