@@ -163,9 +163,9 @@ class Shop:
 
     def recommend(
         self,
-        users: Sequence[object] | None = None,
+        users: Iterable[object] | None = None,
         *,
-        history: Sequence[object] | None = None,
+        history: Iterable[object] | None = None,
         k: int = 10,
         where: str | None = None,
     ) -> Table:
@@ -179,16 +179,17 @@ class Shop:
         """
         if (users is None) == (history is None):
             raise ValueError("give users or a history, not both and not neither")
+        if isinstance(text := history if users is None else users, str):
+            raise ValueError(f"ids are given as a list, got the text {text!r}; give [{text!r}]")
         if history is not None:
             reply = self._answer(
                 session=[str(one) for one in history], k=k, filter={"where": where}
             )
             return self._frame(_rows(reply), COLUMNS)
-        if isinstance(users, str):
-            raise ValueError(f"users is a list of ids, got the text {users!r}; give [{users!r}]")
+        assert users is not None
         rows = [
             {"user_id": user, **row}
-            for user in map(str, users or ())
+            for user in map(str, users)
             for row in _rows(self._answer(user_id=user, k=k, filter={"where": where}))
         ]
         return self._frame(rows, ("user_id", *COLUMNS))

@@ -110,7 +110,9 @@ def standard_error(answers: pl.DataFrame | None, depth: int) -> float:
         return 0.0
     listed = pl.col("rank").is_between(1, depth)
     gain = pl.when(listed).then(1 / (1 + pl.col("rank")).log(2)).otherwise(0.0)
-    gains = answers.group_by("user_id").agg(gain.mean().alias("gain"))["gain"].to_numpy()
+    # In an order of their own: sums round, and a bundle's digest has them.
+    users = answers.group_by("user_id", maintain_order=True)
+    gains = users.agg(gain.mean().alias("gain"))["gain"].to_numpy()
     return float(gains.std(ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else 0.0
 
 

@@ -233,6 +233,9 @@ def test_what_is_no_table_and_no_list_is_refused(shop: Shop, tmp_path: Path) -> 
         Shop.fit(42, folder=tmp_path)
     with pytest.raises(ValueError, match=r"give \['u0'\]"):
         shop.recommend("u0")
+    with pytest.raises(ValueError, match=r"give \['a1'\]"):
+        shop.recommend(history="a1")
+    assert shop.recommend(pl.Series(["u0"]), k=2).equals(shop.recommend(pd.Series(["u0"]), k=2))
     with pytest.raises(ValueError, match="users or a history"):
         shop.recommend()
 
