@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     Table = pl.DataFrame | Any
     """A frame of Polars or pandas, an Arrow table, the path of a file, or a database's table."""
 
-TABLES = ("events", "items", "users")
 MAX_EXPLAINED = 100
 MISSING = {"nan", "NaT", "<NA>"}
 """Texts of the values by which pandas marks missing ones."""
@@ -107,17 +106,15 @@ class Shop:
         from pipelines.presets.resolve import ConfigSources
         from serving.bundle.manifest import CURRENT
 
-        own = (settings or {}).get("models", ())
-        alone = None if model is None else _only(model, own)
+        alone = None if model is None else _only(model, (settings or {}).get("models", ()))
         place = Path(folder or tempfile.mkdtemp(prefix="recsys-shop-"))
         place.mkdir(parents=True, exist_ok=True)
         try:
-            given = dict(zip(TABLES, (events, items, users), strict=True))
-            names = {"events": {theirs: ours for ours, theirs in (columns or {}).items()}}
-            places = [
-                _as_place(one, place / name, names.get(name, {}))
-                for name, one in given.items()
-                if one is not None
+            names = {theirs: ours for ours, theirs in (columns or {}).items()}
+            places = [_as_place(events, place / "events", names)]
+            others = {"items": items, "users": users}
+            places += [
+                _as_place(one, place / n, {}) for n, one in others.items() if one is not None
             ]
             config = place / "shop.toml"
             write_config(places, config, force=True)
@@ -177,21 +174,16 @@ class Shop:
         Returns:
             Columns user_id (not for a history), rank, item_id, title, score, source.
         """
-        if (users is None) == (history is None):
+        given = history if users is None else users
+        if given is None or (users is not None and history is not None):
             raise ValueError("give users or a history, not both and not neither")
-        if isinstance(text := history if users is None else users, str):
-            raise ValueError(f"ids are given as a list, got the text {text!r}; give [{text!r}]")
-        if history is not None:
-            reply = self._answer(
-                session=[str(one) for one in history], k=k, filter={"where": where}
-            )
-            return self._frame(_rows(reply), COLUMNS)
-        assert users is not None
-        rows = [
-            {"user_id": user, **row}
-            for user in map(str, users)
-            for row in _rows(self._answer(user_id=user, k=k, filter={"where": where}))
-        ]
+        if isinstance(given, str):
+            raise ValueError(f"ids are given as a list, got the text {given!r}; give [{given!r}]")
+        ids, options = [*map(str, given)], {"k": k, "filter": {"where": where}}
+        if users is None:
+            return self._frame(_rows(self._answer(session=ids, **options)), COLUMNS)
+        lists = ((user, self._answer(user_id=user, **options)) for user in ids)
+        rows = [{"user_id": user, **row} for user, reply in lists for row in _rows(reply)]
         return self._frame(rows, ("user_id", *COLUMNS))
 
     def similar(self, item: object, k: int = 10) -> Table:
@@ -294,11 +286,7 @@ def _printing(wanted: bool) -> Iterator[None]:
 
 
 def _only(model: str, own: Iterable[str] = ()) -> list[str]:
-    """Return the settings that fit one model, next to the counts that every bundle has.
-
-    Args:
-        own: Models of other packages, which settings name.
-    """
+    """Return the settings that fit a model, an ``own`` one too, next to what every bundle has."""
     from pipelines.config.run import RunConfig
     from recsys.models.names import MODELS
 
@@ -326,8 +314,7 @@ def _load_one(bundle: Path, model: str) -> Recommender:
     options, loaded = ServingOptions(profile="full"), load_bundle(bundle)
     if model not in (there := sources_of(loaded, options, learned_content=True)):
         raise ValueError(f"{bundle} has no model {model!r}; it has {', '.join(there)}")
-    surfaces = {"home": {"sources": {model: 1.0}}}
-    configuration = check_configuration({"surfaces": surfaces})
+    configuration = check_configuration({"surfaces": {"home": {"sources": {model: 1.0}}}})
     return Recommender(loaded, options, configuration=configuration)
 
 

@@ -71,7 +71,7 @@ READABLE_SHARE = 0.99
 SIX_DIGITS = r"^\s*\d(?:\D*\d){5}"
 """Digits that every date has; no format is tried on texts without them."""
 DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y%m%d")
-CLOCKS = ("", " %H:%M:%S", " %H:%M", " %I:%M %p", " %I:%M:%S %p")
+CLOCKS = ("", " %H:%M:%S", " %H:%M", " %I:%M %p", " %I:%M:%S %p", "%H%M%S")
 
 
 def plain_name(name: str) -> str:
@@ -102,11 +102,7 @@ def kind_of_file(stem: str) -> str | None:
     return None
 
 
-FORMATS = (
-    *(day + clock for day in DAYS for clock in CLOCKS),
-    "%Y-%m-%d %H:%M:%S UTC",
-    "%Y%m%d%H%M%S",
-)
+FORMATS = (*(day + clock for day in DAYS for clock in CLOCKS), "%Y-%m-%d %H:%M:%S UTC")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +150,9 @@ def guess_time(column: pl.Series) -> TimeGuess | None:
 
 
 def not_iso(column: pl.Series) -> str:
-    """Return the first value of a column that is no ISO time; the first one if all are."""
+    """Show the first value of a column that is no ISO time."""
     texts = column.drop_nulls().cast(pl.String)
-    return str([*texts.filter(_micros(texts, None).is_null()), *texts][0])
+    return repr(next(iter(texts.filter(_micros(texts, None).is_null())), None))
 
 
 def _guess_unit(numbers: pl.Series) -> TimeGuess | None:

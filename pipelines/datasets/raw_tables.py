@@ -212,17 +212,13 @@ def events_first(tables: list[RawTable]) -> list[RawTable]:
     fill_ids(chosen)
     sample = chosen.sample
     if "event_time" not in chosen.columns and "sequence_index" not in chosen.columns:
-        named = [one for one in chosen.named(EVENT_NAMES["event_time"]) if sample[one].count()]
+        remedy = "Rename one to event_time, or in Python: columns={'event_time': NAME}"
+        for name in chosen.named(EVENT_NAMES["event_time"]):
+            remedy = f"Convert column {name!r}, which has {not_iso(sample[name])}"
         raise ValueError(
             f"{chosen.path}: no column looks like a time or an order of a user's events; "
             f"its columns are {', '.join(sample.columns)}. Known are numbers since 1970, "
-            "ISO times and dates such as 31.12.2024 or 12/31/2024. "
-            + (
-                f"Column {named[0]!r} is none of these in every row, such as "
-                f"{not_iso(sample[named[0]])!r}: convert it"
-                if named
-                else "Rename one to event_time, or in Python: columns={'event_time': NAME}"
-            )
+            f"ISO times and dates such as 31.12.2024 or 12/31/2024. {remedy}"
         )
     return [chosen, *(table for table in tables if table is not chosen)]
 

@@ -174,7 +174,7 @@ def test_times_are_read_from_texts(
 def test_times_of_other_texts_are_shown(events: pl.DataFrame, one: str, tmp_path: Path) -> None:
     times = pl.from_epoch("ts").dt.to_string("%Y-%m-%d")
     odd = pl.when(pl.int_range(pl.len()) % 30 == 4).then(pl.lit(one)).otherwise(times)
-    said = f"Column 'when' is none of these in every row, such as '{one}': convert it"
+    said = f"Convert column 'when', which has '{one}'"
     with pytest.raises(ValueError, match=said):
         Shop.fit(events.select("customer", "sku", odd.alias("when")), folder=tmp_path)
 
