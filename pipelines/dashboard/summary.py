@@ -110,8 +110,7 @@ def sentence(judged: PairJudgement, names: Sequence[str]) -> str:
     if judged.answer != "no evidence":
         release = f"Release {b}" if judged.answer == "second" else f"Keep {a}"
         decisive = [one.clause for one in judged.reasons if one.speaks_for == judged.answer]
-        shown = [one for one in decisive if not one.startswith("B costs")] or decisive
-        return f"{release}: {', '.join([*dict.fromkeys(shown)][:3])}."
+        return f"{release}: {', '.join([*dict.fromkeys(decisive)][:3])}."
     if not judged.overall:
         return f"No evidence: too few common queries to choose between {a} and {b}."
     return f"No evidence that {a} or {b} is better: {format_default(judged.config)}."

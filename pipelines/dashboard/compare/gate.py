@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from pipelines.config.operation import GateConfig, ReleaseConfig
 from pipelines.dashboard.compare.compare import difference_words
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.data.answers import COSTS, Measures, Side, answers, cost_words
+from pipelines.dashboard.data.answers import Measures, Side, answers
 from pipelines.dashboard.data.pairs import Mask, Pairs
 from pipelines.dashboard.data.slices import slice_label
 from pipelines.dashboard.workspaces.run import Run
@@ -23,8 +23,6 @@ from pipelines.publishing.same_queries import SameQueries
 from recsys.evaluation.paired import Paired, SliceLoss
 
 Answer = Literal["first", "second", "no evidence"]
-MUCH_DEARER = 1.5
-"""Ratio of costs from which one of two equals is preferred."""
 MUCH_CLEARER = 3.5
 """Standard errors by which a slice gains more than all queries, if it is named next to them."""
 MAX_NAMED = 3
@@ -74,10 +72,7 @@ def release_config(context: Context, run: Run) -> ReleaseConfig:
 def judge_pair(
     pairs: Pairs, measures: tuple[Measures, Measures], config: ReleaseConfig
 ) -> PairJudgement:
-    """Apply the gate's rule to two sides: all queries, each slice, and the catalogue covered.
-
-    If it shows nothing, a large difference in coverage or cost is a reason to prefer one.
-    """
+    """Apply the gate's rule to two sides: all queries, each slice, and the catalogue covered."""
     compared = compare(*_queries(pairs, config), config)
     by, named = compared.by, compared.named
     if by is None or named is None:
@@ -86,20 +81,15 @@ def judge_pair(
             f"{config.min_compared} nothing is concluded."
         )
         return PairJudgement("no evidence", [Reason("no evidence", "", why)], compared, config)
-    shown = [
+    reasons = [
         *_overall_reasons(by, named, config),
         *_slice_reasons(compared, config, "first"),
         *_slice_reasons(compared, config, "second"),
         *_coverage_reasons(measures, config.gate),
     ]
-    costs = list(_cost_reasons(measures))
-    sides = {one.speaks_for for one in shown} or {one.speaks_for for one in costs}
-    answer: Answer = "no evidence"
-    if "first" in sides:
-        answer = "first"
-    elif "second" in sides and (shown or by.not_worse):
-        answer = "second"
-    reasons = sorted([*shown, *costs], key=lambda one: one.speaks_for != answer)
+    sides: set[Answer] = {one.speaks_for for one in reasons}
+    answer: Answer = "first" if "first" in sides else "second" if sides else "no evidence"
+    reasons.sort(key=lambda one: one.speaks_for != answer)
     return PairJudgement(answer, reasons, compared, config)
 
 
@@ -199,23 +189,6 @@ def _coverage_reasons(measures: tuple[Measures, Measures], config: GateConfig) -
         clause = f"B's lists show much {'less' if less else 'more'} of the catalogue"
         yield Reason("first" if less else "second", clause, f"{clause} than those of A ({change}).")
         return
-
-
-def _cost_reasons(measures: tuple[Measures, Measures]) -> Iterator[Reason]:
-    """Return the costs that differ much; times only if both ran on one machine."""
-    alike = measures[0].host is None or measures[0].host == measures[1].host
-    for name, label in COSTS.items():
-        before, after = (one.costs.get(name) for one in measures)
-        if not before or not after or (name in ("seconds", "list_ms") and not alike):
-            continue
-        ratio = max(after / before, before / after)
-        if ratio < MUCH_DEARER:
-            continue
-        more = "more" if after > before else "less"
-        words = f"Cost: {label} is {ratio:.1f} times {more} with B "
-        words += f"({cost_words(name, before)} to {cost_words(name, after)})."
-        clause = f"B costs {more} and no difference in quality is shown"
-        yield Reason("first" if after > before else "second", clause, words)
 
 
 def recorded_answer(first: Run, second: Run) -> str:

@@ -42,8 +42,6 @@ class Measures(NamedTuple):
     """By measure, such as coverage@10."""
     costs: Mapping[str, float | None] = {}
     """By the names of `COSTS`: seconds and bytes of all stages, of the bundle, median of a list."""
-    host: str | None = None
-    """Machine on which it was trained."""
 
 
 def cost_words(name: str, value: float) -> str:
@@ -73,13 +71,11 @@ def read_measures(context: Context, side: Side) -> Measures:
     files += [] if measured is None else [measured.run.path / "evaluate" / ANALYSIS]
 
     def read() -> Measures:
-        hosts = {read_or_empty(one).get("host") for one in run.path.glob("train_*/run.json")}
-        hosts -= {None}
         costs: dict[str, float | None] = {"seconds": run.seconds, "peak_memory": run.peak_memory}
         if bundle is not None:
             costs |= _bundle_costs(bundle)
         lists = {} if measured is None else _beyond_accuracy(measured)
-        return Measures(lists, costs, str(hosts.pop()) if len(hosts) == 1 else None)
+        return Measures(lists, costs)
 
     return context.cache.get(("measures", run.key, side.model), files, read)
 

@@ -38,7 +38,7 @@ class Kind(NamedTuple):
     right: Right
     second: Callable[[int], Model]
     reason: str = ""
-    """Kind of the reason that has to be named: overall, slice, coverage, cost."""
+    """Kind of the reason that has to be named: overall, slice, coverage."""
     slice: tuple[str, ...] = ()
     """Planted attributes and values, such as ``category/games``; all in one named slice."""
     words: str = ""
@@ -120,7 +120,6 @@ KINDS = (
     losing("the last days lost", late, 0.8, -0.15, "period/"),
     losing("returning users lost", returning, 1.0, -0.1, "recency/longer ago"),
     Kind("popularity collapse, more hits", "A", shifted(everyone(-0.12), spread=0.2), "coverage"),
-    Kind("more cost for nothing", "A", made(seconds=2_000), "cost"),
     Kind(
         "wins at depth, loses in the first places",
         *("A", made(moved=flatter), "overall", (), "NDCG@10"),
@@ -136,7 +135,7 @@ EQUAL = (
     Kind(
         "equal, very different lists", "neither", made(own_noise=1.0), first=made(0, own_noise=1.0)
     ),
-    Kind("equal, a fifth more time", "neither", made(seconds=720)),
+    Kind("equal, three times the time", "neither", made(seconds=2_000)),
 )
 
 
@@ -172,7 +171,7 @@ def look_at(
     return Found(answer, names(kind, page.lead, reasons), page.lead, reasons)
 
 
-SAID = {"overall": "Over all queries B", "coverage": "of the catalogue", "cost": "Cost: training"}
+SAID = {"overall": "Over all queries B", "coverage": "of the catalogue"}
 LABELS = {
     "user_activity": "user activity",
     "item_popularity": "item popularity",

@@ -7,7 +7,7 @@ import pytest
 
 from tests.pipelines.dashboard.known_pairs import EQUAL, KINDS, look_at
 
-SEEDS = (0, 1, 2, 4, 5, 8, 9, 11, 12, 14, 15, 17, 18, 19, 20, 22, 23)
+SEEDS = (0, 1, 2, 4, 5, 8, 9, 11, 12, 14, 17, 18, 19, 20, 22, 23)
 """Above 5,000, one a kind; those between were of kinds that are no more."""
 
 
