@@ -14,6 +14,7 @@ REMOVED_SETTINGS: Mapping[str, object] = {
     "memory_orders": (),
     "memory_rows": 1 << 16,
     "first_code_limit": None,
+    "softmax_over": "catalogue",
     "position_buckets": 32,
     "id_init_scale": 0.3,
     "max_scores": 1 << 26,

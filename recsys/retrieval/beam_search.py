@@ -99,10 +99,8 @@ class BeamSearch(Generic[ContextT, StateT]):
                 f"{self.trie.level_sizes}; was the model built for them?"
             )
         live = self._live(states, level, restriction)
-        logits = logits.float()
-        if decoded.softmax_over == "catalogue":
-            known = live if restriction is None else self._live(states, level, None)
-            logits = logits.masked_fill(~known, -torch.inf)
+        known = live if restriction is None else self._live(states, level, None)
+        logits = logits.float().masked_fill(~known, -torch.inf)
         # Behind a dead beam no code is live, so its NaN sums are masked.
         sums = functional.log_softmax(logits, 2).add_(scores[:, :, None])
         return sums.masked_fill_(~live, -torch.inf).flatten(1)

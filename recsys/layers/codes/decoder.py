@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -120,12 +120,10 @@ class Decoded(NamedTuple, Generic[StateT]):
     """Prediction of the next code."""
 
     logits: Tensor
-    """Logits or log-probabilities, [B, W, K]; minus infinity is never chosen."""
+    """Logits or log-probabilities, [B, W, K]; minus infinity is never chosen. Their softmax is over
+    the codes that lead to an item of the catalogue, shown or not."""
     state: StateT
     """The model's own memory of its beams (their keys and values), handed to the next step."""
-    softmax_over: Literal["level", "catalogue"] = "level"
-    """Support of the softmax of a step: all codes of the level, or those that
-    lead to some item of the catalogue, shown or not."""
 
 
 class DecodeStep(Protocol[Context_contra, StateT]):

@@ -39,9 +39,6 @@ class GenerativeConfig:
     """Share of items whose id is hidden in a training step, so that content replaces them."""
     content_weight: float = 3.0
     """Factor of the content's vector relative to that of the id."""
-    softmax_over: Literal["level", "catalogue"] = "catalogue"
-    """Codes that share the probability: all codes of the level, or those that lead to an
-    item of the catalogue."""
     label_smoothing: float = 0.1
     """Share of a code's target spread over the other codes of its softmax."""
     dense_weight: float = 1.0
@@ -56,11 +53,7 @@ class GenerativeConfig:
     """Backend of the embedding tables: TorchRec, our kernel or torch; ``auto`` is the fastest."""
 
     def __post_init__(self) -> None:
-        check_choices(
-            self,
-            items=("codes", "codes_tower", "codes_vectors"),
-            softmax_over=("level", "catalogue"),
-        )
+        check_choices(self, items=("codes", "codes_tower", "codes_vectors"))
         check_bounds(self, num_layers=">= 1", max_length=">= 1", temperature="> 0")
         check_bounds(self, **dict.fromkeys(("dropout", "id_dropout", "label_smoothing"), "[0, 1)"))
         self.block_config()

@@ -93,7 +93,7 @@ def cut_by_length(history: Jagged, positions: Positions) -> Iterator[tuple[Jagge
 def code_loss(
     logits: Tensor,
     codes: Tensor,
-    softmax_over: Tensor | None,
+    following: Tensor,
     weights: Tensor,
     label_smoothing: float,
     target: Tensor | None = None,
@@ -103,18 +103,16 @@ def code_loss(
     Args:
         logits: [P, K].
         codes: [P].
-        softmax_over: Which codes the probability is shared among, [P, K] bool; None is all.
+        following: Codes that lead to an item, which share the probability, [P, K] bool.
         weights: [P].
         target: How likely each code is, [P, K]; None is ``codes`` alone.
     """
     logits = logits.float()
-    if softmax_over is None:
-        softmax_over = torch.ones_like(logits, dtype=torch.bool)
     # A position of weight 0 may have no other code in its softmax, and must not be NaN.
-    softmax_over = softmax_over.scatter(1, codes[:, None], True)
-    normalizer = torch.logsumexp(logits.masked_fill(~softmax_over, -torch.inf), dim=1)  # [P]
+    following = following.scatter(1, codes[:, None], True)
+    normalizer = torch.logsumexp(logits.masked_fill(~following, -torch.inf), dim=1)  # [P]
     own = logits.gather(1, codes[:, None])[:, 0] if target is None else (target * logits).sum(1)
-    even = (logits * softmax_over).sum(1) / softmax_over.sum(1)
+    even = (logits * following).sum(1) / following.sum(1)
     expected = (1 - label_smoothing) * own + label_smoothing * even
     return (weights * (normalizer - expected)).sum()
 

@@ -259,15 +259,14 @@ class GenerativeModel(RetrievalModel):
         self, context: GenerativeContext, beams: Beams[BeamState] | None, /
     ) -> Decoded[BeamState]:
         """Score the next code of every beam, see ``recsys.layers.codes.decoder``."""
-        softmax_over = self.config.softmax_over
         if beams is None:
             hidden, state = self._decode(context, self._first_token(context), None)
-            return Decoded(self._logits(hidden, 0), state, softmax_over)
+            return Decoded(self._logits(hidden, 0), state)
         batch = torch.arange(len(beams.parents), device=beams.parents.device)[:, None]
         past = BeamState(*(part[:, batch, beams.parents] for part in beams.state))
         token = self._token(context, beams.level, beams.codes)
         hidden, state = self._decode(context, token, past)
-        return Decoded(self._logits(hidden, beams.level), state, softmax_over)
+        return Decoded(self._logits(hidden, beams.level), state)
 
     def _decode(
         self, context: GenerativeContext, token: Tensor, past: BeamState | None
@@ -398,13 +397,11 @@ class GenerativeModel(RetrievalModel):
         share, codes = weights / weights.sum().clamp(min=1e-12), taught.forced.clamp(min=0)
         loss, prefixes = torch.zeros((), device=hidden.device), torch.zeros_like(codes[:, 0])
         for level in range(codes.shape[1]):
-            softmax_over = None
-            if self.config.softmax_over == "catalogue":
-                softmax_over = self.code_children(prefixes, level)
+            following = self.code_children(prefixes, level)
             logits = self._logits(hidden[:, level], level)
             target = taught.targets[level] if taught.targets else None
             loss = loss + code_loss(
-                logits, codes[:, level], softmax_over, share, self.config.label_smoothing, target
+                logits, codes[:, level], following, share, self.config.label_smoothing, target
             )
             prefixes = self.tokens.step(prefixes, codes[:, level], level)
         return loss

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -25,7 +25,6 @@ class Tables(NamedTuple):
     """Logits of every prefix, read as a number, for each level: [B, prefixes, K] each."""
 
     logits: tuple[Tensor, ...]
-    softmax_over: Literal["level", "catalogue"] = "level"
 
 
 def decode_table(tables: Tables, beams: Beams[Tensor] | None, /) -> Decoded[Tensor]:
@@ -33,12 +32,12 @@ def decode_table(tables: Tables, beams: Beams[Tensor] | None, /) -> Decoded[Tens
     if beams is None:
         batch_size = len(tables.logits[0])
         prefixes = torch.zeros(batch_size, 1, dtype=torch.int64)
-        return Decoded(tables.logits[0], prefixes, tables.softmax_over)
+        return Decoded(tables.logits[0], prefixes)
     size = tables.logits[beams.level - 1].shape[2]
     prefixes = beams.state.gather(1, beams.parents) * size + beams.codes
     logits = tables.logits[beams.level]
     wanted = prefixes[:, :, None].expand(-1, -1, logits.shape[2])
-    return Decoded(logits.gather(1, wanted), prefixes, tables.softmax_over)
+    return Decoded(logits.gather(1, wanted), prefixes)
 
 
 def draw_tables(sizes: tuple[int, ...], batch_size: int, seed: int, coarse: bool) -> Tables:
@@ -59,10 +58,9 @@ def prefix_scores(tables: Tables, ids: Ids, request: int) -> dict[tuple[int, ...
         size = logits.shape[2]
         for number, prefix in enumerate([prefix for prefix in scores if len(prefix) == level]):
             row = logits[request, number]
-            if tables.softmax_over == "catalogue":
-                following = {codes[level] for codes in ids.values() if codes[:level] == prefix}
-                is_rival = torch.tensor([code in following for code in range(size)])
-                row = row.masked_fill(~is_rival, -torch.inf)
+            following = {codes[level] for codes in ids.values() if codes[:level] == prefix}
+            is_rival = torch.tensor([code in following for code in range(size)])
+            row = row.masked_fill(~is_rival, -torch.inf)
             row = row.log_softmax(0)
             scores |= {(*prefix, code): scores[prefix] + row[code] for code in range(size)}
     return scores
@@ -103,7 +101,6 @@ def cases(draw: st.DrawFn) -> Case:
     sizes, codes, rows = draw(catalogues())
     ids, batch_size = dict(zip(rows, codes, strict=True)), draw(st.integers(1, 3))
     tables = draw_tables(sizes, batch_size, draw(st.integers(0, 10_000)), draw(st.booleans()))
-    tables = tables._replace(softmax_over=draw(st.sampled_from(["level", "catalogue"])))
     share = draw(st.sampled_from([None, 0.0, 0.1, 0.5]))
     generator = np.random.default_rng(draw(st.integers(0, 1_000)))
     masks = None

@@ -37,7 +37,6 @@ SMALL = GenerativeConfig(
 )
 VARIANTS = {
     "two blocks": replace(SMALL, num_layers=2),
-    "over the level": replace(SMALL, softmax_over="level"),
     "sampled": replace(SMALL, num_uniform_negatives=10),
     "vectors and places": replace(SMALL, items="codes_vectors", carries_place=True),
 }
@@ -118,12 +117,11 @@ def score_all_items(model: GenerativeModel, lists: list[list[int]]) -> Tensor:
     total = torch.zeros(len(lists), len(rows))
     for level in range(3):
         logits = decoded.logits.gather(1, parents[..., None].expand(-1, -1, SIZES[level]))
-        if decoded.softmax_over == "catalogue":
-            prefix = codes[rows, :level]
-            same = (prefix[:, None] == prefix[None, :]).all(2)  # [items, items]
-            is_rival = torch.zeros(len(rows), SIZES[level])
-            is_rival.index_add_(1, codes[rows, level], same.float())
-            logits = logits.masked_fill(is_rival == 0, -torch.inf)
+        prefix = codes[rows, :level]
+        same = (prefix[:, None] == prefix[None, :]).all(2)  # [items, items]
+        is_rival = torch.zeros(len(rows), SIZES[level])
+        is_rival.index_add_(1, codes[rows, level], same.float())
+        logits = logits.masked_fill(is_rival == 0, -torch.inf)
         taken = codes[rows, level].expand(len(lists), -1)
         total += logits.log_softmax(2).gather(2, taken[..., None])[..., 0]
         if level < 2:
