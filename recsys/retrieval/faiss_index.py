@@ -41,6 +41,8 @@ from recsys.retrieval.faiss_library import (
 )
 
 FORMAT = 1
+OLD = {"masked_exact_max_rows"}
+"""Fields of 0.1.0, which are not read."""
 MOST_HIDDEN = 128
 """Left-out items that are searched for too: a look at the mask for each vector costs 4% to 10%."""
 FOURCC = {"flat": b"IxFI", "ivf_sq8": b"IxRF"}
@@ -56,7 +58,6 @@ class IndexFileMeta:
     dim: int
     num_item_rows: int
     effort: int
-    masked_exact_max_rows: int
     num_bytes: int
     sha256: str
     metric: str = "inner_product"
@@ -119,7 +120,7 @@ def _read_meta(path: Path) -> IndexFileMeta:
     try:
         document = json.loads(path.read_bytes())
         names = {field.name for field in fields(IndexFileMeta)}
-        if not isinstance(document, dict) or set(document) != {*names, "meta_sha256"}:
+        if not isinstance(document, dict) or set(document) - OLD != {*names, "meta_sha256"}:
             raise _refusal(path, f"it must hold {sorted(names)} and meta_sha256")
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise _refusal(path, f"it is not JSON ({error})") from error
@@ -129,9 +130,9 @@ def _read_meta(path: Path) -> IndexFileMeta:
     wrong = [f.name for f in fields(IndexFileMeta) if type(document[f.name]).__name__ != f.type]
     if wrong:
         raise _refusal(path, f"{wrong} have values of another type")
-    meta = IndexFileMeta(**document)
-    if meta.effort < 1 or meta.masked_exact_max_rows < 0:
-        raise _refusal(path, f"effort {meta.effort} must be >= 1, masked_exact_max_rows >= 0")
+    meta = IndexFileMeta(**{name: document[name] for name in names})
+    if meta.effort < 1:
+        raise _refusal(path, f"effort {meta.effort} must be >= 1")
     if meta.format != FORMAT or meta.kind not in FOURCC or meta.metric != "inner_product":
         raise _refusal(
             path,
@@ -151,7 +152,7 @@ def _refusal(path: Path, why: str) -> ValueError:
 
 DEFAULT_EFFORT: dict[Kind, int] = {"flat": 1, "ivf_sq8": 64}
 MASKED_EXACT_MAX_ROWS: dict[Kind, int] = {"flat": 0, "ivf_sq8": 10_000}
-"""Below this the exact search is the faster one."""
+"""Up to this many allowed rows a search compares all of them, which is faster."""
 VISITS_PER_ROW = 12
 """Items of probed lists that a search passes by, or scores, in the time to fetch one and score it;
 measured (tests/benchmarks/results/serving/filters.md)."""
@@ -167,20 +168,14 @@ class FaissIndex:
     """Item vectors ready to be searched; many threads may search, none while one adds."""
 
     def __init__(
-        self,
-        index: Any,
-        kind: Kind,
-        *,
-        effort: int,
-        masked_exact_max_rows: int,
-        num_threads: int | None = None,
+        self, index: Any, kind: Kind, *, effort: int, num_threads: int | None = None
     ) -> None:
         """Wrap a filled faiss index; `build_index` and `FaissIndex.load` make them."""
         self._index = index
         self.kind: Kind = kind
         self.effort = effort
         """Lists probed: more is slower and finds more."""
-        self.masked_exact_max_rows = masked_exact_max_rows
+        self.masked_exact_max_rows = MASKED_EXACT_MAX_ROWS[kind]
         self.num_threads = num_threads
         """Threads of one search; None is all cores, serving workers set 1."""
         self._flat: Tensor | None = None
@@ -299,7 +294,6 @@ class FaissIndex:
             load_faiss().clone_index(self._index),
             self.kind,
             effort=self.effort,
-            masked_exact_max_rows=self.masked_exact_max_rows,
             num_threads=self.num_threads,
         )
 
@@ -323,7 +317,6 @@ class FaissIndex:
             dim=self.dim,
             num_item_rows=self.num_item_rows,
             effort=self.effort,
-            masked_exact_max_rows=self.masked_exact_max_rows,
             num_bytes=path.stat().st_size,
             sha256=digest,
         )
@@ -353,13 +346,7 @@ class FaissIndex:
                 faiss.set_deserialization_vector_byte_limit(before)
                 faiss.set_deserialization_loop_limit(0)
         _check_parts(path, index, cast("Kind", meta.kind))
-        return cls(
-            index,
-            cast("Kind", meta.kind),
-            effort=meta.effort,
-            masked_exact_max_rows=meta.masked_exact_max_rows,
-            num_threads=num_threads,
-        )
+        return cls(index, cast("Kind", meta.kind), effort=meta.effort, num_threads=num_threads)
 
     def _best(
         self, queries: Tensor, width: int, num_allowed: int, mask: ItemMask | None
@@ -429,15 +416,7 @@ def build_index(vectors: Tensor, config: FaissIndexConfig | None = None) -> Fais
         stored[0] = 0
     kind = config.kind_for(len(vectors))
     built = build_bare_index(stored, kind, config)
-    exact_max_rows = config.masked_exact_max_rows
-    return FaissIndex(
-        built,
-        kind,
-        effort=config.effort or DEFAULT_EFFORT[kind],
-        masked_exact_max_rows=(
-            MASKED_EXACT_MAX_ROWS[kind] if exact_max_rows is None else exact_max_rows
-        ),
-    )
+    return FaissIndex(built, kind, effort=config.effort or DEFAULT_EFFORT[kind])
 
 
 def _check_parts(path: Path, index: Any, kind: Kind) -> None:

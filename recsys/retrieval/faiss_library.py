@@ -41,9 +41,6 @@ class FaissIndexConfig:
     """Lists = this x sqrt(N), but at least 39 rows a list, which faiss's k-means wants."""
     effort: int | None = None
     """Lists probed by a search; None is the kind's default."""
-    masked_exact_max_rows: int | None = None
-    """Search exactly over the allowed rows where a mask leaves at most this many; None is the
-    kind's default."""
     build_threads: int = 1
     """With 1, equal inputs give equal bytes on any number of cores."""
     seed: int = 0

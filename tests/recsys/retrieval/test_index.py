@@ -203,7 +203,7 @@ def test_a_copy_that_grows_leaves_the_original_as_it_was(kind):
 
 @pytest.mark.parametrize("kind", APPROXIMATE)
 def test_a_loaded_index_answers_like_the_saved_one(kind, tmp_path):
-    index = faiss_of(kind, effort=37, masked_exact_max_rows=5)
+    index = faiss_of(kind, effort=37)
     digest = index.save(tmp_path / "items.faiss")
     loaded = FaissIndex.load(tmp_path / "items.faiss", sha256=digest, num_threads=1)
     assert (loaded.kind, loaded.effort, loaded.num_threads) == (kind, 37, 1)

@@ -87,7 +87,7 @@ def test_a_description_of_another_index_is_refused(saved):
     meta = read_meta(saved)
     for field, value in (
         *(("format", 2), ("kind", "lsh"), ("kind", []), ("metric", "l2"), ("dim", 9)),
-        *(("num_item_rows", 499), ("effort", 0), ("effort", "9"), ("masked_exact_max_rows", -1)),
+        *(("num_item_rows", 499), ("effort", 0), ("effort", "9")),
     ):
         write_meta(saved, replace(meta, **{field: value}))
         refused(saved, "refused")
