@@ -118,7 +118,7 @@ class FilterConfig:
     online_types: tuple[str, ...] = HISTORY_TYPES
     """Kept types of online events (data.online_events)."""
     shown_types: tuple[str, ...] = ()
-    """Types of impressions: no part of histories; a ranker learns from what was not chosen."""
+    """Types of impressions: no part of histories; a ranker learns from items not chosen."""
     min_value: float | None = None
     """Events with a smaller value (a low rating) are left out; online events have no ratings."""
     min_user_events: int = 0

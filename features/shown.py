@@ -1,4 +1,4 @@
-"""Impressions: what was shown, and what users did not choose of it.
+"""Impressions: items that were shown, and those of them that users did not choose.
 
 shown.parquet    user_row, item_row, event_time (microseconds) and request_id if there is one
 """

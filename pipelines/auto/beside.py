@@ -1,4 +1,4 @@
-"""Rounds that run beside the workspace, so that what is served stays whole until they are done.
+"""Rounds that run beside the workspace, so that the served bundle stays whole until they are done.
 
 A round runs in ``.trial`` of the workspace, over hard links to its artefacts. When its models are
 fitted on all events, its artefacts take the place of the others; only evaluation and release are

@@ -324,7 +324,7 @@ class Automatic:
         """Bring a round to where it can be served; False if its training has no time.
 
         Raises:
-            RefusedError: It is worse than what is served by more than a standard error.
+            RefusedError: It is worse than the served bundle by more than a standard error.
         """
         one = planned.plan.rounds[number]
         before = stages_between("enrich_items", TWO_TOWER)

@@ -167,7 +167,7 @@ class Trials:
     def adapted(
         self, trial: Trial, one: Candidate, added: Round, _needed: Mapping[str, float]
     ) -> Trial:
-        """Train adapters of what is served; each is judged by its own gate."""
+        """Train adapters of the served bundle; each is judged by its own gate."""
         config, stage = self.run.round_config(added), STAGES[-1]
         with beside.time_limit(self.run.seconds_left() - CLOSING):
             self.outcomes += self.run_stages([stage], config)
@@ -184,7 +184,7 @@ class Trials:
         return "validation has too few queries to judge it"
 
     def serve(self, added: Round, trial: Trial) -> Trial:
-        """Release a candidate that won; what was served stays if the release is refused or late."""
+        """Release a candidate that won; the bundle before stays if that is refused or late."""
         plan = self.planned.plan
         self.planned.plan = replace(plan, rounds=(*plan.rounds, added))
         self.planned.save(self.run.base, len(plan.rounds))

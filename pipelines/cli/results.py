@@ -1,4 +1,4 @@
-"""Results of a run on the terminal: metrics of every model, what is served, what to type next."""
+"""Results of a run on the terminal: metrics of every model, the served list, next commands."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def user_tables(bundle: Path) -> list[Table]:
 
 
 def print_results(config: RunConfig) -> None:
-    """Print metrics on held-out events, what is served, lists of three users, what to type next."""
+    """Print metrics on held-out events, the served model, lists of three users, next commands."""
     workspace, built = config.workspace, config.workspace / "build_features"
     path = workspace / "evaluate" / "metrics.json"
     if not path.exists() or not (bundles_dir(config) / CURRENT).exists():

@@ -80,7 +80,7 @@ def type_lines(events: RawTable) -> list[str]:
 
 
 def written(tables: dict[str, RawTable], target: Path) -> str:
-    """Write the TOML: each guess, its reason, and what is not sure."""
+    """Write the TOML: each guess, its reason, and the doubts."""
     events, items = tables["events"], tables.get("items")
     lines = [
         "# Written by recsys data init; every line may be changed.",

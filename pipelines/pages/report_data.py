@@ -78,7 +78,7 @@ class ReportData:
     blends: Mapping[str, Document]
     """blends.json of fit_blend by profile."""
     ranker: Document | None
-    """ranker.json of train_ranker, and what was measured; None without a ranker."""
+    """ranker.json of train_ranker, and its measurements; None without a ranker."""
     num_items: int = 0
     split_kind: str = ""
     excludes_history: bool = True

@@ -1,6 +1,6 @@
 """Checks on a bundle as it was written, in the order in which people read them.
 
-They find what is missing or broken: data, arrays, models, lists. Its metrics are checked by
+They find missing or broken data, arrays, models and lists. Its metrics are checked by
 `pipelines.publishing.comparison`.
 """
 

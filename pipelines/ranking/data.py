@@ -49,7 +49,7 @@ class RankingData(NamedTuple):
     """Events that the refitted retrievers were fitted on, [N]."""
     train: RankingExamples
     shown: RankingExamples | None
-    """Those of ``train`` with what was shown and not chosen as negatives; None without any."""
+    """Those of ``train`` with shown items that were not chosen as negatives; None without any."""
     num_shown: int
     """Queries of them whose list was shown."""
     validation: RankingExamples

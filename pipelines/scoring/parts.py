@@ -78,7 +78,7 @@ def make_part(
     for key in keys:
         try:
             request = Request.model_validate(job.request(key))
-            # As `answer` makes it; the clock and what is drawn are the job's.
+            # As `answer` makes it; the clock and the draws are the job's.
             made = recommender.make(request, now_ms=1_000 * job.unix_time, seed=job.seed(key))
         except Exception as error:
             message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]

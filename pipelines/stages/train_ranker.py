@@ -1,8 +1,8 @@
 """Stage train_ranker: train a ranker of the blend's candidates, and decide whether it is served.
 
 It is trained on each user's latest train events, with candidates of retrievers refitted without
-them; again with experts (``ranker.trunk = "auto"``), and again on what was shown and not chosen if
-lists were logged. Validation, which it has not seen, decides what is kept of these, and that the
+them; again with experts (``ranker.trunk = "auto"``), and again on items shown and not chosen if
+lists were logged. Validation, which it has not seen, decides which of these is kept, and that the
 ranker is served if its order is better than the blend's by more than noise, as ranker.json says.
 Off unless ``ranker_training.enabled``.
 """

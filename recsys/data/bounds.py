@@ -1,4 +1,4 @@
-"""Checks of settings, each refused in one form: the name, what is allowed, the value."""
+"""Checks of settings, each refused in one form: the name, the allowed values, the value."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Ratings:
     """All answers to a rubric, in a folder with a ledger a rater."""
 
     def __init__(self, folder: Path, rubric: Rubric) -> None:
-        """Read what is there; other words of a criterion are another rubric."""
+        """Read the ratings so far; other words of a criterion are another rubric."""
         self.folder, self.extraction = folder, rubric.extraction
         self.by_rater: dict[str, dict[str, dict[str, bool]]] = {}
         """Yes and no by rater, digest of a list's text, and criterion."""

@@ -159,7 +159,7 @@ class ContentSimilarity:
     def grown(self, content: Tensor) -> ContentSimilarity:
         """Append the items whose content [N', F] follows that of these."""
         num_before = len(self.vectors)
-        # Row 0 of what is made is no item.
+        # Row 0 of the added vectors is no item.
         added = ContentSimilarity(self.config, content[num_before - 1 :], whitening=self.whitening)
         grown = copy.copy(self)
         grown.vectors = torch.cat([self.vectors, added.vectors[1:]])

@@ -162,7 +162,7 @@ def plackett_luce_policy(scores: NDArray[np.floating], temperature: float) -> Po
     relevance = scale_relevance(scores)
 
     def chances(left: Places) -> Floats:
-        # By the best of what is left, so that the rest do not all become 0 after a far better one.
+        # By the best item left, so that the rest do not all become 0 after a far better one.
         own = relevance[left]
         weights = np.exp((own - own.max()) / temperature)
         found: Floats = weights / weights.sum()

@@ -56,7 +56,7 @@ class _Graph(nn.Module):
         self.features = {table.features[0]: table.num_rows for table in tables}
 
     def events(self, item_rows: Tensor, count: Tensor, recency: Tensor) -> tuple[Tensor, Tensor]:
-        """Read events with what is added by their age, [L, D], and a mask, -inf for padding."""
+        """Read events with the vectors added by their age, [L, D], and a mask, -inf for padding."""
         age = count - 1 - torch.arange(self.max_events)
         mask = torch.zeros(self.max_events).masked_fill(age < 0, -torch.inf)
         return self.table[item_rows] + recency[age.clamp_min(0)], mask

@@ -196,7 +196,7 @@ class ScoredSource(Source):
                 f"the item mask covers {allowed.shape[1]} item rows, the catalogue has "
                 f"{scores.shape[1]}; build the mask from the same bundle"
             )
-        # A model from before the catalogue grew knows nothing of what was appended.
+        # A model from before the catalogue grew knows nothing of the appended items.
         return functional.pad(scores, (0, missing), value=-torch.inf) if missing else scores
 
     @torch.no_grad()

@@ -242,7 +242,7 @@ class _Reader:
             self.add(place, f"a surface of your own needs kind = {' or '.join(KINDS)}{hint}")
             return None
         if kind is not None and (base is None or kind != base.kind):
-            # Not a known kind: the check of the whole table says what is allowed.
+            # Not a known kind: the check of the whole table names the allowed ones.
             base = BUILT_IN.get(kind, HOME) if isinstance(kind, str) else HOME
         assert base is not None
         # A learned blend has weights of its own.

@@ -70,7 +70,7 @@ def record_document(
 
 
 def _sent(request: Request) -> Mapping[str, object]:
-    """Collect what was sent and is no default."""
+    """Collect the fields that were sent and are no default."""
     names = request.model_fields_set
     if type(request) is not Request or "filter" in names or "context" in names:
         return request.model_dump(mode="json", include=names, exclude_defaults=True)

@@ -148,7 +148,7 @@ def effective_size(weights: Floats) -> float:
     largest = float(weights.max(initial=0.0))
     if not largest > 0:
         return 0.0
-    # Squares of what is scaled cannot overflow.
+    # Squares of scaled numbers cannot overflow.
     scaled = weights / largest
     return float(scaled.sum() ** 2 / (scaled**2).sum())
 

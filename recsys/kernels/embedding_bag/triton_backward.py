@@ -22,7 +22,7 @@ from recsys.kernels.embedding_bag.triton_kernel import ITEMS, LONG, SHORT
 
 SGD, ROWWISE_ADAGRAD, ADAM = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 SIZES = ("num_ids", "stride", "num_features", "grad_stride", "first_key", "end_key", "start")
-"""Whole numbers of an update, whose values change nothing of what is compiled."""
+"""Whole numbers of an update, whose values do not change the compiled code."""
 
 
 @triton.jit

@@ -35,7 +35,7 @@ def _halves(x):
 def _exact_product(x, w, on_gpu: tl.constexpr):
     """Multiply bfloat16 by float32 numbers, [b, d] and [d, e].
 
-    The small parts are added first: tensor cores cut off what is far below the sum so far.
+    The small parts are added first: tensor cores cut off numbers far below the sum so far.
     """
     if on_gpu:
         high, middle, low = _halves(w)

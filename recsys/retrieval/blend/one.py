@@ -162,7 +162,7 @@ def _merged(lists: Mapping[str, OneList]) -> _Merged:
     column[items] = np.arange(len(items))
     at = column[rows]
     where = np.full((len(lengths), len(items)), -1)
-    # Backwards, so that what is written last is the better rank.
+    # Backwards, so that the last write is the better rank.
     place_of = np.arange(len(rows) - 1, -1, -1)
     where.ravel()[(source * len(items) + at)[::-1]] = place_of
     return _Merged(items, ranks, where)
