@@ -27,25 +27,27 @@ NUM_SHARES = 1 << 4 * SHARE_DIGITS
 
 def write_items(cards: ItemCards, made: Made) -> tuple[list[bytes], bytes]:
     """Write the items of a reply: the beginning of each, its score and source, and the whole."""
-    if made.listed.written is not None:
-        return made.listed.written
-    items, ranked = made.reply.items, made.arranged.ranked
+    listed = made.listed
+    ranked, sources = listed.arranged.ranked, listed.arranged.sources
+    if listed.written is not None:
+        return listed.written
     if ranked is None or made.query.request.explain:
-        return [], orjson.dumps(items)
-    found = [cards.json(row) for row in ranked.item_rows.tolist()]
-    scores = orjson.dumps([item.score for item in items])[1:-1].split(b",")
-    begun = [
-        b'{"item_id":%b,"score":%b,"source":"%b"' % (card[0], score, item.source.encode())
-        for card, score, item in zip(found, scores, items, strict=bool(items))
+        return [], orjson.dumps(made.reply.items)
+    found = map(cards.json, ranked.item_rows.tolist())
+    scores = orjson.dumps(ranked.scores.tolist())[1:-1].split(b",")
+    names = {name: orjson.dumps(name) for name in set(sources)}
+    items = zip(found, scores, sources, strict=bool(sources))
+    parts = [
+        (b'{"item_id":%b,"score":%b,"source":%b' % (item_id, score, names[source]), rest)
+        for (item_id, rest), score, source in items
     ]
-    rests = (rest for _, rest in found)
-    made.listed.written = begun, b"[%b]" % b",".join(map(bytes.__add__, begun, rests))
-    return made.listed.written
+    listed.written = [begun for begun, _ in parts], b"[%b]" % b",".join(map(b"".join, parts))
+    return listed.written
 
 
 def write_record(recommender: Recommender, made: Made, begun: Sequence[bytes] = ()) -> bytes:
     """Write the record of a list, given the beginnings of its items by `write_items`."""
-    visitor, arranged, live = made.visitor, made.arranged, recommender.live
+    visitor, arranged, live = made.visitor, made.listed.arranged, recommender.live
     made_of: dict[str, object] = {
         "digest": recommender.bundle.digest,
         "configuration": recommender.configuration.version,
@@ -54,7 +56,7 @@ def write_record(recommender: Recommender, made: Made, begun: Sequence[bytes] = 
         "refused": [list(event) for event in visitor.refused],
         "topics": visitor.topics or None,
         "forgotten_ms": visitor.forgotten_ms,
-        "experiment": made.reply.experiment,
+        "experiment": made.head.experiment,
         "rules": [rule.name for rule in made.resolved.rules],
         "seed": None if arranged.propensities is None else made.seed,
         "exclude_history": recommender.options.exclude_history,
@@ -62,18 +64,18 @@ def write_record(recommender: Recommender, made: Made, begun: Sequence[bytes] = 
         "items_version": live.items_version if live.hidden_items is None else None,
         "shown": list(made.eligible.shown),
     }
-    if is_kept(made.reply.request_id, recommender.options.log_features_share):
+    if is_kept(made.head.request_id, recommender.options.log_features_share):
         made_of["features"] = build_snapshot(made.query)
-    if begun and made.arranged.propensities is None and made.arranged.rules is None:
+    if begun and arranged.propensities is None and arranged.rules is None:
         items: object = orjson.Fragment(b"[%b}]" % b"},".join(begun))
     else:
         items = _items(made)
-    return record_document(made.query.request, made.reply, made_of, items)
+    return record_document(made.query.request, made.head, made_of, items)
 
 
 def _items(made: Made) -> list[dict[str, object]]:
     """Build a record's items with the chance and rules of each slot."""
-    arranged, number = made.arranged, len(made.reply.items)
+    arranged, number = made.listed.arranged, len(made.reply.items)
     chances = arranged.propensities or (None,) * number
     rules = arranged.rules or ((),) * number
     items: list[dict[str, object]] = []

@@ -9,12 +9,12 @@ Axes: k list length.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -51,9 +51,6 @@ class _Stopwatch:
         self.timings_ms[stage] = int(1e6 * (passed - self._lap) + 0.5) / 1_000
         self._lap = passed
 
-    def skip(self, *stages: str) -> None:
-        self.timings_ms.update(dict.fromkeys(stages, 0.0))
-
     def total(self) -> dict[str, float]:
         self._lap = self._started
         self.lap("total")
@@ -69,21 +66,29 @@ MAX_KEPT = 64
 """Lists that are kept for visitors of whom nothing is known, by surface and k."""
 
 
+@dataclass(eq=False)
 class Listed:
     """The items of a list, and what they were made from."""
 
-    __slots__ = ("parts", "written")
+    candidates: Candidates
+    ranked: Ranked
+    arranged: Arranged
+    describe: Callable[[], list[RecommendedItem]]
+    written: tuple[list[bytes], bytes] | None = None
+    """The items of a reply over HTTP, see ``list_record.write_items``."""
 
-    def __init__(self, *parts: Any) -> None:
-        self.parts: tuple[Candidates, Ranked, Arranged, list[RecommendedItem]] = parts
-        self.written: tuple[list[bytes], bytes] | None = None
-        """The items as a reply has them, see ``list_record.write_items``."""
+    @cached_property
+    def items(self) -> list[RecommendedItem]:
+        """The items of a reply in Python."""
+        return self.describe()
 
 
-class Made(NamedTuple):
+@dataclass(eq=False)
+class Made:
     """A list, and what it was made from."""
 
-    reply: Reply
+    head: Reply
+    """The reply without its items."""
     query: Query
     visitor: Visitor
     eligible: Eligible
@@ -92,18 +97,14 @@ class Made(NamedTuple):
     seed: int
     wishes: Wishes
 
-    @property
-    def candidates(self) -> Lists:
-        """Lists by source."""
-        return self.listed.parts[0].lists
+    @cached_property
+    def reply(self) -> Reply:
+        """The reply in Python; over HTTP its items are written as bytes instead."""
+        return replace(self.head, items=self.listed.items)
 
     @property
     def ranked(self) -> RankedItems | None:
-        return self.listed.parts[1].items
-
-    @property
-    def arranged(self) -> Arranged:
-        return self.listed.parts[2]
+        return self.listed.ranked.items
 
 
 class Recommender:
@@ -285,7 +286,7 @@ class Recommender:
             clock.lap("filter")
             key = self._kept_key(query, resolved, wishes, eligible, depth)
             if (listed := self._kept.get(key)) is not None:
-                clock.skip("retrieve", "rank")
+                clock.timings_ms |= {"retrieve": 0.0, "rank": 0.0}
             else:
                 found = self.retrieval.retrieve(
                     query, eligible.mask, searched, relaxed=SEEN_ITEMS_SHOWN in eligible.notes
@@ -295,23 +296,24 @@ class Recommender:
                 ranked = self.steering.rank(found, query, wishes, eligible.mask, length)
                 clock.lap("rank")
                 shown = self.arranger.arrange(ranked.items, resolved, query, eligible.mask, seed)
-                items = build_items(shown.ranked, query, self.bundle, self.cards, names_history)
-                listed = self._keep(key, Listed(found, ranked, shown, items))
+                shared = (self.bundle, self.cards, names_history)
+                describe = partial(build_items, shown, query, *shared)
+                listed = self._keep(key, Listed(found, ranked, shown, describe))
             clock.lap("select")
-        found, ranked, _, items = listed.parts
+        found, ranked = listed.candidates, listed.ranked
         parts = (*query.degraded, *unreadable, *wishes.notes, *eligible.notes)
-        reply = Reply(
+        head = Reply(
             request_id=request_id,
-            items=items,
+            items=[],
             served_by=self._parts_used(query, found.lists, ranked.ranker),
-            degraded=[*parts, *found.missing, *ranked.notes, *_shortage(items, request, found)],
+            degraded=[*parts, *found.missing, *ranked.notes, *_shortage(listed, request.k)],
             fallback=FILLER if set(found.lists) == {FILLER} else None,
             timings_ms=clock.total(),
             experiment=_assigned(resolved),
             steered=named_wishes(ranked.steered, request, names_history),
-            cursor=None if page is None else page.after([item.item_id for item in items]),
+            cursor=None if page is None else page.after([one.item_id for one in listed.items]),
         )
-        return Made(reply, query, visitor, eligible, resolved, listed, seed, wishes)
+        return Made(head, query, visitor, eligible, resolved, listed, seed, wishes)
 
     def _kept_key(
         self, query: Query, resolved: Resolved, wishes: Wishes, eligible: Eligible, depth: int
@@ -330,7 +332,7 @@ class Recommender:
 
     def _keep(self, key: tuple[int, int] | None, listed: Listed) -> Listed:
         """Keep a list that all visitors of whom nothing is known get, if popularity made it."""
-        found = listed.parts[0]
+        found = listed.candidates
         if key is not None and found.lists.keys() == {FILLER} and not found.missing:
             if len(self._kept) >= MAX_KEPT:
                 self._kept.clear()
@@ -397,9 +399,10 @@ def _assigned(resolved: Resolved) -> Assigned | None:
     return None if resolved.arm is None else Assigned(resolved.experiment or "", resolved.arm)
 
 
-def _shortage(items: Sized, request: Request, found: Candidates) -> tuple[Degraded, ...]:
-    is_short = found.were_sought and len(items) < request.k
-    return (Degraded("short_list", f"{len(items)} of {request.k}"),) if is_short else ()
+def _shortage(listed: Listed, k: int) -> tuple[Degraded, ...]:
+    number, were_sought = len(listed.arranged.sources), listed.candidates.were_sought
+    is_short = were_sought and number < k
+    return (Degraded("short_list", f"{number} of {k}"),) if is_short else ()
 
 
 def _user_ids(users: pl.DataFrame | Sequence[str]) -> list[str]:

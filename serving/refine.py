@@ -78,13 +78,13 @@ def refine(
         ) from None
     made = recommender.make(request, names_history=names_history)
     if not (turn.topics or turn.tests):
-        made.reply.degraded.append(Degraded("unknown_wish"))
+        made.head.degraded.append(Degraded("unknown_wish"))
     exclude = [*request.exclude, *(item.item_id for item in made.reply.items)]
     following = request.model_copy(update={"exclude": exclude[-MAX_EXCLUDE:]})
     shown = [bundle.catalogue.row_of(item.item_id) for item in made.reply.items]
     parts = (made.query, made.wishes, made.eligible.mask, len(shown) + MAX_SPLIT)
     with torch.inference_mode():
-        later = recommender.steering.rank(made.listed.parts[0], *parts).items
+        later = recommender.steering.rank(made.listed.candidates, *parts).items
     rows = [] if later is None else later.item_rows.tolist()
     rows = [row for row in rows if row not in shown][:MAX_SPLIT]
     columns = {CATEGORY: bundle.catalogue.categories, **bundle.properties.columns}

@@ -413,13 +413,17 @@ def to_json(content: object) -> bytes:
 
 def reply_json(reply: Reply, items: bytes) -> bytes:
     """Encode a list as `to_json` does, given its items' JSON."""
-    served_by = _parts_json(reply.served_by)
-    return to_json({**_present(reply), "items": orjson.Fragment(items), "served_by": served_by})
+    written = {
+        "items": orjson.Fragment(items),
+        "served_by": _part_json(reply.served_by),
+        "degraded": [_part_json(note) for note in reply.degraded],
+    }
+    return to_json(_present(reply) | written)
 
 
-@lru_cache(maxsize=64)
-def _parts_json(served_by: ServedBy) -> orjson.Fragment:
-    return orjson.Fragment(to_json(served_by))
+@lru_cache(maxsize=1_024)
+def _part_json(part: ServedBy | Degraded) -> orjson.Fragment:
+    return orjson.Fragment(to_json(part))
 
 
 _FIELD_NAMES: dict[type, tuple[str, ...]] = {}

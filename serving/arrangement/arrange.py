@@ -11,6 +11,8 @@ Axes: N item rows, n candidates, D width of item vectors, k list length.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +52,8 @@ EXPLORED = 100
 """Candidates that exploration draws from."""
 
 
-class Arranged(NamedTuple):
+@dataclass(eq=False)
+class Arranged:
     """The list that is shown."""
 
     ranked: RankedItems | None
@@ -58,6 +61,11 @@ class Arranged(NamedTuple):
     """Chance of each slot's item, given those before it; None if nothing was drawn."""
     rules: tuple[tuple[str, ...], ...] | None = None
     """Names of the rules that put each item where it is; None where none did."""
+
+    @cached_property
+    def sources(self) -> list[str]:
+        """The source that contributed most to each item."""
+        return [] if self.ranked is None else self.ranked.leading(RULES)
 
 
 class ItemChances(NamedTuple):
@@ -322,7 +330,7 @@ BY_SOURCE = {
 
 
 def build_items(
-    ranked: RankedItems | None, query: Query, bundle: Bundle, cards: ItemCards, names_history: bool
+    shown: Arranged, query: Query, bundle: Bundle, cards: ItemCards, names_history: bool
 ) -> list[RecommendedItem]:
     """Build the items of a reply, with reasons if requested.
 
@@ -330,9 +338,9 @@ def build_items(
         names_history: Whether a reason may name items of the user's stored history; without it,
             only items that the request itself sent are named.
     """
-    if ranked is None:
+    if (ranked := shown.ranked) is None:
         return []
-    rows, sources = ranked.item_rows.tolist(), ranked.leading(RULES)
+    rows, sources = ranked.item_rows.tolist(), shown.sources
     why: Sequence[str | None] = [None] * len(rows)
     shares: Sequence[dict[str, float] | None] = [None] * len(rows)
     if query.request.explain:

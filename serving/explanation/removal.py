@@ -157,7 +157,7 @@ class _Removal:
         latest, rows = list(history[:MAX_LATEST]), np.unique(np.array(item_rows, np.int64))
         seeds: list[int] = []
         for name, model in self._item_weights.items():
-            if name in self._made.candidates:
+            if name in self._made.listed.candidates.lists:
                 seeds += model.strongest_seeds(rows, self._made.query.history).tolist()
         older = set(history) - set(latest)
         return latest + [row for row in dict.fromkeys(seeds) if row in older][:MAX_STRONGEST]

@@ -142,7 +142,7 @@ class _Replay:
             return WhyNot(item_id, excluded.code, excluded.detail, title)
         places = {
             source: int(np.flatnonzero(found.item_rows == row)[0]) + 1
-            for source, found in made.candidates.items()
+            for source, found in made.listed.candidates.lists.items()
             if row in found.item_rows
         }
         code, detail = self._why_behind(made, row, places)

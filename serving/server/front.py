@@ -146,7 +146,11 @@ class Front:
         headers = dict(scope["headers"])
         if route.kind == "file":
             return self._files.answer(path, headers, self._fleet.info.get("bundle", ""))
-        body = b"" if route.method == "GET" else await self._read(scope, headers, receive)
+        body = b""
+        if route.method != "GET":
+            connection = scope.get("recsys.connection")
+            is_here = connection is not None and connection.body_is_here
+            body = await read_body(headers, receive, self._settings, is_here=is_here)
         head, packed = request_head(
             route.name,
             path,
@@ -182,11 +186,6 @@ class Front:
         self._num_writes += 1
         fields |= answer.fields
         return answer
-
-    def _log_lists(self, frame: Frame) -> None:
-        """Keep the records that came with a reply."""
-        if frame.records and self._fleet.request_log is not None:
-            self._fleet.request_log.log(frame.records, frame.head["records"])
 
     def _caller(self, scope: Scope) -> Caller:
         """Find out who calls."""
@@ -246,13 +245,9 @@ class Front:
                 connection.waits_for = None
         if mine > 1 and frame.body.startswith(ID_START):
             frame = _with_new_id(frame)
-        self._log_lists(frame)
+        if frame.records and self._fleet.request_log is not None:
+            self._fleet.request_log.log(frame.records, frame.head["records"])
         return frame
-
-    async def _read(self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-        connection = scope.get("recsys.connection")
-        is_here = connection is not None and connection.body_is_here
-        return await read_body(headers, receive, self._settings, is_here=is_here)
 
     def _health(self, path: str) -> HttpAnswer:
         if path == "/healthz":

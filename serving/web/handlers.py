@@ -125,14 +125,14 @@ class Handlers:
         return answer._replace(body=to_json(parts | further))
 
     def _listed(self, made: Made) -> HttpAnswer:
-        reply = made.reply
+        reply, sources = made.head, made.listed.arranged.sources
         fields = {
             "request_id": reply.request_id,
             "bundle": reply.served_by.bundle,
-            "num_items": len(reply.items),
+            "num_items": len(sources),
             "degraded": [what.code for what in reply.degraded],
             "fallback": reply.fallback,
-            "sources": sorted({item.source for item in reply.items}),
+            "sources": sorted(set(sources)),
             "timings_ms": reply.timings_ms,
         }
         body, records = self._written(made)
@@ -144,9 +144,9 @@ class Handlers:
 
     def _written(self, made: Made) -> tuple[bytes, tuple[bytes, ...]]:
         """Write a reply, and its record unless nothing keeps it or the request is a dry run."""
-        maker = self._recommender.others.get(made.reply.served_by.bundle, self._recommender)
+        maker = self._recommender.others.get(made.head.served_by.bundle, self._recommender)
         begun, items = write_items(maker.cards, made)
-        body = reply_json(made.reply, items)
+        body = reply_json(made.head, items)
         if not self._recommender.live.keeps_lists or made.query.request.dry_run:
             return body, ()
         return body, (write_record(maker, made, begun),)

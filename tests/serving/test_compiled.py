@@ -45,10 +45,11 @@ def test_same_lists_as_by_numpy_and_torch(ranked, ranker):
         with without("one_query"):
             expected = recommender.make(request, now_ms=1_700_000_000_000, seed=1)
         assert found.reply.degraded == expected.reply.degraded
-        assert found.candidates.keys() == expected.candidates.keys()
-        for name, (scores, rows) in expected.candidates.items():
-            assert found.candidates[name].item_rows.tolist() == rows.tolist()
-            np.testing.assert_allclose(found.candidates[name].scores, scores, rtol=0, atol=1e-5)
+        lists, expected_lists = (one.listed.candidates.lists for one in (found, expected))
+        assert lists.keys() == expected_lists.keys()
+        for name, (scores, rows) in expected_lists.items():
+            assert lists[name].item_rows.tolist() == rows.tolist()
+            np.testing.assert_allclose(lists[name].scores, scores, rtol=0, atol=1e-5)
         for one, other in zip(found.reply.items, expected.reply.items, strict=True):
             assert (one.item_id, one.source) == (other.item_id, other.source)
             assert one.score == pytest.approx(other.score, rel=1e-5, abs=1e-5)

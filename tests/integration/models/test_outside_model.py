@@ -126,7 +126,7 @@ def test_it_is_released_served_and_explained(shop: Path, cycle: World) -> None:
     made = recommender.make(request)
     first = made.reply.items[0]
     assert {first.item_id} == cycle.answers[user]
-    assert "successors" in made.candidates
+    assert "successors" in made.listed.candidates.lists
     record = RequestRecord(made.reply.request_id, 0, user, write_record(recommender, made))
     explained = explain_list(recommender, record, None, names_history=True).items[0]
     assert explained.contributions["successors"] > 0
@@ -186,7 +186,7 @@ def test_items_appended_to_its_bundle_have_no_score_of_it(shop: Path, cycle: Wor
     recommender = Recommender(load_bundle(delta))
     user = cycle.users[0]
     made = recommender.make(Request(user_id=user, k=3))
-    scores, rows = made.candidates["successors"]
+    scores, rows = made.listed.candidates.lists["successors"]
     assert bundle.num_item_rows not in np.asarray(rows)[np.isfinite(np.asarray(scores))]
     assert {made.reply.items[0].item_id} == cycle.answers[user]
 

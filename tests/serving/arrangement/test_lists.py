@@ -186,7 +186,7 @@ def test_chances_of_a_list_that_was_drawn_are_its_propensities(of, name):
         found = recommender.arranger.slot_chances(
             rows, made.ranked, made.resolved, made.query, made.eligible.mask
         )
-        assert [one.chance for one in found] == list(made.arranged.propensities)
+        assert [one.chance for one in found] == list(made.listed.arranged.propensities)
         for row, one in zip(rows, found, strict=True):
             assert one.chances.sum() == pytest.approx(1, abs=1e-9)
             assert one.chances[one.item_rows == row].tolist() == [one.chance]
