@@ -1,4 +1,4 @@
-"""Let language models choose the department of 200 products, which people of the shop labelled.
+"""Let language models choose the department of 200 products, labelled by the shop.
 
 Products are drawn from Amazon Beauty, with the words of their titles alone. Peers: the most
 frequent department, and the one whose name is nearest to the words by MiniLM.
