@@ -137,7 +137,8 @@ def fit_repeats(
     inputs: ModelInputs, config: RepeatsConfig, judge: EvaluationQueries | None
 ) -> ItemWeights:
     """Choose how fast what a user took before is forgotten; nothing is counted."""
-    return _best(_by_recency(repeats_model(inputs.sizes.num_item_rows, config)), judge)
+    each = _each(config, "history_power", "history_decay")
+    return _best((repeats_model(inputs.sizes.num_item_rows, one) for one in each), judge)
 
 
 def fit_next_basket(

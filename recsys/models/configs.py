@@ -147,10 +147,12 @@ class RepeatsConfig:
     enabled: bool = True
     """Takes effect only where lists may hold the history (evaluation.exclude_history = false)."""
     history_power: tuple[float, ...] = (0.6, 0.0, 0.3, 1.0, 2.0)
-    """An item's r-th latest event counts r ** -history_power, of which validation chooses."""
+    """An item's r-th latest event counts r ** -history_power ..."""
+    history_decay: tuple[float, ...] = (1.0, 0.97, 0.9)
+    """... times history_decay ** (r - 1), of which validation chooses."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, history_power=">= 0")
+        check_bounds(self, history_power=">= 0", history_decay="(0, 1]")
 
 
 @dataclass(frozen=True, kw_only=True)

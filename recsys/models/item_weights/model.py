@@ -80,14 +80,16 @@ class HistoryWeights:
     """How much each event of a history counts."""
 
     power: float = 0.0
-    """The r-th latest event counts r ** -power."""
+    """The r-th latest event counts r ** -power ..."""
+    decay: float = 1.0
+    """... times decay ** (r - 1)."""
     max_events: int = 200
     """Latest events that count at all."""
     distinct: bool = False
     """Whether an item counts once, where it occurs last; else each time."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, "history_", power=">= 0")
+        check_bounds(self, "history_", power=">= 0", decay="(0, 1]")
         check_bounds(self, max_events=">= 1")
 
 
@@ -102,7 +104,7 @@ class ItemWeights:
         # Looked up, not computed per query: torch's powers differ in the last bit by where in a
         # tensor they stand. By recency, 1 is the latest; [max_events + 1].
         recency = torch.arange(history.max_events + 1, device="cpu").clamp(min=1)
-        self._weights = recency.float() ** -history.power
+        self._weights = recency.float() ** -history.power * history.decay ** (recency - 1)
         self._latest_last = self._weights[1:].flip(0).numpy()
 
     def to(self, device: torch.device | str) -> ItemWeights:
@@ -153,13 +155,13 @@ class ItemWeights:
             return seeds
         order = np.argsort(item_rows)
         latest = history[-self.history.max_events :][::-1]
-        for recency, seed in enumerate(latest.tolist(), start=1):
+        for seed, counts in zip(latest.tolist(), self._latest_last[::-1], strict=False):
             if seed >= self.num_item_rows:
                 continue
             own = slice(offsets[seed], offsets[seed + 1])
             place = order[np.searchsorted(item_rows, rows[own], sorter=order) % len(order)]
             listed = item_rows[place] == rows[own]
-            place, weight = place[listed], weights[own][listed] * recency**-self.history.power
+            place, weight = place[listed], weights[own][listed] * counts
             stronger = weight > best[place]
             best[place[stronger]], seeds[place[stronger]] = weight[stronger], seed
         return seeds

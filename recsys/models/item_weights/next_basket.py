@@ -23,14 +23,14 @@ from recsys.models.item_weights.model import HistoryWeights, ItemWeights, Weight
 
 
 def repeats_model(num_item_rows: int, config: RepeatsConfig) -> ItemWeights:
-    """Weigh every item by itself; the first power is taken."""
+    """Weigh every item by itself; the first power and decay are taken."""
     each = torch.arange(num_item_rows)
     table = WeightTable(
         offsets=torch.cat([torch.zeros(1, dtype=torch.int64), each]),
         rows=each[1:].to(torch.int32),
         weights=torch.ones(num_item_rows - 1),
     )
-    history = HistoryWeights(power=config.history_power[0])
+    history = HistoryWeights(power=config.history_power[0], decay=config.history_decay[0])
     return ItemWeights(table, history, asdict(config))
 
 

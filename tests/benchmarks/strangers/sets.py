@@ -126,6 +126,8 @@ GROCERIES = RepeatWorld(
     seed=41, num_users=1_200, num_items=2_000, num_scenes=25, mean_events=80.0,
     repeat_share=0.75, memory=40.0, follow_share=0.3, session_length=10.0, drift=0.5, num_days=90,
 )  # fmt: skip
+WORLDS = {"music": MUSIC, "check-ins": CHECK_INS, "groceries-held-out": GROCERIES}
+"""By the name of their set."""
 SHOP = {"user": "customer", "item": "sku", "time": "ts", "title": "product_name"}
 FILMS = {"user": "viewer", "item": "movie", "order": "step", "title": "title", "labels": "genres"}
 FRENCH = {"user": "client", "item": "produit", "time": "date", "order": "position"}

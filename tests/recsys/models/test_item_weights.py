@@ -229,9 +229,10 @@ def test_a_large_catalogue_has_the_weights_of_a_small_one(monkeypatch: pytest.Mo
 
 
 def test_own_items_score_by_how_often_and_how_lately() -> None:
-    model = repeats_model(NUM_ROWS, RepeatsConfig(history_power=(1.0,)))
+    model = repeats_model(NUM_ROWS, RepeatsConfig(history_power=(1.0,), history_decay=(0.5,)))
     scores = model.score(history_queries([3, 1, 3], [2], []))
-    assert scores[0].tolist() == [NOTHING, 0.5, NOTHING, pytest.approx(1 + 1 / 3), NOTHING, NOTHING]
+    of_3 = pytest.approx(1 + 0.25 / 3)
+    assert scores[0].tolist() == [NOTHING, 0.25, NOTHING, of_3, NOTHING, NOTHING]
     assert scores[1].tolist() == [NOTHING, NOTHING, 1.0, NOTHING, NOTHING, NOTHING]
     assert scores[2].tolist() == [NOTHING] * NUM_ROWS
 
