@@ -50,6 +50,7 @@ from features.preparation.prepare import (
 from features.preparation.ranges import order_events, ranges
 from features.preparation.sequences import (
     EVENT_TYPES,
+    TARGETS,
     DenseRows,
     Ingested,
     KeptEvents,
@@ -73,10 +74,12 @@ from features.shown import write_shown
 from features.splits import (
     Cuts,
     Ends,
+    Flags,
     global_time,
     leave_one_out,
     midnights,
     newest_of_some,
+    num_held_out,
     why_not_by_time,
 )
 from features.tables import (
@@ -288,7 +291,7 @@ class _Build:
                 "a global_time split needs event_time, which the events do not have; use "
                 "leave_one_out"
             )
-        reads_types = self.config.history_event_types
+        reads_types, chosen = self.config.history_event_types, self.config.target_types
         names, previous = pl.Series(texts.types), self._previous_types()
         types = extended(names, previous)
         type_rows = find_rows(names, types)
@@ -298,6 +301,7 @@ class _Build:
             num_events=self.report.events,
             has_time=has_time,
             type_rows=type_rows if reads_types and len(types) > 1 else type_rows[:0],
+            targets=names.is_in(chosen).to_numpy() if chosen else None,
         )
         self.written = write_all_sequences(
             events.ordered.ranges, events.places(), events.rows, files, self.first_day
@@ -310,25 +314,32 @@ class _Build:
         if spans := [one.span for one in self.written if one.span]:
             self.report.first_time = as_iso(min(low for low, _ in spans) // 1_000_000)
             self.report.last_time = as_iso(max(high for _, high in spans) // 1_000_000)
-        ends = self._ends(events)
+        targets = np.load(directory / f"{TARGETS}.npy", mmap_mode="r") if chosen else None
+        ends = self._ends(events, targets)
         np.save(directory / "offsets.npy", events.offsets)
         np.save(directory / "train_end.npy", events.offsets[:-1] + ends.train)
         np.save(directory / "validation_end.npy", events.offsets[:-1] + ends.validation)
-        counts = np.diff(events.offsets)
+        held_out = num_held_out(events.offsets, ends, targets)
         self.report.labels = {
             "train": int((ends.train - (ends.train > 0)).sum()),
-            "validation": int((ends.validation - ends.train).sum()),
-            "test": int((counts - ends.validation).sum()),
+            "validation": int(held_out.validation.sum()),
+            "test": int(held_out.test.sum()),
         }
+        if chosen and self.config.newest is None and not all(one.any() for one in held_out):
+            raise ValueError(
+                f"evaluation.target_types = {list(chosen)}: validation or test has no event of "
+                f"these types; the events have {sorted(names.gather(sorted(codes)))}. Name a type "
+                "that both have, or leave the key out"
+            )
 
-    def _ends(self, events: KeptEvents) -> Ends:
+    def _ends(self, events: KeptEvents, targets: Flags | None) -> Ends:
         counts, kind, report = np.diff(events.offsets), self.config.splits.kind, self.report
         if self.config.newest is not None:
             return newest_of_some(self._times(), events.offsets, self.config.newest)
         if kind == "auto" and "time" not in events.ordered.ranges[0].fields:
             kind, report.split_reason = "leave_one_out", "events have no times"
         if kind == "leave_one_out":
-            return leave_one_out(counts)
+            return leave_one_out(counts, targets)
         num_days = max(len(one.day_counts) for one in self.written)
         day_counts = np.sum(
             [np.pad(one.day_counts, (0, num_days - len(one.day_counts))) for one in self.written],
@@ -340,11 +351,12 @@ class _Build:
             if kind == "global_time":
                 raise
             report.split_reason = f"all events are of {len(day_counts)} days"
-            return leave_one_out(counts)
+            return leave_one_out(counts, targets)
         ends = global_time(self._times(), events.offsets, cuts)
-        if kind == "auto" and (why := why_not_by_time(counts, ends)):
+        held_out = num_held_out(events.offsets, ends, targets)
+        if kind == "auto" and (why := why_not_by_time(ends, held_out)):
             report.split_reason = why
-            return leave_one_out(counts)
+            return leave_one_out(counts, targets)
         report.split_kind = "global_time"
         report.validation_from, report.test_from = (as_iso(cut) for cut in cuts)
         return ends

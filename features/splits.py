@@ -14,6 +14,7 @@ from features.encoding import hashed
 from features.schema import NewestSplit, SplitConfig
 
 Rows = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 SECONDS_PER_DAY = 86_400
 MIN_EVENTS_TO_SPLIT = 3
 MIN_KNOWN_USERS = 50
@@ -36,13 +37,40 @@ class Cuts(NamedTuple):
     test: int
 
 
-def leave_one_out(counts: Rows) -> Ends:
+class HeldOutCounts(NamedTuple):
+    """Targets of each user, both [U]."""
+
+    validation: Rows
+    test: Rows
+
+
+def leave_one_out(counts: Rows, targets: Flags | None = None) -> Ends:
     """Hold out the last event for test and the one before for validation.
 
     Users with fewer than three events have all of them in train.
+
+    Args:
+        targets: Marks all users' events that may be held out, [E]; None takes every event. The
+            last target is then for test and the one before it for validation.
     """
-    split = counts >= MIN_EVENTS_TO_SPLIT
-    return Ends(counts - 2 * split, counts - split)
+    if targets is None:
+        split = counts >= MIN_EVENTS_TO_SPLIT
+        return Ends(counts - 2 * split, counts - split)
+    starts, places = np.cumsum(counts) - counts, np.flatnonzero(targets)
+    until = np.searchsorted(places, starts + counts)  # targets before each user's end
+    places = np.concatenate([[-1, -1], places])
+    previous, last = places[until] - starts, places[until + 1] - starts
+    split = previous >= 1
+    return Ends(np.where(split, previous, counts), np.where(split, last, counts))
+
+
+def num_held_out(offsets: Rows, ends: Ends, targets: Flags | None = None) -> HeldOutCounts:
+    """Count the events that are held out, or those of them that ``targets`` [E] marks."""
+    bounds = [offsets[:-1] + end for end in (*ends, np.diff(offsets))]
+    if targets is not None:
+        before = np.concatenate([[0], np.cumsum(targets)])
+        bounds = [before[end] for end in bounds]
+    return HeldOutCounts(bounds[1] - bounds[0], bounds[2] - bounds[1])
 
 
 def midnights(events_per_day: Rows, first_day: int, split: SplitConfig) -> Cuts:
@@ -79,15 +107,11 @@ def global_time(times: Rows, offsets: Rows, cuts: Cuts) -> Ends:
     return Ends(*ends)
 
 
-def why_not_by_time(counts: Rows, ends: Ends) -> str | None:
-    """Explain why a split by time leaves too few users to measure by, or return None.
-
-    Args:
-        counts: Events of each user, [U].
-    """
+def why_not_by_time(ends: Ends, held_out: HeldOutCounts) -> str | None:
+    """Explain why a split by time leaves too few users to measure by, or return None."""
     known = min(
-        int(np.count_nonzero((begin > 0) & (end > begin)))
-        for begin, end in ((ends.train, ends.validation), (ends.validation, counts))
+        int(np.count_nonzero((begin > 0) & (number > 0)))
+        for begin, number in zip(ends, held_out, strict=True)
     )
     if known >= MIN_KNOWN_USERS:
         return None

@@ -85,6 +85,9 @@ class KeptEvents:
 EVENT_TYPES = "event_types"
 """File of the rows of the events' types, and key of the types by row, from 1."""
 
+TARGETS = "targets"
+"""File that marks the events that may be held out."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceFiles:
@@ -97,6 +100,8 @@ class SequenceFiles:
     has_time: bool
     type_rows: Rows
     """Row of each code of a type; empty where all events are of one type."""
+    targets: NDArray[np.bool_] | None = None
+    """Marks the codes of types that may be held out; None if all may."""
 
     def files(self) -> dict[str, NpyFile]:
         """Describe the files by name."""
@@ -108,6 +113,8 @@ class SequenceFiles:
             types["times"] = "<i8"
         if len(self.type_rows):
             types[EVENT_TYPES] = "|u1" if self.type_rows.max() < 256 else "<i8"
+        if self.targets is not None:
+            types[TARGETS] = "|b1"
         return {
             name: NpyFile(self.directory / f"{name}.npy", self.num_events, dtype)
             for name, dtype in types.items()
@@ -141,6 +148,8 @@ def write_sequences(
             file.write(place, part.item_rows)
         elif name == EVENT_TYPES:
             file.write(place, files.type_rows[part.types])
+        elif files.targets is not None and name == TARGETS:
+            file.write(place, files.targets[part.types])
         elif part.seconds is not None and name == "times":
             file.write(place, part.seconds)
         else:

@@ -11,6 +11,7 @@ from pipelines.auto.first_round import TRAINED, plan_first
 from pipelines.auto.machine import Machine, TimedEncoder
 from pipelines.auto.plan import (
     BLENDED_FOR_EACH,
+    CONTENT,
     EVALUATED_USERS,
     PLANNED_ENCODER,
     SEQUENCE,
@@ -238,7 +239,7 @@ def content_part(planner: Planner) -> tuple[PlanPart | None, Table]:
     number = round(shape.text_share * shape.num_items)
     name = str(own or PLANNED_ENCODER) + (f" ({timed.name}, width {timed.dim})" if timed else "")
     part = PlanPart(
-        "content",
+        CONTENT,
         f"{number:,} texts of {shape.text_characters:.0f} characters, {name}",
         f"{ENCODER} is set" if own else "items have texts",
         planner.costs.encoding() if timed is None else timed.seconds,
@@ -251,7 +252,7 @@ def content_part(planner: Planner) -> tuple[PlanPart | None, Table]:
             chosen[names.CONTENT.section] = {"columns": MEANING}
         return part, chosen
     if all(known.name != part.name for known in planner.left_out):
-        planner.leave_out(part)
+        planner.leave_out(part, timed=timed is not None)
     what = f"{number:,} texts, words alone"
     return replace(part, what=what, seconds=HASH_SECONDS * number), HASHED
 

@@ -9,7 +9,7 @@ and are scaled by the rate that is measured now.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -139,6 +139,7 @@ class Costs:
 
 
 SEQUENCE, SEARCH, LAST = "sequence model", "search", "blend, evaluation, bundle"
+CONTENT = "content embeddings"
 """Names of parts whose seconds are looked up."""
 EVALUATED_USERS = 2_000
 """Users whose held-out events are measured, at most: 0.003 of N@10 is then one standard error."""
@@ -184,6 +185,16 @@ class Plan:
     left_out: tuple[PlanPart, ...]
     notes: tuple[str, ...] = ()
     """Decisions that are no part of their own, such as whether lists repeat the history."""
+
+    def without(self, number: int, reasons: Mapping[str, str]) -> Plan:
+        """Leave out the rounds from a number on, each part for the reason of its round."""
+        late = [
+            replace(part, why=f"{reasons.get(one.name, 'not served')} (in one round: {one.name})")
+            for one in self.rounds[number:]
+            for part in one.parts
+            if part.name != LAST
+        ]
+        return replace(self, rounds=self.rounds[:number], left_out=(*late, *self.left_out))
 
     def table(self) -> dict[str, Any]:
         return asdict(self)
@@ -254,14 +265,20 @@ class Planner:
         self.left_out.append(replace(part, why=f"{key} = false is set"))
         return True
 
-    def leave_out(self, part: PlanPart, more: float = 0.0) -> None:
-        """List a part that takes too long, with its seconds and ``more`` of them."""
+    def leave_out(self, part: PlanPart, more: float = 0.0, *, timed: bool = False) -> None:
+        """List a part that takes too long, with its seconds and ``more`` of them.
+
+        Args:
+            timed: Whether its seconds were measured on some of the data, not on the machine alone.
+        """
         seconds = part.seconds + more
         left = f"{max(0.0, self.left):,.0f} s"
         short = f"{left} are left"
         if seconds <= self.left:
             short = f"more than its share of the {left} that are left"
-        why = f"{seconds:,.0f} s are needed, {short}"
+        rate = f"{self.machine.flops / 1e9:,.0f} GFLOP/s, which were measured"
+        how = "timed on some of them" if timed else f"estimated for {rate}"
+        why = f"{seconds:,.0f} s are needed ({how}), {short}"
         self.left_out.append(replace(part, why=why, seconds=seconds))
 
     def plan(self) -> Plan:

@@ -68,6 +68,8 @@ ENDS_GROWTH = 2.0
 """Times the seconds that evaluation and release of the first round took, which later ones take."""
 REFIT_GROWTH = 1.25
 """Times the seconds on train that a fit to all events takes."""
+TRIED = "tried"
+"""First word of the reason of a part that was trained."""
 
 TIMED_FROM = 60.0
 """Seconds left from which the encoder of texts is timed; with fewer no text is encoded."""
@@ -162,6 +164,8 @@ class Automatic:
         self.deadline = begin + self.base.auto.seconds
         self.pace = 1.0
         """Times its estimate that the last round took."""
+        self.lost: dict[str, str] = {}
+        """Why rounds are not served, by name."""
 
     def seconds_left(self) -> float:
         """Return the seconds to the end of the budget."""
@@ -199,6 +203,7 @@ class Automatic:
                         outcomes += run_stages(STAGES[1:], self.round_config(one))
             except RefusedError as error:
                 refused = error
+                self.lost.setdefault(one.name, str(error).partition("\n")[0])
                 self.say(f"{one.name}: {error}")
                 if one.name == HASTY:
                     planned.plan = replanned(
@@ -291,7 +296,8 @@ class Automatic:
 
     def _give_up(self, one: Round) -> None:
         took = time.perf_counter() - self.begin
-        self.say(f"{one.name}: given up after {took:,.0f} s; what is served stays")
+        self.lost[one.name] = f"given up after {took:,.0f} s"
+        self.say(f"{one.name}: {self.lost[one.name]}; what is served stays")
 
     def serve(self, one: Round, run_stages: RunStages) -> list[StageOutcome]:
         """Put a round's artefacts into the workspace, evaluate and release them.
@@ -342,6 +348,7 @@ class Automatic:
         if gain is not None:
             self.say(f"{one.name}: {gain.words()}")
             if gain.difference < -gain.standard_error:
+                self.lost[one.name] = f"{TRIED}: {gain.words()}, worse than what is served"
                 remove(self.base.workspace)
                 raise RefusedError("it is worse than what is served, which stays")
         run_stages(stages_between(*REFITS), config)
@@ -352,10 +359,9 @@ class Automatic:
         left = max(0.0, self.seconds_left())
         if left >= needed:
             return True
-        self.say(
-            f"{one.name}: left out, {needed:,.0f} s are needed and {left:,.0f} s are left; what "
-            "is served stays"
-        )
+        short = f"{needed:,.0f} s are needed and {left:,.0f} s are left"
+        self.lost[one.name] = short
+        self.say(f"{one.name}: left out, {short}; what is served stays")
         return False
 
     def _shortened(self, one: Round, prepared: Sequence[StageOutcome]) -> Round | None:

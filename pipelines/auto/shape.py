@@ -33,7 +33,7 @@ from pipelines.config.content import ContentConfig
 from pipelines.config.trainings import SequenceTrainingConfig
 from pipelines.engine.artifacts import read_json
 from pipelines.inputs.content_models import describe_item
-from recsys.data.dataset import Rows, Sequences
+from recsys.data.dataset import HeldOut, Rows, Sequences
 from recsys.fitting.queries import GIVEN
 from recsys.models.sequence.config import SequenceConfig
 from recsys.training.passes import ScheduleConfig
@@ -112,7 +112,7 @@ def measure_shape(features: Path, content: ContentConfig) -> DataShape:
         long_length=int(np.quantile(lengths, 0.9)) if len(lengths) else 0,
         by_time=report["split_kind"] == "global_time",
         judged_by=judged_by(report),
-        num_held_out=int((sequences.validation_end > sequences.train_end).sum()),
+        num_held_out=len(HeldOut.of(sequences, "validation").positions),
         repeat_share=repeat_share(sequences),
         text_share=share,
         text_characters=characters,

@@ -68,12 +68,10 @@ def in_short(error: BaseException) -> str:
 
 def further_rounds(run: Automatic, planned: Planned, run_stages: RunStages) -> list[StageOutcome]:
     """Try what may be added while time is left, and say why it stops."""
-    rounds, trials = planned.plan.rounds, Trials(run, planned, run_stages)
+    trials = Trials(run, planned, run_stages)
     if planned.stopped:
         return []
-    if planned.finished < len(rounds):
-        planned.stopped = f"{rounds[planned.finished].name} had no time, or was refused"
-        return []
+    planned.plan = planned.plan.without(planned.finished, run.lost)
     if enough(planned.shape):
         for name, make in CANDIDATES.items():
             if all(one["name"] != name for one in planned.trials):
@@ -107,7 +105,8 @@ class Trials:
         total, left = sum(needed.values()), self.run.seconds_left() - CLOSING
         trial = Trial(name=one.name, what=one.what, seconds=round(total, 1))
         if SLACK * total > left:
-            reason = f"{NO_TIME}: needs about {SLACK * total:,.0f} s, {max(0.0, left):,.0f} left"
+            needs = f"needs about {SLACK * total:,.0f} s, estimated from what stages took here"
+            reason = f"{NO_TIME}: {needs}; {max(0.0, left):,.0f} left"
             trial = replace(trial, begun=False, reason=reason)
         else:
             self.run.say(f"trying {one.name}: {one.what}, about {total:,.0f} s")

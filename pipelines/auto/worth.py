@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipelines.auto.beside import Gain
-from pipelines.auto.plan import SEQUENCE
-from pipelines.auto.rounds import Planned
+from pipelines.auto.plan import CONTENT, SEQUENCE
+from pipelines.auto.rounds import TRIED, Planned
 from pipelines.auto.trials import Trial
 from pipelines.candidates.blends import FILE, describe_new_items
 from pipelines.config.run import RunConfig
@@ -13,10 +13,11 @@ from pipelines.ranking.artefact import EXPERTS, IMPRESSIONS, describe_choices
 from pipelines.ranking.artefact import FILE as DECISION
 from pipelines.semantic_ids.store import REPORT
 from recsys.fitting.queries import GIVEN
+from recsys.models import names
 
-NEW_ITEMS = "items without events"
+IDS, NEW_ITEMS = "semantic IDs", "items without events"
 PARTS = {
-    "semantic IDs": "",
+    IDS: "",
     "generation": "generative",
     "ranker": "",
     EXPERTS: "",
@@ -24,6 +25,7 @@ PARTS = {
     "adapters": "",
     SEQUENCE: "sequence",
     "two-tower": "two_tower",
+    CONTENT: names.CONTENT.name,
     NEW_ITEMS: "",
 }
 """Named parts, each with its source in the blend if it has one."""
@@ -31,9 +33,16 @@ PARTS = {
 
 def named_parts(planned: Planned, config: RunConfig) -> list[tuple[str, str]]:
     """Describe each named part, and the further rounds that add no part of their own."""
-    gains, others = measured_gains(config), [one["name"] for one in planned.trials]
-    names = dict.fromkeys([*PARTS, *others])
-    return [(name, gains.get(PARTS.get(name) or name) or left_out(name, planned)) for name in names]
+    gains, trials = measured_gains(config), [one["name"] for one in planned.trials]
+    rows = []
+    for name in dict.fromkeys([*PARTS, *trials]):
+        found = gains.get(PARTS.get(name) or name)
+        if found and name == CONTENT:
+            # The usual encoder may have no time, and words alone are read.
+            late = [part for part in planned.plan.left_out if part.name == name]
+            found = "; ".join([found, *(f"{part.what}: {part.why}" for part in late)])
+        rows.append((name, found or left_out(name, planned)))
+    return rows
 
 
 def measured_gains(config: RunConfig) -> dict[str, str]:
@@ -45,7 +54,8 @@ def measured_gains(config: RunConfig) -> dict[str, str]:
         for name, gain in document.get("gains", {}).items():
             before = document["validation"][document["served"]] - gain["difference"]
             found = Gain(document["metric"], gain["difference"], gain["standard_error"], before)
-            gains.setdefault(name, f"trained: {found.words()}")
+            how = "read" if name == names.CONTENT.name else "trained"
+            gains.setdefault(name, f"{how}: {found.words()}")
     path = config.workspace / "train_ranker" / GIVEN / DECISION
     decision = read_json(path) if path.exists() else {}
     gains |= describe_choices(decision)
@@ -55,9 +65,9 @@ def measured_gains(config: RunConfig) -> dict[str, str]:
         gains["ranker"] = f"trained: {found.words()}"
     report = read_json(config.workspace / "build_semantic_ids" / REPORT)
     if report["method"] != "none":
-        gains["semantic IDs"] = "built; generation alone reads them, so its line is their gain"
+        gains[IDS] = "built; generation alone reads them, so its line is their gain"
     elif config.semantic_ids.method != "none":
-        gains["semantic IDs"] = f"left out: {report['reason']}"
+        gains[IDS] = f"left out: {report['reason']}"
     return gains
 
 
@@ -68,9 +78,11 @@ def left_out(name: str, planned: Planned) -> str:
             return Trial.of_table(one).words()
         if name in one["parts"]:
             return str(one["parts"][name])
+    if name == IDS:
+        return "left out: built with the sequence model, for generation, which alone reads them"
     if name in (EXPERTS, IMPRESSIONS):
         return "left out: no ranker was trained, whose part they are"
     for part in planned.plan.left_out:
         if part.name == name:
-            return f"left out: {part.why}"
+            return part.why if part.why.startswith(TRIED) else f"left out: {part.why}"
     return f"left out: {planned.stopped}"

@@ -80,6 +80,9 @@ class EvaluationConfig(RankingConfig):
     exclude_history: bool = True
     """Leave a user's history out of the lists. A bundle is served as it was evaluated,
     unless the deployment says otherwise."""
+    target_types: tuple[str, ...] = ()
+    """Event types that lists are for, such as purchase: validation and test, and so the blend, the
+    ranker and the release, look at these alone. Models learn from all types; empty takes all."""
     max_users: int | None = None
     """Most users that are measured, drawn once by the seed; None takes all."""
     scored_up_to: int = 200_000

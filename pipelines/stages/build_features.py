@@ -52,6 +52,7 @@ def features_config(config: RunConfig) -> FeaturesConfig:
         filters=config.filters,
         splits=splits,
         forgotten=forgotten_users(config),
+        target_types=config.evaluation.target_types,
         **vars(features),
     )
 

@@ -31,7 +31,7 @@ from pipelines.inputs.tensors import read_inputs
 from recsys.fitting.blend import fit_blend as fit_profile
 from recsys.fitting.blend import source_gains, unjudged_blend
 from recsys.fitting.queries import GIVEN
-from recsys.models.names import MODELS
+from recsys.models.names import CONTENT, MODELS
 from serving.surfaces import HOME
 
 
@@ -66,8 +66,9 @@ def fit_blend(context: StageContext) -> StageRows:
     for profile, sources in list_profiles(examples.lists).items():
         part = examples.of(everyone, sources)
         fitted = fit_profile(part, config.blend, HOME.weights, config.evaluation.primary_metric)
-        trained = [one.name for one in MODELS if one.training and one.name in sources]
-        gains = source_gains(part, trained, fitted, config.blend)
+        parts = [one.name for one in MODELS if one.training or one == CONTENT]
+        parts = [name for name in parts if name in sources]
+        gains = source_gains(part, parts, fitted, config.blend)
         profiles[profile] = fitted.document | {"gains": gains}
         fitted.blend.save(output, profile)
         if fitted.values is not None:

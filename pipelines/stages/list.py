@@ -29,7 +29,7 @@ from pipelines.stages.train_two_tower import train_two_tower
 from recsys.models.names import COUNTED, GENERATIVE, MODELS, SEQUENCE, TWO_TOWER
 
 BASELINES = (*(one.section for one in COUNTED), "models")
-EXCLUDED = "evaluation.exclude_history"
+EXCLUDED, TARGETED = "evaluation.exclude_history", "evaluation.target_types"
 
 
 def trains(config: RunConfig) -> bool:
@@ -44,7 +44,7 @@ STAGES = [
         description="Validate events, items and users; filter, index, order and split them",
         reads=(),
         writes="events, vocabularies, sequences, catalogue, quarantine, report",
-        sections=("data", "filters", "splits", "features", "auto.enabled", "seed"),
+        sections=("data", "filters", "splits", TARGETED, "features", "auto.enabled", "seed"),
         raw_files=raw_files,
     ),
     Stage(

@@ -9,6 +9,7 @@ that array: the event there is a label, and the events of the same user before i
     validation_end   [U]      validation targets are in [train_end, validation_end), test after it
     times            [E]      unix seconds, absent where the data has only an order
     event_types      [E]      row of each event's type, absent where all are of one type
+    targets          [E]      events that may be held out, absent where all may
     context/<name>   [E]      categorical features as of that event as a label
 
 Axes: E events, U user rows (row 0 is the unknown user and owns nothing), P positions, B batch.
@@ -48,6 +49,8 @@ class Sequences:
     context: Mapping[str, Rows] = field(default_factory=dict)
     event_types: Rows | None = None
     """Rows of the types' vocabulary; 0 is a type that it does not have."""
+    targets: NDArray[np.bool_] | None = None
+    """Marks the events that may be held out; None for all."""
 
     def __post_init__(self) -> None:
         num_users = len(self.offsets) - 1
@@ -89,7 +92,8 @@ class Sequences:
 
         if not (directory / "item_rows.npy").exists():
             raise ValueError(f"no sequences in {directory}; run the build_features stage first")
-        times, types = directory / "times.npy", directory / "event_types.npy"
+        names = ("times", "event_types", "targets")
+        times, types, targets = (directory / f"{name}.npy" for name in names)
         return cls(
             item_rows=array(directory / "item_rows.npy"),
             offsets=array(directory / "offsets.npy"),
@@ -98,6 +102,7 @@ class Sequences:
             times=array(times) if times.exists() else None,
             context={path.stem: array(path) for path in sorted(directory.glob("context/*.npy"))},
             event_types=array(types) if types.exists() else None,
+            targets=np.load(targets, mmap_mode="r") if targets.exists() else None,
         )
 
     @property
@@ -119,14 +124,20 @@ class Sequences:
         Train labels leave out each user's first event, which has no history; ``all`` is every
         event but those. Validation and test labels may have an empty history.
         """
-        return concatenated_ranges(*self._label_bounds(split))
+        positions = concatenated_ranges(*self.label_bounds(split))
+        if self.targets is None or split in get_args(FitSplit):
+            return positions
+        return np.asarray(positions[self.targets[positions]])
 
     def num_labels(self, split: Split) -> int:
         """Count the labels of a split without listing them."""
-        starts, ends = self._label_bounds(split)
+        if self.targets is not None:
+            return len(self.label_positions(split))
+        starts, ends = self.label_bounds(split)
         return int((ends - starts).sum())
 
-    def _label_bounds(self, split: Split) -> tuple[Rows, Rows]:
+    def label_bounds(self, split: Split) -> tuple[Rows, Rows]:
+        """Return where each user's labels begin and end, both [U]."""
         starts = self.offsets[:-1]
         bounds = {
             "train": (np.minimum(starts + 1, self.train_end), self.train_end),
@@ -280,25 +291,28 @@ class HeldOut:
     """Item rows held out, per query."""
     seen: Jagged
     """Item rows of the user's whole history before the first target, per query."""
+    places: Jagged | None = None
+    """Position of each target; None if those of a query follow each other."""
 
     @classmethod
     def of(cls, sequences: Sequences, split: Split) -> HeldOut:
         """Collect the users that have a target in the split, in user order."""
         labels = sequences.label_positions(split)
-        users, first, counts = np.unique(
-            sequences.users_of(labels), return_index=True, return_counts=True
-        )
-        positions = labels[first]
+        users, counts = np.unique(sequences.users_of(labels), return_counts=True)
+        positions = np.asarray(sequences.label_bounds(split)[0][users])
         lengths = positions - sequences.offsets[users]
         before = concatenated_ranges(sequences.offsets[users], positions)
         return cls(
             positions=positions,
             targets=ragged(np.asarray(sequences.item_rows[labels]), counts),
             seen=ragged(np.asarray(sequences.item_rows[before]), lengths),
+            places=None if sequences.targets is None else ragged(labels, counts),
         )
 
     def target_positions(self) -> Rows:
-        """Return the position of each target; those of a query follow each other, [M]."""
+        """Return the position of each target, query by query, [M]."""
+        if self.places is not None:
+            return np.asarray(self.places.values)
         return concatenated_ranges(self.positions, self.positions + self.targets.lengths().numpy())
 
     def take(self, queries: Rows) -> HeldOut:
@@ -308,6 +322,7 @@ class HeldOut:
             positions=self.positions[queries],
             targets=self.targets.take(rows),
             seen=self.seen.take(rows),
+            places=None if self.places is None else self.places.take(rows),
         )
 
     def drawn(self, num_queries: int, seed: int) -> Rows:

@@ -22,6 +22,7 @@ from features.build import (
     build_features,
 )
 from features.shown import read_refused
+from recsys.data.dataset import HeldOut, Sequences
 
 NOW = datetime(2024, 6, 1, tzinfo=UTC)
 START = 1_700_000_000
@@ -134,6 +135,36 @@ def test_types_have_rows_that_stay_and_one_type_alone_has_none(tmp_path: Path) -
     assert json.loads((out / "features.json").read_text())["event_types"] == ["cart", "view", "buy"]
     again, _ = reading(typed(*["cart"] * 6), name="again", previous=out)
     assert np.load(again / "sequences/given/event_types.npy").tolist() == [1] * 6
+
+
+def test_lists_for_purchases_are_held_out_and_judged_by_purchases_alone(tmp_path: Path) -> None:
+    # Users view, put into the cart and buy, twice; they view more at the end.
+    steps = ["view", "cart", "purchase", "view", "view", "cart", "purchase", "view"]
+    rows = [
+        (f"u{u}", f"{kind}{u}{n}", 90_000 * n) for u in range(60) for n, kind in enumerate(steps)
+    ]
+    events = events_of([(user, item, START + time) for user, item, time in rows])
+    events = events.with_columns(event_type=pl.Series(steps * 60))
+    read = partial(build, tmp_path, events, target_types=("purchase",))
+    out, report = read(name="last")
+    assert report.labels == {"train": 60, "validation": 60, "test": 60}
+    by_time = SplitConfig(kind="auto", validation_share=0.5, test_share=0.25)
+    other, by_moment = read(name="moment", splits=by_time)
+    assert by_moment.labels == {"train": 60, "validation": 60, "test": 60}
+    for folder in (out, other):
+        sequences = Sequences.load(folder / "sequences/given")
+        for split, place in (("validation", 2), ("test", 6)):
+            found = HeldOut.of(sequences, split)  # type: ignore[arg-type]
+            assert found.targets.lengths().tolist() == [1] * 60
+            assert (found.target_positions() % 8 == place).all()
+            # Lists are made before all that is held out, views too.
+            ends = sequences.train_end if split == "validation" else sequences.validation_end
+            assert found.positions.tolist() == ends[1:].tolist()
+            some = found.take(np.array([5, 3]))
+            assert sequences.users_of(some.target_positions()).tolist() == [6, 4]
+            assert sequences.num_labels(split) == 60  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"the events have \['cart', 'purchase', 'view'\]"):
+        build(tmp_path, events, name="none", target_types=("wish",))
 
 
 def slow_truth(

@@ -34,6 +34,11 @@ def test_the_last_event_is_test_and_the_one_before_validation():
     ends = leave_one_out(np.array([1, 2, 3, 7]))
     assert ends.train.tolist() == [1, 2, 1, 5]
     assert ends.validation.tolist() == [1, 2, 2, 6]
+    # The last two targets, if an event precedes both.
+    targets = np.array([1, 1, 1, 0, 1, 1, 0, 1, 0, 0, 1, 0, 1], bool)
+    ends = leave_one_out(np.array([0, 2, 4, 7]), targets)
+    assert ends.train.tolist() == [0, 2, 2, 4]
+    assert ends.validation.tolist() == [0, 2, 3, 6]
 
 
 def test_the_newest_events_of_a_share_of_the_users_are_held_out():

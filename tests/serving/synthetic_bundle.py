@@ -326,7 +326,9 @@ def _ranker(directory: Path, items: ItemCatalogue, blend: Path, size: SyntheticS
         context_features=_cardinalities(size),
         candidate_dense=feature_names(merging.sources),
     )
-    config = RankerConfig(embedding_dim=8, hidden_dim=8, num_experts=4, backend="torch")
+    config = RankerConfig(
+        trunk="sparse", embedding_dim=8, hidden_dim=8, num_experts=4, backend="torch"
+    )
     Ranker(config, inputs, items).save(directory)
     rows = np.arange(1, min(size.num_items, MAX_EXACT) + 1)
     ease = fit_ease(rows % 3, rows, size.num_items + 1)

@@ -1,7 +1,7 @@
 """Multi-task ranker: predicts several kinds of feedback of a user on a candidate.
 
 Candidates and events go through the item tower (id, content, categories); a candidate attends to
-the user's history; fields cross (DCN-v2); a trunk follows, by default a sparse mixture of experts;
+the user's history; fields cross (DCN-v2); a trunk follows, dense or a sparse mixture of experts;
 then a small head for each task. With a ``base_feature`` the model learns a correction of that
 score, and equals it at first.
 

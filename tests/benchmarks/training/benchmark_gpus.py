@@ -68,9 +68,11 @@ SMALL = replace(BIG, embedding_dim=16, hidden_dim=16, num_blocks=1, num_heads=1,
 WORLDS = {"ML-1M's size": (6_040, 3_416, 165), "10M events": (60_600, 100_000, 165)}
 """Users, items, and events of each user."""
 RANKERS = {
-    "default ranker, batch 64": (RankerConfig(id_dropout=0.0), 64),
+    "default ranker, batch 64": (RankerConfig(trunk="sparse", id_dropout=0.0), 64),
     "ranker 512 wide, 32 experts of 2,048, batch 256": (
-        RankerConfig(embedding_dim=512, hidden_dim=2048, num_experts=32, id_dropout=0.0),
+        RankerConfig(
+            trunk="sparse", embedding_dim=512, hidden_dim=2048, num_experts=32, id_dropout=0.0
+        ),
         256,
     ),
 }

@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.auto.machine import Machine, TimedEncoder
 from pipelines.auto.make_plan import make_plan
-from pipelines.auto.plan import Plan
+from pipelines.auto.plan import CONTENT, Plan
 from pipelines.auto.shape import DataShape, judged_by, repeat_share, sequence_recipe
 from pipelines.config.operation import AutoConfig
 from pipelines.doctor.doctor import GIB
@@ -120,7 +120,7 @@ def test_an_encoder_that_is_set_is_not_cut_and_its_seconds_are_planned():
     assert best.deferred == ()
     assert "content_similarity" not in best.choices
     assert best.choices["semantic_ids"]["content_columns"] is None
-    (part,) = [one for one in best.parts if one.name == "content"]
+    (part,) = [one for one in best.parts if one.name == CONTENT]
     assert "endpoint (bge, width 1024)" in part.what
     assert part.seconds == 25.0
 
@@ -130,8 +130,8 @@ def test_an_encoder_that_is_set_and_has_no_time_is_left_out_and_said():
     for left in (600.0, 20.0):
         plan = plan_of(user=user, left=left, encoder=timed("bge", 900.0))
         assert all("content.encoder" in one.deferred for one in plan.rounds)
-        (part,) = [one for one in plan.left_out if one.name == "content"]
-        assert "900 s are needed" in part.why
+        (part,) = [one for one in plan.left_out if one.name == CONTENT]
+        assert "900 s are needed (timed on some of them)" in part.why
 
 
 def test_what_is_set_on_waits_for_the_round_after_the_first():

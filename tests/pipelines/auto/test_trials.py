@@ -10,6 +10,7 @@ import pytest
 
 from pipelines.auto.beside import FOLDER, OutOfTimeError, time_limit
 from pipelines.auto.further import CANDIDATES, Candidate, Measured
+from pipelines.auto.plan import PlanPart
 from pipelines.auto.rounds import CLOSING, Automatic, Planned
 from pipelines.auto.trials import further_rounds
 from pipelines.config.run import RunConfig
@@ -112,6 +113,21 @@ def test_a_part_without_time_is_not_begun(served, sources):
     assert stages.ran == []
     assert tried(plan)["begun"] is False
     assert "no time left: needs about 2 s" in tried(plan)["reason"]
+
+
+def test_after_a_round_that_lost_parts_are_added_to_what_is_served(served):
+    run, stages, plan = served
+    part = PlanPart("two-tower", "", "a further view", 1.0)
+    lost = replace(round_of("best", 1.0), choices=candidate().choices, parts=(part,))
+    plan.plan, stages.gain = replace(plan.plan, rounds=(*plan.plan.rounds, lost)), -0.1
+    run.run(plan, stages)
+    [served_round, _] = plan.plan.rounds
+    further_rounds(run, plan, stages)
+    assert [one.name for one in plan.plan.rounds] == [served_round.name]
+    [left_out] = plan.plan.left_out
+    assert left_out.why.startswith("tried: -20.0% +- 2.9% ndcg@10 on validation, worse than what")
+    assert tried(plan)["gain"]["difference"] == pytest.approx(-0.1)
+    assert plan.stopped == "nothing else can be added"
 
 
 @pytest.mark.parametrize("stage", ["train_sequence", "refit", "evaluate"])

@@ -29,6 +29,7 @@ INPUTS = RankerInputs(
     base_feature="score",
 )
 CONFIG = RankerConfig(
+    trunk="sparse",
     embedding_dim=8,
     key_dim=8,
     hidden_dim=8,

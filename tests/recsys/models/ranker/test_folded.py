@@ -22,6 +22,7 @@ INPUTS = RankerInputs(
     candidate_dense=("price", "score"),
 )
 SMALL = RankerConfig(
+    trunk="sparse",
     embedding_dim=8, key_dim=4, max_history=6, hidden_dim=16, head_dim=8, tile_rows=32,
     backend="torch",
 )  # fmt: skip

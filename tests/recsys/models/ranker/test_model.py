@@ -22,6 +22,7 @@ INPUTS = RankerInputs(
     candidate_dense=("price", "score"),
 )
 CONFIG = RankerConfig(
+    trunk="sparse",
     embedding_dim=8,
     key_dim=4,
     max_history=6,
