@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from features.shown import SHOWN_FILE
 from pipelines.auto.beside import read_seconds
 from pipelines.candidates.blends import FAST, FULL
 from pipelines.config.run import RunConfig
@@ -26,8 +27,9 @@ SLACK = 1.2
 """Times its estimate that a round may take: its trainings' limits and what must be left."""
 RANKED_QUERIES = 4_000
 """Held-back events that a ranker is trained on in a round."""
-RANKED_SECONDS = 0.008
-"""Seconds of one of them: its candidates, their features and a pass; and of a validation query."""
+RANKED_SECONDS, RETRAINED_SECONDS = 0.012, 0.005
+"""Seconds of one of them, or of a validation query: its candidates, their features and a training;
+and of one in each further training, with experts and on what was shown."""
 GENERATED_PASS, GENERATED_PASSES, GENERATED_REFIT = 3.0, 8.0, 2.0
 """Times a pass of the sequence model that one of the generative model takes; its passes, and those
 that continue its weights on all events."""
@@ -102,6 +104,8 @@ def ranker(done: Measured) -> Candidate | str:
     refits = ("fit_baselines", "train_two_tower", "train_sequence")
     seconds = sum(done.took(stage) for stage in refits)
     seconds += RANKED_SECONDS * (queries + done.rows("fit_blend"))
+    again = "ranker" in choices, (done.config.workspace / "build_features" / SHOWN_FILE).exists()
+    seconds += RETRAINED_SECONDS * sum(again) * queries
     what = f"a network of crosses and experts, {queries:,} held-back events"
     return Candidate(name="ranker", what=what, choices=choices, seconds={"train_ranker": seconds})
 
