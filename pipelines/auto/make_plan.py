@@ -252,7 +252,7 @@ def content_part(planner: Planner) -> tuple[PlanPart | None, Table]:
             chosen[names.CONTENT.section] = {"columns": MEANING}
         return part, chosen
     if all(known.name != part.name for known in planner.left_out):
-        planner.leave_out(part, timed=timed is not None)
+        planner.leave_out(part)
     what = f"{number:,} texts, words alone"
     return replace(part, what=what, seconds=HASH_SECONDS * number), HASHED
 

@@ -265,20 +265,14 @@ class Planner:
         self.left_out.append(replace(part, why=f"{key} = false is set"))
         return True
 
-    def leave_out(self, part: PlanPart, more: float = 0.0, *, timed: bool = False) -> None:
-        """List a part that takes too long, with its seconds and ``more`` of them.
-
-        Args:
-            timed: Whether its seconds were measured on some of the data, not on the machine alone.
-        """
+    def leave_out(self, part: PlanPart, more: float = 0.0) -> None:
+        """List a part that takes too long, with its seconds and ``more`` of them."""
         seconds = part.seconds + more
         left = f"{max(0.0, self.left):,.0f} s"
         short = f"{left} are left"
         if seconds <= self.left:
             short = f"more than its share of the {left} that are left"
-        rate = f"{self.machine.flops / 1e9:,.0f} GFLOP/s, which were measured"
-        how = "timed on some of them" if timed else f"estimated for {rate}"
-        why = f"{seconds:,.0f} s are needed ({how}), {short}"
+        why = f"{seconds:,.0f} s are needed (an estimate), {short}"
         self.left_out.append(replace(part, why=why, seconds=seconds))
 
     def plan(self) -> Plan:
