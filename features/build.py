@@ -319,17 +319,16 @@ class _Build:
         np.save(directory / "offsets.npy", events.offsets)
         np.save(directory / "train_end.npy", events.offsets[:-1] + ends.train)
         np.save(directory / "validation_end.npy", events.offsets[:-1] + ends.validation)
-        held_out = num_held_out(events.offsets, ends, targets)
+        validation, test = num_held_out(events.offsets, ends, targets)
         self.report.labels = {
             "train": int((ends.train - (ends.train > 0)).sum()),
-            "validation": int(held_out.validation.sum()),
-            "test": int(held_out.test.sum()),
+            "validation": int(validation.sum()),
+            "test": int(test.sum()),
         }
-        if chosen and self.config.newest is None and not all(one.any() for one in held_out):
+        if chosen and self.config.newest is None and not (validation.any() and test.any()):
             raise ValueError(
-                f"evaluation.target_types = {list(chosen)}: validation or test has no event of "
-                f"these types; the events have {sorted(names.gather(sorted(codes)))}. Name a type "
-                "that both have, or leave the key out"
+                f"evaluation.target_types = {list(chosen)}: validation or test has no such event; "
+                f"there are {sorted(names.gather(sorted(codes)))}. Name a type that both have"
             )
 
     def _ends(self, events: KeptEvents, targets: Flags | None) -> Ends:

@@ -37,21 +37,11 @@ class Cuts(NamedTuple):
     test: int
 
 
-class HeldOutCounts(NamedTuple):
-    """Targets of each user, both [U]."""
-
-    validation: Rows
-    test: Rows
-
-
 def leave_one_out(counts: Rows, targets: Flags | None = None) -> Ends:
     """Hold out the last event for test and the one before for validation.
 
-    Users with fewer than three events have all of them in train.
-
-    Args:
-        targets: Marks all users' events that may be held out, [E]; None takes every event. The
-            last target is then for test and the one before it for validation.
+    Users with fewer than three events have all of them in train. Of ``targets``, which mark events
+    that may be held out, [E], it is the last and the one before.
     """
     if targets is None:
         split = counts >= MIN_EVENTS_TO_SPLIT
@@ -64,13 +54,13 @@ def leave_one_out(counts: Rows, targets: Flags | None = None) -> Ends:
     return Ends(np.where(split, previous, counts), np.where(split, last, counts))
 
 
-def num_held_out(offsets: Rows, ends: Ends, targets: Flags | None = None) -> HeldOutCounts:
-    """Count the events that are held out, or those of them that ``targets`` [E] marks."""
+def num_held_out(offsets: Rows, ends: Ends, targets: Flags | None) -> tuple[Rows, Rows]:
+    """Count each user's events of validation and test, or those that ``targets`` [E] marks."""
     bounds = [offsets[:-1] + end for end in (*ends, np.diff(offsets))]
     if targets is not None:
         before = np.concatenate([[0], np.cumsum(targets)])
         bounds = [before[end] for end in bounds]
-    return HeldOutCounts(bounds[1] - bounds[0], bounds[2] - bounds[1])
+    return bounds[1] - bounds[0], bounds[2] - bounds[1]
 
 
 def midnights(events_per_day: Rows, first_day: int, split: SplitConfig) -> Cuts:
@@ -107,7 +97,7 @@ def global_time(times: Rows, offsets: Rows, cuts: Cuts) -> Ends:
     return Ends(*ends)
 
 
-def why_not_by_time(ends: Ends, held_out: HeldOutCounts) -> str | None:
+def why_not_by_time(ends: Ends, held_out: tuple[Rows, Rows]) -> str | None:
     """Explain why a split by time leaves too few users to measure by, or return None."""
     known = min(
         int(np.count_nonzero((begin > 0) & (number > 0)))

@@ -149,7 +149,7 @@ def write_sequences(
         elif name == EVENT_TYPES:
             file.write(place, files.type_rows[part.types])
         elif files.targets is not None and name == TARGETS:
-            file.write(place, files.targets[part.types])
+            file.write(place, files.targets[part.types].astype(np.int64))
         elif part.seconds is not None and name == "times":
             file.write(place, part.seconds)
         else:

@@ -29,7 +29,7 @@ RANKED_QUERIES = 4_000
 """Held-back events that a ranker is trained on in a round."""
 RANKED_SECONDS, RETRAINED_SECONDS = 0.012, 0.005
 """Seconds of one of them, or of a validation query: its candidates, their features and a training;
-and of one in each further training, with experts and on what was shown."""
+and of one in each further training, with experts and on impressions."""
 GENERATED_PASS, GENERATED_PASSES, GENERATED_REFIT = 3.0, 8.0, 2.0
 """Times a pass of the sequence model that one of the generative model takes; its passes, and those
 that continue its weights on all events."""

@@ -68,9 +68,6 @@ ENDS_GROWTH = 2.0
 """Times the seconds that evaluation and release of the first round took, which later ones take."""
 REFIT_GROWTH = 1.25
 """Times the seconds on train that a fit to all events takes."""
-TRIED = "tried"
-"""First word of the reason of a part that was trained."""
-
 TIMED_FROM = 60.0
 """Seconds left from which the encoder of texts is timed; with fewer no text is encoded."""
 
@@ -348,7 +345,7 @@ class Automatic:
         if gain is not None:
             self.say(f"{one.name}: {gain.words()}")
             if gain.difference < -gain.standard_error:
-                self.lost[one.name] = f"{TRIED}: {gain.words()}, worse than what is served"
+                self.lost[one.name] = f"tried: {gain.words()}, worse than the served list"
                 remove(self.base.workspace)
                 raise RefusedError("it is worse than what is served, which stays")
         run_stages(stages_between(*REFITS), config)

@@ -102,11 +102,12 @@ class Trials:
         choices = merge(last.choices, one.choices)
         added = replace(last, name=f"with {one.name}", choices=choices, parts=())
         needed = done.needed(one, self.run.round_config(added))
-        total, left = sum(needed.values()), self.run.seconds_left() - CLOSING
+        total, left = sum(needed.values()), max(0.0, self.run.seconds_left() - CLOSING)
         trial = Trial(name=one.name, what=one.what, seconds=round(total, 1))
         if SLACK * total > left:
-            needs = f"needs about {SLACK * total:,.0f} s, estimated from what stages took here"
-            reason = f"{NO_TIME}: {needs}; {max(0.0, left):,.0f} left"
+            reason = (
+                f"{NO_TIME}: needs about {SLACK * total:,.0f} s (an estimate), {left:,.0f} left"
+            )
             trial = replace(trial, begun=False, reason=reason)
         else:
             self.run.say(f"trying {one.name}: {one.what}, about {total:,.0f} s")

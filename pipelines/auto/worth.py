@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.auto.beside import Gain
 from pipelines.auto.plan import CONTENT, SEQUENCE
-from pipelines.auto.rounds import TRIED, Planned
+from pipelines.auto.rounds import Planned
 from pipelines.auto.trials import Trial
 from pipelines.candidates.blends import FILE, describe_new_items
 from pipelines.config.run import RunConfig
@@ -33,15 +33,13 @@ PARTS = {
 
 def named_parts(planned: Planned, config: RunConfig) -> list[tuple[str, str]]:
     """Describe each named part, and the further rounds that add no part of their own."""
-    gains, trials = measured_gains(config), [one["name"] for one in planned.trials]
-    rows = []
-    for name in dict.fromkeys([*PARTS, *trials]):
-        found = gains.get(PARTS.get(name) or name)
-        if found and name == CONTENT:
-            # The usual encoder may have no time, and words alone are read.
-            late = [part for part in planned.plan.left_out if part.name == name]
-            found = "; ".join([found, *(f"{part.what}: {part.why}" for part in late)])
-        rows.append((name, found or left_out(name, planned)))
+    gains, rows = measured_gains(config), []
+    for name in dict.fromkeys([*PARTS, *(one["name"] for one in planned.trials)]):
+        found = gains.get(PARTS.get(name) or name) or left_out(name, planned)
+        # The usual encoder may have no time, and words alone are read.
+        read = name == CONTENT and PARTS[name] in gains
+        late = [one for one in planned.plan.left_out if read and one.name == name]
+        rows.append((name, "; ".join([found, *(f"{one.what}: {one.why}" for one in late)])))
     return rows
 
 
@@ -84,5 +82,5 @@ def left_out(name: str, planned: Planned) -> str:
         return "left out: no ranker was trained, whose part they are"
     for part in planned.plan.left_out:
         if part.name == name:
-            return part.why if part.why.startswith(TRIED) else f"left out: {part.why}"
+            return f"left out: {part.why}"
     return f"left out: {planned.stopped}"

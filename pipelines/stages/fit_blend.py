@@ -66,9 +66,8 @@ def fit_blend(context: StageContext) -> StageRows:
     for profile, sources in list_profiles(examples.lists).items():
         part = examples.of(everyone, sources)
         fitted = fit_profile(part, config.blend, HOME.weights, config.evaluation.primary_metric)
-        parts = [one.name for one in MODELS if one.training or one == CONTENT]
-        parts = [name for name in parts if name in sources]
-        gains = source_gains(part, parts, fitted, config.blend)
+        named = [one.name for one in MODELS if one.training or one == CONTENT]
+        gains = source_gains(part, [n for n in named if n in sources], fitted, config.blend)
         profiles[profile] = fitted.document | {"gains": gains}
         fitted.blend.save(output, profile)
         if fitted.values is not None:

@@ -163,7 +163,7 @@ def test_lists_for_purchases_are_held_out_and_judged_by_purchases_alone(tmp_path
             some = found.take(np.array([5, 3]))
             assert sequences.users_of(some.target_positions()).tolist() == [6, 4]
             assert sequences.num_labels(split) == 60  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"the events have \['cart', 'purchase', 'view'\]"):
+    with pytest.raises(ValueError, match=r"there are \['cart', 'purchase', 'view'\]"):
         build(tmp_path, events, name="none", target_types=("wish",))
 
 

@@ -12,11 +12,6 @@ from recsys.layers.embedding.tables import Backend
 from recsys.models.item_tower import FeatureSizes
 
 Trunk = Literal["sparse", "dense", "auto"]
-CHOICES = {
-    "trunk": get_args(Trunk),
-    "router": ("sigmoid", "softmax"),
-    "combination": ("sum", "product"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +94,8 @@ class RankerConfig:
     """Backend of the embedding tables: TorchRec, our kernel or torch; ``auto`` is the fastest."""
 
     def __post_init__(self) -> None:
-        check_choices(self, **CHOICES)
+        check_choices(self, trunk=get_args(Trunk), router=("sigmoid", "softmax"))
+        check_choices(self, combination=("sum", "product"))
         sizes = ("embedding_dim", "key_dim", "max_history", "hidden_dim", "head_dim", "tile_rows")
         check_bounds(self, **dict.fromkeys(sizes, ">= 1"), dropout="[0, 1)", id_dropout="[0, 1]")
         if not 1 <= self.top_k <= self.num_experts:
