@@ -228,7 +228,6 @@ class FeaturesConfig(FeatureChoice):
     filters: FilterConfig = field(default_factory=FilterConfig)
     splits: SplitConfig = field(default_factory=SplitConfig)
     target_types: tuple[str, ...] = ()
-    """Types of the events that are held out; empty for all."""
     newest: NewestSplit | None = None
     """Split that replaces ``splits``."""
     previous: Path | None = None

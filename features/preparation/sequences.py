@@ -86,7 +86,6 @@ EVENT_TYPES = "event_types"
 """File of the rows of the events' types, and key of the types by row, from 1."""
 
 TARGETS = "targets"
-"""File that marks the events that may be held out."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ and are scaled by the rate that is measured now.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -185,16 +185,6 @@ class Plan:
     left_out: tuple[PlanPart, ...]
     notes: tuple[str, ...] = ()
     """Decisions that are no part of their own, such as whether lists repeat the history."""
-
-    def without(self, number: int, reasons: Mapping[str, str]) -> Plan:
-        """Leave out the rounds from a number on, each part for the reason of its round."""
-        late = [
-            replace(part, why=f"{reasons.get(one.name, 'not served')} (in one round: {one.name})")
-            for one in self.rounds[number:]
-            for part in one.parts
-            if part.name != LAST
-        ]
-        return replace(self, rounds=self.rounds[:number], left_out=(*late, *self.left_out))
 
     def table(self) -> dict[str, Any]:
         return asdict(self)

@@ -162,7 +162,6 @@ class Automatic:
         self.pace = 1.0
         """Times its estimate that the last round took."""
         self.lost: dict[str, str] = {}
-        """Why rounds are not served, by name."""
 
     def seconds_left(self) -> float:
         """Return the seconds to the end of the budget."""

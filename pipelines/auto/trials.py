@@ -71,7 +71,13 @@ def further_rounds(run: Automatic, planned: Planned, run_stages: RunStages) -> l
     trials = Trials(run, planned, run_stages)
     if planned.stopped:
         return []
-    planned.plan = planned.plan.without(planned.finished, run.lost)
+    plan, number = planned.plan, planned.finished
+    late = [
+        replace(part, why=f"{run.lost.get(one.name, 'not served')} (in one round: {one.name})")
+        for one in plan.rounds[number:]
+        for part in one.parts
+    ]
+    planned.plan = replace(plan, rounds=plan.rounds[:number], left_out=(*late, *plan.left_out))
     if enough(planned.shape):
         for name, make in CANDIDATES.items():
             if all(one["name"] != name for one in planned.trials):

@@ -33,14 +33,9 @@ PARTS = {
 
 def named_parts(planned: Planned, config: RunConfig) -> list[tuple[str, str]]:
     """Describe each named part, and the further rounds that add no part of their own."""
-    gains, rows = measured_gains(config), []
-    for name in dict.fromkeys([*PARTS, *(one["name"] for one in planned.trials)]):
-        found = gains.get(PARTS.get(name) or name) or left_out(name, planned)
-        # The usual encoder may have no time, and words alone are read.
-        read = name == CONTENT and PARTS[name] in gains
-        late = [one for one in planned.plan.left_out if read and one.name == name]
-        rows.append((name, "; ".join([found, *(f"{one.what}: {one.why}" for one in late)])))
-    return rows
+    gains, trials = measured_gains(config), [one["name"] for one in planned.trials]
+    rows = dict.fromkeys([*PARTS, *trials])
+    return [(name, gains.get(PARTS.get(name) or name) or left_out(name, planned)) for name in rows]
 
 
 def measured_gains(config: RunConfig) -> dict[str, str]:

@@ -50,7 +50,6 @@ class Sequences:
     event_types: Rows | None = None
     """Rows of the types' vocabulary; 0 is a type that it does not have."""
     targets: NDArray[np.bool_] | None = None
-    """Marks the events that may be held out; None for all."""
 
     def __post_init__(self) -> None:
         num_users = len(self.offsets) - 1

@@ -31,8 +31,7 @@ def test_every_named_part_has_its_number_or_its_reason(sources):
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps(document))
     late = PlanPart("two-tower", "", "90 s are needed, 60 s are left", 90.0)
-    encoder = PlanPart("content embeddings", "minilm", "400 s are needed, 60 s are left", 400.0)
-    plan.plan = replace(plan.plan, left_out=(late, encoder))
+    plan.plan = replace(plan.plan, left_out=(late,))
     experts = Choice("experts", "8 experts", False, -0.0002, 0.0004)._asdict()
     parts = describe_choices({"metric": "ndcg@10", "choices": [experts]})
     loss = Gain("ndcg@10", -0.001, 0.002, 0.2)
@@ -53,9 +52,7 @@ def test_every_named_part_has_its_number_or_its_reason(sources):
         "adapters": "left out: no time is left for generation",
         "sequence model": "trained: +5.0% +- 1.0% ndcg@10 on validation",
         "two-tower": "left out: 90 s are needed, 60 s are left",
-        "content embeddings": (
-            "read: +5.0% +- 1.0% ndcg@10 on validation; minilm: 400 s are needed, 60 s are left"
-        ),
+        "content embeddings": "read: +5.0% +- 1.0% ndcg@10 on validation",
         "items without events": (
             "odds 2, fitted on validation; recall@10 of new items 0.0100 to 0.0400, "
             "all 0.0400 to 0.0500"
