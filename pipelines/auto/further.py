@@ -104,8 +104,8 @@ def ranker(done: Measured) -> Candidate | str:
     refits = ("fit_baselines", "train_two_tower", "train_sequence")
     seconds = sum(done.took(stage) for stage in refits)
     seconds += RANKED_SECONDS * (queries + done.rows("fit_blend"))
-    again = "ranker" in choices, (done.config.workspace / "build_features" / SHOWN_FILE).exists()
-    seconds += RETRAINED_SECONDS * sum(again) * queries
+    further = "ranker" in choices, (done.config.workspace / "build_features" / SHOWN_FILE).exists()
+    seconds += RETRAINED_SECONDS * sum(further) * queries
     what = f"a network of crosses and experts, {queries:,} held-back events"
     return Candidate(name="ranker", what=what, choices=choices, seconds={"train_ranker": seconds})
 
