@@ -344,7 +344,9 @@ class Automatic:
         if gain is not None:
             self.say(f"{one.name}: {gain.words()}")
             if gain.difference < -gain.standard_error:
-                self.lost[one.name] = f"tried: {gain.words()}, worse than the served list"
+                self.lost[one.name] = (
+                    f"{one.name} tried: {gain.words()}, worse than the served list"
+                )
                 remove(self.base.workspace)
                 raise RefusedError("it is worse than what is served, which stays")
         run_stages(stages_between(*REFITS), config)
@@ -355,9 +357,8 @@ class Automatic:
         left = max(0.0, self.seconds_left())
         if left >= needed:
             return True
-        short = f"{needed:,.0f} s are needed and {left:,.0f} s are left"
-        self.lost[one.name] = short
-        self.say(f"{one.name}: left out, {short}; what is served stays")
+        self.lost[one.name] = f"{needed:,.0f} s are needed and {left:,.0f} s are left"
+        self.say(f"{one.name}: left out, {self.lost[one.name]}; what is served stays")
         return False
 
     def _shortened(self, one: Round, prepared: Sequence[StageOutcome]) -> Round | None:

@@ -72,11 +72,8 @@ def further_rounds(run: Automatic, planned: Planned, run_stages: RunStages) -> l
     if planned.stopped:
         return []
     plan, number = planned.plan, planned.finished
-    late = [
-        replace(part, why=f"{run.lost.get(one.name, 'not served')} (in one round: {one.name})")
-        for one in plan.rounds[number:]
-        for part in one.parts
-    ]
+    reasons = ((run.lost.get(one.name, "not served"), one.parts) for one in plan.rounds[number:])
+    late = (replace(part, why=why) for why, parts in reasons for part in parts)
     planned.plan = replace(plan, rounds=plan.rounds[:number], left_out=(*late, *plan.left_out))
     if enough(planned.shape):
         for name, make in CANDIDATES.items():

@@ -29,6 +29,11 @@ PARTS = {
     NEW_ITEMS: "",
 }
 """Named parts, each with its source in the blend if it has one."""
+REASONS = {
+    IDS: "built with the sequence model, for generation, which alone reads them",
+    CONTENT: "no text is read",
+    **dict.fromkeys((EXPERTS, IMPRESSIONS), "no ranker was trained, whose part they are"),
+}
 
 
 def named_parts(planned: Planned, config: RunConfig) -> list[tuple[str, str]]:
@@ -71,11 +76,5 @@ def left_out(name: str, planned: Planned) -> str:
             return Trial.of_table(one).words()
         if name in one["parts"]:
             return str(one["parts"][name])
-    if name == IDS:
-        return "left out: built with the sequence model, for generation, which alone reads them"
-    if name in (EXPERTS, IMPRESSIONS):
-        return "left out: no ranker was trained, whose part they are"
-    for part in planned.plan.left_out:
-        if part.name == name:
-            return f"left out: {part.why}"
-    return f"left out: {planned.stopped}"
+    reasons = REASONS | {part.name: part.why for part in reversed(planned.plan.left_out)}
+    return f"left out: {reasons.get(name, planned.stopped)}"

@@ -123,7 +123,7 @@ class Sequences:
         Train labels leave out each user's first event, which has no history; ``all`` is every
         event but those. Validation and test labels may have an empty history.
         """
-        positions = concatenated_ranges(*self.label_bounds(split))
+        positions = concatenated_ranges(*self._label_bounds(split))
         if self.targets is None or split in get_args(FitSplit):
             return positions
         return np.asarray(positions[self.targets[positions]])
@@ -132,11 +132,10 @@ class Sequences:
         """Count the labels of a split without listing them."""
         if self.targets is not None:
             return len(self.label_positions(split))
-        starts, ends = self.label_bounds(split)
+        starts, ends = self._label_bounds(split)
         return int((ends - starts).sum())
 
-    def label_bounds(self, split: Split) -> tuple[Rows, Rows]:
-        """Return where each user's labels begin and end, both [U]."""
+    def _label_bounds(self, split: Split) -> tuple[Rows, Rows]:
         starts = self.offsets[:-1]
         bounds = {
             "train": (np.minimum(starts + 1, self.train_end), self.train_end),
@@ -298,7 +297,7 @@ class HeldOut:
         """Collect the users that have a target in the split, in user order."""
         labels = sequences.label_positions(split)
         users, counts = np.unique(sequences.users_of(labels), return_counts=True)
-        positions = np.asarray(sequences.label_bounds(split)[0][users])
+        positions = np.asarray(sequences._label_bounds(split)[0][users])
         lengths = positions - sequences.offsets[users]
         before = concatenated_ranges(sequences.offsets[users], positions)
         return cls(
