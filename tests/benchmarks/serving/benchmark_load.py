@@ -324,18 +324,18 @@ def floors_of(bundle: Bundle) -> dict[str, float]:
     read = min(timed(lambda: values.sum())[0] for _ in range(50)) / values.nbytes
     multiplied = min(timed(lambda: square @ square)[0] for _ in range(50)) / 256**3
     events = np.diff(bundle.users.offsets)[1:].mean()
-    found = {}
+    found = {"sources": 0.0}
     if bundle.retriever is not None:
-        found["source two_tower"] = read * bundle.retriever.model.all_item_vectors().nbytes
+        found["sources"] += read * bundle.retriever.model.all_item_vectors().nbytes
     if bundle.sequence is not None:
-        found["source sequence"] = read * bundle.sequence.all_item_vectors().nbytes
+        found["sources"] += read * bundle.sequence.all_item_vectors().nbytes
     if bundle.content_similarity is not None:
         rows = min(events, MAX_HISTORY)
-        found["source content_similarity"] = read * rows * bundle.num_item_rows * 4
-    for name, model in bundle.item_weights.items():
+        found["sources"] += read * rows * bundle.num_item_rows * 4
+    for model in bundle.item_weights.values():
         offsets, others, amounts = model.table
         weight = (others.nbytes + amounts.nbytes) / (len(offsets) - 1)
-        found[f"source {name}"] = read * events * weight
+        found["sources"] += read * events * weight
     if bundle.ranker is not None:
         model = bundle.ranker.model
         used = (model.cross, model.heads, model.trunk)

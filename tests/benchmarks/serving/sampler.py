@@ -23,7 +23,7 @@ PARTS: tuple[tuple[str, str, str], ...] = (
     ("serving/live.py", "visitor", "hydrate"),
     ("serving/configuration/resolve.py", "", "hydrate"),
     ("serving/exclusions.py", "", "filter"),
-    ("serving/retrieval.py", "query_sources", "source"),
+    ("serving/retrieval.py", "query_sources", "sources"),
     ("serving/retrieval.py", "retrieve", "retrieve, the rest"),
     ("serving/bundle/ranker.py", "", "rank: ranker"),
     ("serving/retrieval.py", "", "rank: blend"),
@@ -60,9 +60,6 @@ def part_of(frame: FrameType | None) -> str:
         for place, (end, of, part) in enumerate(PARTS[:best]):
             if file.endswith(end) and of in ("", function):
                 best, name = place, part
-                if part == "source":
-                    source = frame.f_locals.get("name")
-                    name = f"source {source}" if source else "retrieve, the rest"
                 break
         frame = frame.f_back
     return name
