@@ -143,8 +143,10 @@ class Shop:
 
     @classmethod
     def load(cls, bundle: str | Path, *, model: str | None = None) -> Shop:
-        """Verify and load a bundle that ``save`` or a run wrote; ``model`` makes lists alone."""
-        shop = cls(Path(bundle), model=model)
+        """Verify and load a bundle, or the one that a run serves; ``model`` makes lists alone."""
+        from pipelines.cli.options import find_bundle
+
+        shop = cls(find_bundle(Path(bundle)), model=model)
         _ = shop.recommender
         return shop
 

@@ -98,6 +98,8 @@ def test_a_saved_bundle_loads_and_knows_of_no_run(shop: Shop, tmp_path: Path) ->
         loaded.report()
     with pytest.raises(ValueError, match="is there already"):
         shop.save(tmp_path / "bundle")
+    with pytest.raises(ValueError, match="no bundle at .*; make one with"):
+        Shop.load(tmp_path / "none")
 
 
 def test_frames_of_pandas_and_columns_of_any_name_are_read(events: pl.DataFrame) -> None:
