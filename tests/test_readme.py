@@ -188,9 +188,9 @@ def assert_answers(curl: list[str], port: int) -> None:
 
 
 def test_the_python_example_runs_on_a_bundle_where_the_demo_puts_its_own(tmp_path: Path) -> None:
-    current = re.search(r'load\("([^"]+)/current"\)', blocks("python")[0])
+    current = re.search(r'load\("([^"]+)"\)', blocks("python")[0])
     assert current is not None
-    bundles = tmp_path / current[1]
+    bundles = tmp_path / current[1] / "bundles"
     bundles.mkdir(parents=True)
     write_synthetic_bundle(bundles, "v1")
     publish(bundles, "v1")

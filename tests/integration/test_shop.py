@@ -98,7 +98,7 @@ def test_a_saved_bundle_loads_and_knows_of_no_run(shop: Shop, tmp_path: Path) ->
         loaded.report()
     with pytest.raises(ValueError, match="is there already"):
         shop.save(tmp_path / "bundle")
-    with pytest.raises(ValueError, match="no bundle at .*; make one with"):
+    with pytest.raises(ValueError, match=r"no bundle at .*; make one with"):
         Shop.load(tmp_path / "none")
 
 
