@@ -6,6 +6,7 @@ The plan, stages and bundle are those of ``recsys run``; what is kept lies in on
 from __future__ import annotations
 
 import html
+import json
 import os
 import shutil
 import tempfile
@@ -216,12 +217,11 @@ class Shop:
         Returns:
             Columns model, served, then a column a metric, such as ``ndcg@10``; the best first.
         """
-        from pipelines.engine.artifacts import read_json
         from pipelines.publishing.comparison import served_metrics, served_row
         from recsys.fitting.queries import GIVEN
 
         workspace = self._of_run("evaluate")
-        found = read_json(workspace / "evaluate" / "metrics.json")[GIVEN]["test"]
+        found = json.loads((workspace / "evaluate" / "metrics.json").read_text())[GIVEN]["test"]
         if not found:
             raise ValueError("no user has a held-out event, so nothing was measured")
         served = served_row(served_metrics(found, workspace / "train_ranker" / GIVEN))
@@ -251,10 +251,8 @@ class Shop:
         from serving.settings import Settings
 
         place = self.bundle.resolve()
-        given: dict[str, object] = {"host": host, "port": port}
-        run_server(
-            Settings.from_environment(None, bundles=place.parent, bundle=place.name, **given)
-        )
+        where = {"bundles": place.parent, "bundle": place.name, "host": host, "port": port}
+        run_server(Settings.from_environment(None, **where))
 
     def _answer(self, **fields: Any) -> Reply:
         from pipelines.cli.serve import checked_request
