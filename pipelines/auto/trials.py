@@ -73,8 +73,8 @@ def further_rounds(run: Automatic, planned: Planned, run_stages: RunStages) -> l
         return []
     plan, number = planned.plan, planned.finished
     reasons = ((run.lost.get(one.name, "not served"), one.parts) for one in plan.rounds[number:])
-    late = (replace(part, why=why) for why, parts in reasons for part in parts)
-    planned.plan = replace(plan, rounds=plan.rounds[:number], left_out=(*late, *plan.left_out))
+    lost = (replace(part, why=why) for why, parts in reasons for part in parts)
+    planned.plan = replace(plan, rounds=plan.rounds[:number], left_out=(*lost, *plan.left_out))
     if enough(planned.shape):
         for name, make in CANDIDATES.items():
             if all(one["name"] != name for one in planned.trials):

@@ -44,7 +44,7 @@ from recsys.models.item_weights.next_basket import Baskets, next_basket_model, r
 from recsys.models.popularity import Popularity
 from recsys.retrieval.sources import PopularSource, ScoredSource, Source, WeightsSource
 
-ConfigT = TypeVar("ConfigT", EaseWeightsConfig, ItemKnnConfig)
+ConfigT = TypeVar("ConfigT", EaseWeightsConfig, ItemKnnConfig, RepeatsConfig)
 CPU = torch.device("cpu")
 METRIC = "ndcg@10"
 MAX_EVENTS = 500
