@@ -116,13 +116,13 @@ def planned_for(
     shape = measure_shape(features, config.content)
     made_for = {
         "features": None if manifest is None else manifest.output,
-        # Places of files change no training.
-        "user": without_keys(sources.own, ["workspace", "data"]),
-        "budget": config.auto.budget,
+        # Places of files change no training, and a budget only how many there are.
+        "user": without_keys(sources.own, ["workspace", "data", "auto"]),
         "machine": [machine.device, machine.num_cpus],
         "plan": PLAN_VERSION,
     }
-    key, path = digest_of_json(made_for), config.workspace / PLAN
+    trainings, path = digest_of_json(made_for), config.workspace / PLAN
+    key = f"{trainings} in {config.auto.budget}"
     known: dict[str, Any] = read_json(path) if path.exists() else {}
     if known.get("key") == key:
         progress = {name: known[name] for name in ("finished", "trials", "stopped")}
@@ -134,7 +134,16 @@ def planned_for(
         content = config.content if own else replace(config.content, encoder=PLANNED_ENCODER)
         encoder = time_encoder(features / "items.parquet", content)
     plan = make_plan(shape, machine, sources.own, seconds_left(), encoder)
-    return Planned(key=key, plan=plan, shape=shape, machine=machine, encoder=encoder)
+    planned = Planned(key=key, plan=plan, shape=shape, machine=machine, encoder=encoder)
+    if known.get("key", "").startswith(trainings) and (finished := known["finished"]):
+        # Another budget goes on from what is served.
+        before = Plan.of_table(known["plan"])
+        planned.plan = replace(before, rounds=before.rounds[:finished])
+        planned.finished = finished
+        planned.trials = [one for one in known["trials"] if one["begun"]]
+        if finished == 1:
+            planned.plan = replanned(planned, sources.own, seconds_left(), 1.0)
+    return planned
 
 
 def replanned(planned: Planned, user: Table, left: float, pace: float) -> Plan:

@@ -75,6 +75,7 @@ REMOVED_KEYS: Mapping[str, str] = {
     "sequence.block = sparse": "use attention: it was no better on real logs, in half of the time",
     "ranker_training.compared": "run once with each ranker.trunk and use recsys compare",
     "index.kind = hnsw": "use ivf_sq8, which is built and searched faster at equal recall",
+    "enrichment.cost_budget": "set enrichment.token_budget; enrichment.json has the cost",
     "evaluation.num_resamples": "leave it out: intervals need no resampling",
     "evaluation.intervals": "leave it out: intervals take a tenth of a second and are always there",
     "splits.tie_orders": "leave it out: events of one time stay in the order of the files",

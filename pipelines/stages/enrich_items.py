@@ -77,7 +77,7 @@ def enrich_items(context: StageContext) -> StageRows:
     if result.budget_reached:
         log.print(
             f"  the enrichment budget is spent ({result.spent.total:,} tokens); items without "
-            "attributes keep their own text. Raise enrichment.token_budget or cost_budget for more",
+            "attributes keep their own text. Raise enrichment.token_budget for more",
             style="yellow",
         )
     if result.num_left_out:

@@ -186,8 +186,6 @@ class EnrichmentConfig:
     """Attributes to read off a text; empty reads topics, audience, style, summary and queries."""
     token_budget: int = 0
     """Tokens, read and written, over all items and runs; 0 sends nothing."""
-    cost_budget: float | None = None
-    """The same in money, by the two prices below; 0 sends nothing, None sets no limit."""
     prompt_price: float = 0.0
     """Money for a million tokens read."""
     completion_price: float = 0.0
@@ -204,13 +202,7 @@ class EnrichmentConfig:
 
     def __post_init__(self) -> None:
         check_attributes(self.attributes)
-        budgets = ("token_budget", "prompt_price", "completion_price", "cost_budget")
-        check_bounds(self, **dict.fromkeys(budgets, ">= 0"))
-        if self.cost_budget and not (self.prompt_price or self.completion_price):
-            raise ValueError(
-                "cost_budget has no effect without prices; set prompt_price and completion_price "
-                "(money for a million tokens)"
-            )
+        check_bounds(self, token_budget=">= 0", prompt_price=">= 0", completion_price=">= 0")
         whole = ("max_reply_tokens", "max_attempts", "max_text_chars", "max_unreachable")
         check_bounds(self, **dict.fromkeys(whole, ">= 1"))
 

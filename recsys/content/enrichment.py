@@ -144,10 +144,7 @@ class Session:
             if self._fatal is not None:
                 raise self._fatal
             after = self.spent.plus(bound)
-            limit = self._config.cost_budget
-            # A budget of nothing sends no free requests either.
-            too_dear = limit is not None and (limit == 0 or self._config.cost(*after) > limit)
-            if after.total > self._config.token_budget or too_dear:
+            if after.total > self._config.token_budget:
                 self.budget_reached = True
                 raise BudgetSpentError(f"the next request may take {bound.total} tokens")
             self.spent, self._bounds[key] = after, bound

@@ -1,10 +1,11 @@
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pipelines.auto.rounds import Automatic, planned_for
+from pipelines.auto.rounds import Automatic, Planned, planned_for
 from pipelines.cli.automatic import plan_table
 from pipelines.engine.console import log
 from pipelines.engine.runner import pick_stages, run_stages
@@ -71,3 +72,34 @@ def test_the_encoder_that_is_set_is_timed_and_planned(sources, wide):
         Automatic(sources, config, 0.0, print).round_config(one) for one in planned.plan.rounds
     )
     assert (first.content.encoder, best.content.encoder) == ("none", "endpoint")
+
+
+def test_another_budget_goes_on_from_what_is_served(sources):
+    def with_budget(budget: str) -> Planned:
+        own = ConfigSources(
+            path=sources.path, workspace=sources.workspace, values={"auto": {"budget": budget}}
+        )
+        return planned_for(own, own.config(), lambda: 600.0)
+
+    run_stages(pick_stages(STAGES, ["build_features"], None), sources.config())
+    short = with_budget("5m")
+    served = replace(short.plan.rounds[-1], name="served")
+    short.plan = replace(short.plan, rounds=(*short.plan.rounds, served))
+    tried = {"name": "passes", "begun": True}
+    short.finished, short.trials = 3, [tried, {"name": "ranker", "begun": False}]
+    short.save(sources.config(), 2)
+
+    # The whole plan is known by its budget; by another one, what was done and tried.
+    assert with_budget("5m").trials == short.trials
+    longer = with_budget("10m")
+    assert [one.name for one in longer.plan.rounds] == [one.name for one in short.plan.rounds]
+    assert (longer.finished, longer.trials, longer.stopped) == (3, [tried], "")
+
+    # What follows a first bundle alone is planned again.
+    short.finished = 1
+    short.save(sources.config(), 0)
+    again = with_budget("1h")
+    assert again.plan.rounds[0] == short.plan.rounds[0]
+    assert again.finished == 1
+    assert len(again.plan.rounds) > 1
+    assert "served" not in [one.name for one in again.plan.rounds]

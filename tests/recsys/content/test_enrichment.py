@@ -213,15 +213,13 @@ def test_the_text_for_embedding_gains_topics_summary_and_queries(tmp_path):
     assert long.count("word") == 300
 
 
-def test_the_cost_budget_prices_what_is_read_and_written(tmp_path):
-    config = EnrichmentConfig(
-        token_budget=10**9, cost_budget=0.0005, prompt_price=2.0, completion_price=4.0
-    )
+def test_tokens_are_priced(tmp_path):
+    config = EnrichmentConfig(token_budget=600, prompt_price=2.0, completion_price=4.0)
     script = Script()
     result = enrich([f"item {i}" for i in range(50)], script, tmp_path, config)
-    # A request may cost 60 x 2 + 40 x 4 = 280 millionths and does cost 40.
-    assert len(script.requested) == 6
-    assert config.cost(*result.spent) == pytest.approx(0.00024)
+    # A request is charged 60 + 40 tokens before it is sent, and costs 40 millionths.
+    assert result.budget_reached
+    assert config.cost(*result.spent) == pytest.approx(0.00004 * len(script.requested))
 
 
 def test_a_server_that_does_not_say_what_it_took_is_charged_the_bound(tmp_path):
