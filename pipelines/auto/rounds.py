@@ -136,7 +136,7 @@ def planned_for(
     plan = make_plan(shape, machine, sources.own, seconds_left(), encoder)
     planned = Planned(key=key, plan=plan, shape=shape, machine=machine, encoder=encoder)
     if known.get("key", "").startswith(trainings) and (finished := known["finished"]):
-        # Another budget goes on from what is served.
+        # Another budget continues from what is served.
         before = Plan.of_table(known["plan"])
         planned.plan = replace(before, rounds=before.rounds[:finished])
         planned.finished = finished

@@ -74,7 +74,7 @@ def test_the_encoder_that_is_set_is_timed_and_planned(sources, wide):
     assert (first.content.encoder, best.content.encoder) == ("none", "endpoint")
 
 
-def test_another_budget_goes_on_from_what_is_served(sources):
+def test_another_budget_continues_from_what_is_served(sources):
     def with_budget(budget: str) -> Planned:
         own = ConfigSources(
             path=sources.path, workspace=sources.workspace, values={"auto": {"budget": budget}}
