@@ -64,6 +64,9 @@ CAUTION, LEAST_PACE = 1.5, 0.1
 CLOSING, CLOSING_SHARE = 10.0, 0.1
 """Seconds that the command needs after its last round: tracking, results; of a short budget, the
 share of it that they may take."""
+LOST_BY = 2.0
+"""Standard errors by which a round must be worse to be refused; by one, chance refuses one in six
+that are as good."""
 ENDS_GROWTH = 2.0
 """Times the seconds that evaluation and release of the first round took, which later ones take."""
 REFIT_GROWTH = 1.25
@@ -335,7 +338,7 @@ class Automatic:
         """Bring a round to where it can be served; False if its training has no time.
 
         Raises:
-            RefusedError: It is worse than the served bundle by more than a standard error.
+            RefusedError: It is worse than the served bundle by `LOST_BY`.
         """
         one = planned.plan.rounds[number]
         before = stages_between("enrich_items", TWO_TOWER)
@@ -352,10 +355,8 @@ class Automatic:
         gain = compared(side, FAST, config.evaluation.primary_metric)
         if gain is not None:
             self.say(f"{one.name}: {gain.words()}")
-            if gain.difference < -gain.standard_error:
-                self.lost[one.name] = (
-                    f"{one.name} tried: {gain.words()}, worse than the served list"
-                )
+            if gain.difference < -LOST_BY * gain.standard_error:
+                self.lost[one.name] = f"{one.name}: {gain.words()}, worse than what is served"
                 remove(self.base.workspace)
                 raise RefusedError("it is worse than what is served, which stays")
         run_stages(stages_between(*REFITS), config)

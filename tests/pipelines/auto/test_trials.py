@@ -125,9 +125,7 @@ def test_after_a_round_that_lost_parts_are_added_to_what_is_served(served):
     further_rounds(run, plan, stages)
     assert [one.name for one in plan.plan.rounds] == [served_round.name]
     [left_out] = plan.plan.left_out
-    assert left_out.why.startswith(
-        "best tried: -20.0% +- 2.9% ndcg@10 on validation, worse than the"
-    )
+    assert "-20.0% +- 2.9%" in left_out.why
     assert tried(plan)["gain"]["difference"] == pytest.approx(-0.1)
     assert plan.stopped == "nothing else can be added"
 
