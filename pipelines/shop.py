@@ -6,7 +6,6 @@ The plan, stages and bundle are those of ``recsys run``; what is kept lies in on
 from __future__ import annotations
 
 import html
-import json
 import os
 import shutil
 import tempfile
@@ -100,12 +99,11 @@ class Shop:
             ValueError: Columns that are not found, values that cannot be read; says what to do.
             RefusedError: The release gate refused every bundle.
         """
+        from pipelines.cli.options import find_bundle
         from pipelines.cli.run import run_recorded
         from pipelines.datasets.init_file import write_config
         from pipelines.engine.history import recorded
-        from pipelines.engine.workspace import bundles_dir
         from pipelines.presets.resolve import ConfigSources
-        from serving.bundle.manifest import CURRENT
 
         alone = None if model is None else _only(model, (settings or {}).get("models", ()))
         place = Path(folder or tempfile.mkdtemp(prefix="recsys-shop-"))
@@ -132,12 +130,8 @@ class Shop:
             if folder is None:
                 shutil.rmtree(place, ignore_errors=True)
             raise
-        shop = cls(
-            bundles_dir(sources.latest()) / CURRENT,
-            place / "run",
-            pandas=type(events).__module__.partition(".")[0] == "pandas",
-            model=model,
-        )
+        run, is_pandas = place / "run", type(events).__module__.partition(".")[0] == "pandas"
+        shop = cls(find_bundle(run), run, pandas=is_pandas, model=model)
         if folder is None:
             weakref.finalize(shop, shutil.rmtree, place, ignore_errors=True)
         return shop
@@ -217,11 +211,12 @@ class Shop:
         Returns:
             Columns model, served, then a column a metric, such as ``ndcg@10``; the best first.
         """
+        from pipelines.engine.artifacts import read_json
         from pipelines.publishing.comparison import served_metrics, served_row
         from recsys.fitting.queries import GIVEN
 
         workspace = self._of_run("evaluate")
-        found = json.loads((workspace / "evaluate" / "metrics.json").read_text())[GIVEN]["test"]
+        found = read_json(workspace / "evaluate" / "metrics.json")[GIVEN]["test"]
         if not found:
             raise ValueError("no user has a held-out event, so nothing was measured")
         served = served_row(served_metrics(found, workspace / "train_ranker" / GIVEN))

@@ -84,7 +84,7 @@ class DescribedItem(ItemCard):
     """One item and its properties."""
 
     properties: dict[str, float | str | bool | list[str]] | None = None
-    """Columns of the catalogue and what enrichment found; absent where the item has none."""
+    """Columns of the catalogue and what enrichment found; absent if the item has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,26 +127,29 @@ def planned_for(
     trainings, path = digest_of_json(made_for), config.workspace / PLAN
     key = f"{trainings} in {config.auto.budget}"
     known: dict[str, Any] = read_json(path) if path.exists() else {}
-    if known.get("key") == key:
+    before: Planned | None = None
+    if known.get("key", "").startswith(trainings):
         progress = {name: known[name] for name in ("finished", "trials", "stopped")}
         plan = Plan.of_table(known["plan"])
-        return Planned(key=key, plan=plan, shape=shape, machine=machine, **progress)
+        before = Planned(key=key, plan=plan, shape=shape, machine=machine, **progress)
+        if known["key"] == key:
+            return before
+        # Another budget continues from what is served.
+        before.plan = replace(plan, rounds=plan.rounds[: before.finished])
+        before.trials, before.stopped = [one for one in before.trials if one["begun"]], ""
+        if before.finished > 1:
+            return before
     encoder = None
     if shape.has_text and seconds_left() > TIMED_FROM:
         own = set_value(sources.own, "content.encoder")
         content = config.content if own else replace(config.content, encoder=PLANNED_ENCODER)
         encoder = time_encoder(features / "items.parquet", content)
+    if before is not None and before.finished:
+        before.encoder = encoder
+        before.plan = replanned(before, sources.own, seconds_left(), 1.0)
+        return before
     plan = make_plan(shape, machine, sources.own, seconds_left(), encoder)
-    planned = Planned(key=key, plan=plan, shape=shape, machine=machine, encoder=encoder)
-    if known.get("key", "").startswith(trainings) and (finished := known["finished"]):
-        # Another budget continues from what is served.
-        before = Plan.of_table(known["plan"])
-        planned.plan = replace(before, rounds=before.rounds[:finished])
-        planned.finished = finished
-        planned.trials = [one for one in known["trials"] if one["begun"]]
-        if finished == 1:
-            planned.plan = replanned(planned, sources.own, seconds_left(), 1.0)
-    return planned
+    return Planned(key=key, plan=plan, shape=shape, machine=machine, encoder=encoder)
 
 
 def replanned(planned: Planned, user: Table, left: float, pace: float) -> Plan:
