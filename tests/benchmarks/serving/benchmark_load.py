@@ -10,7 +10,7 @@ start at random times of a fixed mean rate whether or not earlier ones have been
 latency counts from the planned start, so waiting is part of it. Beside it, on the same cores:
 FastAPI with one eager torch model, and implicit's ALS behind FastAPI, where the Python of an
 environment that has it is named. Part ``large`` serves made-up catalogues, ``soak`` half of what
-the server can for minutes; ``profile`` tells the processor time of each part of a request, beside
+the server can, or ``--rate``, for minutes; ``profile`` tells the processor time of each part of a request, beside
 the least that its memory and arithmetic take. A bundle without a ranker is served with the one that
 its workspace has trained, or ``--ranker``.
 """
@@ -345,12 +345,12 @@ def floors_of(bundle: Bundle) -> dict[str, float]:
 
 
 def measure_soak(options: argparse.Namespace) -> list[Row]:
-    """Half of what two workers can, minute after minute: requests, errors, latency, memory."""
+    """A steady rate, minute after minute: requests, errors, latency, memory."""
     bundles, counts, memory, worst = options.bundles, 0, [], 0.0
     user_ids = list(load_bundle(bundles / "current").users.user_ids)[1:]
     requests, errors = messages(bodies(user_ids, 20_000, options.k)), 0
     with serving(bundles, RECSYS_WORKERS="2") as served:
-        rate = peak_of(served, requests, 10.0) / 2
+        rate = options.rate or peak_of(served, requests, 10.0) / 2
         for _ in range(options.minutes):
             outcome = uvloop.run(open_loop(served.port, requests, rate, 60.0))
             counts += outcome.counts.total()
@@ -434,6 +434,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--part", choices=("demo", "large", "soak", "profile"), default="demo")
     parser.add_argument("--ranker", type=Path, help="folder of a ranker to serve with the bundle")
     parser.add_argument("--minutes", type=int, default=30, help="of the soak")
+    parser.add_argument("--rate", type=float, help="requests a second of the soak: half the peak")
     parser.add_argument("--items", type=int, nargs="+", default=LARGE, help="of part large")
     parser.add_argument("--kept", type=Path, help="folder that keeps made-up bundles")
     parser.add_argument("--implicit-python", help="Python of an environment with implicit")
