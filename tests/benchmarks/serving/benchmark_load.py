@@ -10,9 +10,9 @@ start at random times of a fixed mean rate whether or not earlier ones have been
 latency counts from the planned start, so waiting is part of it. Beside it, on the same cores:
 FastAPI with one eager torch model, and implicit's ALS behind FastAPI, where the Python of an
 environment that has it is named. Part ``large`` serves made-up catalogues, ``soak`` half of what
-the server can, or ``--rate``, for minutes; ``profile`` tells the processor time of each part of a request, beside
-the least that its memory and arithmetic take. A bundle without a ranker is served with the one that
-its workspace has trained, or ``--ranker``.
+the server can, or ``--rate``, for minutes; ``profile`` tells the processor time of each part of a
+request, beside the least that its memory and arithmetic take. A bundle without a ranker is served
+with the one that its workspace has trained, or ``--ranker``.
 """
 
 from __future__ import annotations
