@@ -34,7 +34,7 @@ from recsys.kernels.hstu_attention.triton_kernel import (
 STEPS_IN_KEYS = tl.constexpr(True)
 """Whether the kernel of keys' gradients, which has no registers to spare, takes steps too."""
 _add_by_tables = triton_kernel._add_bias
-KEPT: dict[int, Tensor] = {}
+KEPT: dict[tuple[int, int], Tensor] = {}
 """The two rows by the address of the buckets: a model would keep them with its buckets."""
 
 
@@ -157,13 +157,14 @@ def lay_out_steps(q: Tensor, offsets: Tensor, max_length: int, position: Any, ti
     if bias.positions is None:
         return bias
     buckets = position[1][:max_length]
-    if buckets.data_ptr() not in KEPT:
+    key = buckets.data_ptr(), max_length
+    if key not in KEPT:
         rows = q.new_zeros(2, max_length + 2 * PAD, dtype=torch.float32)
         rows[0, :max_length] = buckets
         borders = torch.arange(bias.num_positions, device=q.device, dtype=buckets.dtype)
         rows[1, : bias.num_positions] = torch.searchsorted(buckets, borders)
-        KEPT[buckets.data_ptr()] = rows
-    return bias._replace(positions=torch.cat([KEPT[buckets.data_ptr()], bias.positions])[2:])
+        KEPT[key] = rows
+    return bias._replace(positions=torch.cat([KEPT[key], bias.positions])[2:])
 
 
 def switch_on(*, keys: bool = True) -> None:

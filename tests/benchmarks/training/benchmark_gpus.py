@@ -85,10 +85,12 @@ SUITE = (
     "--durations-min=2",
     "-p",
     "no:cacheprovider",
+    "-p",
+    "no:benchmark",
 )
 LIMITS = {
     "suite": 330,
-    "sequence": 170,
+    "sequence": 240,
     "beauty": 120,
     "passes": 90,
     "hstu": 90,
