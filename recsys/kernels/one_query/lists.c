@@ -369,16 +369,12 @@ i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *l
           const i64 *chosen, i64 num_lists, const double *history, i64 k,
           const Merged *out) {
     i64 total = 0, largest = 0, count = 0;
-    double every = 0, there = 0; /* weights grow if sources have no list */
-    for (i64 source = 0; source < blend->num_sources; source++) every += blend->sizes[source];
     for (i64 list = 0; list < num_lists; list++) total += lengths[list];
     for (i64 list = 0, i = 0; list < num_lists; list++) {
         i64 end = i + lengths[list], most = 0;
         for (; i < end; i++) most = rows[i] > most ? rows[i] : most;
         largest = most > largest ? most : largest;
-        there += most > 0 ? blend->sizes[chosen[list]] : 0;
     }
-    double growth = there > 0 ? every / there : 1;
     if (num_lists > 64 || largest >= (i64)1 << 28) return OUT_OF_RANGE;
     int32_t mark, *marks = take_marks(largest + 1, &mark);
     int32_t *column = take(SLOTS, (size_t)(largest + 1) * sizeof(int32_t));
@@ -417,9 +413,9 @@ i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *l
                 if (blend->item_kinds)
                     kind = row < blend->num_kinds ? blend->item_kinds[row] : blend->unknown_kind;
                 const double *own = blend->weights + 4 * (source + blend->num_sources * kind);
-                double value = (double)(leads[at] * blend->scales[source]) * own[0] * growth;
-                value += (double)z_scores[at] * own[1] * growth;
-                parts[cell] = value + (double)near[ranks[at] - 1] * own[2] * growth + own[3] * growth;
+                double value = (double)(leads[at] * blend->scales[source]) * own[0];
+                value += (double)z_scores[at] * own[1];
+                parts[cell] = value + (double)near[ranks[at] - 1] * own[2] + own[3];
                 place[cell] = at;
             }
             at++;

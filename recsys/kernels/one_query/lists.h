@@ -18,7 +18,6 @@ typedef struct {
     i64 num_kinds, unknown_kind;
     const double *log_odds, *demand; /* [num_odds], [3, num_demand] or NULL */
     i64 num_odds, num_demand;
-    const double *sizes; /* of each source's weights, [S] */
 } Blend;
 
 typedef struct { float *scores; i64 *rows; i64 *ranks; float *contributions, *leads, *z_scores; } Merged;

@@ -340,7 +340,6 @@ class BlendOfOne:
     def __init__(
         self,
         weights: NDArray[np.float64],
-        sizes: NDArray[np.float64],
         scales: Floats,
         item_kinds: Rows | None,
         log_odds: NDArray[np.float64] | None,
@@ -358,7 +357,6 @@ class BlendOfOne:
             demand=None if demand is None else np.ascontiguousarray(demand),
             num_odds=0 if log_odds is None else len(log_odds),
             num_demand=0 if demand is None else demand.shape[1],
-            sizes=sizes,
         )
 
     def merge(

@@ -248,9 +248,8 @@ class LearnedBlend:
         else:
             # Kind -1 takes the last, the weights of all.
             weights = self.weights[kinds_of_rows(items, merged.item_rows)]
-        weights = weights[:, :, chosen].double() * self._grown(merged, chosen)
         features = merged.features(self.scales[chosen])  # [B, L, S, F]
-        contributions = (features * weights).sum(3)
+        contributions = (features * weights[:, :, chosen].double()).sum(3)
         if log_odds is not None or self.odds is not None:
             own = self._odds_of_items(merged, history_lengths, log_odds)
             contributions += merged.in_equal_parts(own)
@@ -270,14 +269,6 @@ class LearnedBlend:
             for part, values in enumerate(self.odds):
                 total += by_history[:, part, None] * merged.of_items(values)
         return total
-
-    def _grown(self, merged: MergedCandidates, chosen: Sequence[int]) -> Tensor:
-        """Return by how much weights grow where sources are missing, [B, 1, 1, 1] float64."""
-        size = self.weights[-1].abs().sum(1).double()  # [S]
-        lists_any = (merged.ranks != ABSENT).any(1)  # [B, S]
-        there = (lists_any * size[chosen]).sum(1)
-        grown = torch.where(there > 0, size.sum() / there.clamp_min(1e-30), 1.0)
-        return grown[:, None, None, None]
 
     def save(self, directory: Path) -> str:
         """Write ``learned_blend.safetensors`` and ``.json``; return a digest over both."""

@@ -80,7 +80,6 @@ class OneQueryBlend:
             kinds = kinds_of(self._counts, bounds, len(self._counts)).numpy()
         self.compiled = BlendOfOne(
             blend.weights.double().numpy(),  # [I + 1, S, F]
-            blend.weights[-1].abs().sum(1).double().numpy(),  # [S]
             blend.scales.numpy(),
             kinds,
             None if self._log_odds is None else self._log_odds.numpy(),

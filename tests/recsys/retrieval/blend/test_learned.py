@@ -84,15 +84,16 @@ def weighing(sources: tuple[str, ...], **weights: list[float]) -> LearnedBlend:
     return LearnedBlend(BlendConfig(), sources, table, torch.ones(len(sources)))
 
 
-def test_a_missing_source_leaves_its_weight_to_the_others():
+def test_a_missing_source_changes_no_weight():
+    # Weights were fitted to queries with and without it, and demand must count as it did there.
     blend = weighing(("a", "b", "silent"), presence=[1.0, 3.0, 0.0])
     top = TopK(torch.tensor([[2.0, 1.0]] * 2), torch.tensor([[5, 7], [5, 7]]))
     holes = TopK(torch.tensor([[2.0], [-torch.inf]]), torch.tensor([[7], [-1]]))
-    assert blend.blend({"a": top}, 1).scores.tolist() == [[4], [4]]
+    assert blend.blend({"a": top}, 1).scores.tolist() == [[1], [1]]
     # Query 1 has nothing from b.
     blended = blend.blend({"a": top, "b": holes}, 2)
     assert blended.item_rows.tolist() == [[7, 5], [5, 7]]
-    assert blended.scores.tolist() == [[4, 1], [4, 4]]
+    assert blended.scores.tolist() == [[4, 1], [1, 1]]
     # Alone, a source without weight still ranks by its own order.
     assert blend.blend({"silent": top}, 2).item_rows.tolist() == [[5, 7], [5, 7]]
 
