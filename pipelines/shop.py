@@ -188,7 +188,7 @@ class Shop:
 
         With one model, what it ranks first for a history of that item.
         """
-        fields: dict[str, Any] = {"surface": "similar", "item_id": str(item)}
+        fields: dict[str, Any] = {"surface": "related", "item_id": str(item)}
         if self.model is not None:
             fields = {"session": [str(item)]}
         return self._frame(_rows(self._answer(**fields, k=k)), COLUMNS)

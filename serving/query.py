@@ -95,7 +95,7 @@ MAX_NAMED = 5
 
 
 class UnknownItemError(ValueError):
-    """The item of surface ``similar`` is not in the catalogue."""
+    """The item of surface ``related`` is not in the catalogue."""
 
 
 @dataclass(kw_only=True)
@@ -109,7 +109,7 @@ class Query(SourceQuery):
     sent: Rows
     """Items of the request itself; the rest of the history comes from the bundle and the store."""
     moment: int | None
-    """Unix second as of which features are computed; None for surface ``similar``."""
+    """Unix second as of which features are computed; None for surface ``related``."""
     degraded: tuple[Degraded, ...]
     """Ids of the request that the bundle does not know, and the like."""
 
@@ -165,7 +165,7 @@ def hydrate(
     An unknown user is user row 0 with an empty history; unknown items of a session are left out.
 
     Raises:
-        UnknownItemError: The item of surface ``similar`` is not in the catalogue.
+        UnknownItemError: The item of surface ``related`` is not in the catalogue.
     """
     degraded: list[Degraded] = []
     user_row = 0

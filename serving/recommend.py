@@ -238,7 +238,7 @@ class Recommender:
         """Make one list; arguments are those of `make`.
 
         Raises:
-            UnknownItemError: The item of surface ``similar`` is not in the catalogue.
+            UnknownItemError: The item of surface ``related`` is not in the catalogue.
             CursorError: The cursor is none that a reply gave.
         """
         return self.make(request, names_history=names_history, now_ms=now_ms).reply
@@ -342,7 +342,7 @@ class Recommender:
     def _find_similar(self, item_row: int) -> list[int]:
         item_id = self.bundle.catalogue.item_ids[item_row]
         k = min(NUM_LIKE, 1 + self.bundle.num_item_rows // 20)
-        made = self.make(Request(surface="similar", item_id=item_id, k=k))
+        made = self.make(Request(surface="related", item_id=item_id, k=k))
         return [] if made.ranked is None else made.ranked.item_rows.tolist()
 
     def _resolved(self, request: Request, now_ms: int) -> Resolved:

@@ -76,7 +76,7 @@ class BatchReply:
     """The lists of a batch, in the order of its requests."""
 
     replies: list[Reply | ErrorReply]
-    """An error where the item of surface ``similar``, or a property of the filter, is unknown."""
+    """An error where the item of surface ``related``, or a property of the filter, is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ ROUTES: tuple[Route, ...] = (
         "Make several lists, all from one bundle.",
         BatchReply,
         body=BatchRequest,
-        body_example={"requests": [{"user_id": "42"}, {"surface": "similar", "item_id": "zz"}]},
+        body_example={"requests": [{"user_id": "42"}, {"surface": "related", "item_id": "zz"}]},
         kind="batch",
     ),
     Route(

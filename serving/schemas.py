@@ -133,7 +133,7 @@ class Request(Strict):
     """A request for one list.
 
     Surface ``home`` takes a user, a session, both (the session continues the user's history) or
-    neither (an anonymous visitor); ``related`` (also ``similar``) takes an item, ``cart`` and
+    neither (an anonymous visitor); ``related`` takes an item, ``cart`` and
     ``session`` the items of one as ``session``, ``search`` a text as ``query``. A deployment may
     have more surfaces.
     """

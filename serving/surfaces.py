@@ -1,6 +1,6 @@
 """Surfaces: where a list is shown, as configuration.
 
-Built in are ``home``, ``related`` (also called ``similar``), ``cart``, ``session`` and ``search``;
+Built in are ``home``, ``related``, ``cart``, ``session`` and ``search``;
 serving/configuration reads others, and changes of these, from a file.
 """
 
@@ -243,13 +243,10 @@ BUILT_IN: Mapping[str, Surface] = {
     surface.name: surface for surface in (HOME, RELATED, CART, SESSION, SEARCHED)
 }
 KINDS: tuple[Kind, ...] = get_args(Kind)
-ALIASES = {"similar": "related"}
-"""Other names of built-in surfaces."""
 
 
 def find_surfaces(
     exclude_history: bool, surfaces: Mapping[str, Surface] = BUILT_IN
 ) -> dict[str, Surface]:
-    """Return the surfaces by each of their names, as a bundle was evaluated."""
-    settled = {name: surface.as_evaluated(exclude_history) for name, surface in surfaces.items()}
-    return settled | {alias: settled[name] for alias, name in ALIASES.items() if name in settled}
+    """Return the surfaces by name, as a bundle was evaluated."""
+    return {name: surface.as_evaluated(exclude_history) for name, surface in surfaces.items()}

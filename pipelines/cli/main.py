@@ -12,7 +12,6 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from pipelines.cli.options import RunCommand
 from pipelines.engine.console import EXIT_CODES as CODES
 from pipelines.engine.console import find_exit_code, format_error, log
 
@@ -77,12 +76,9 @@ def find_part(place: str) -> Any:
 
 for panel, names in COMMANDS.items():
     for name in names.split():
-        app.command(cls=RunCommand, rich_help_panel=panel)(find_part(name))
+        app.command(rich_help_panel=panel)(find_part(name))
 for name, (panel, place, help_text) in GROUPS.items():
-    group = find_part(place)
-    for info in group.registered_commands:
-        info.cls = RunCommand
-    app.add_typer(group, name=name, help=help_text, rich_help_panel=panel)
+    app.add_typer(find_part(place), name=name, help=help_text, rich_help_panel=panel)
 
 
 def print_version(wanted: bool) -> None:

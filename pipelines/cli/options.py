@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from pipelines.config.run import RunConfig
@@ -59,41 +57,6 @@ Where = Annotated[
     str | None, typer.Option(help='List only items for which this is true, such as "price < 50".')
 ]
 Workers = Annotated[int | None, typer.Option(help="Processes that make lists; one for each CPU.")]
-
-EARLIER = {
-    **dict.fromkeys(("--config", "-c"), "config"),
-    **dict.fromkeys(("--workspace", "-w"), "workspace"),
-    **dict.fromkeys(("--bundle", "--bundles", "-b"), "bundles"),
-}
-"""Options that named a run before the argument RUN did; they are still understood."""
-
-
-class RunCommand(TyperCommand):
-    """A command that also reads the options of earlier versions which named a run."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, self.present_options(args))
-
-    def present_options(self, args: Sequence[str]) -> list[str]:
-        """Replace earlier options: a run becomes the first argument."""
-        options = {name for one in self.params for name in one.opts}
-        found: dict[str, str] = {}
-        rest: list[str] = []
-        words = iter(args)
-        for word in words:
-            name, equals, value = word.partition("=")
-            if name not in EARLIER or name in options:
-                rest.append(word)
-            elif (value := value if equals else next(words, "")) is not None:
-                found[EARLIER[name]] = value
-        if "--serving-config" in options and "config" in found:
-            rest += ["--serving-config", found.pop("config")]
-        is_file = "config" in found or (bool(rest) and rest[0].endswith(".toml"))
-        if "config" in found:
-            rest.insert(0, found.pop("config"))
-        if "workspace" in found and is_file:
-            rest += ["--set", f"workspace={json.dumps(found.pop('workspace'))}"]
-        return [*(list(found.values())[:1]), *rest]
 
 
 def config_sources(

@@ -124,7 +124,7 @@ def recommend(
     from serving.schemas import to_json
 
     request = checked_request(
-        surface="similar" if item else "home",
+        surface="related" if item else "home",
         user_id=user,
         session=session.split(",") if session else None,
         item_id=item,

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from serving.configuration.rules import Experiment, Rule
-from serving.surfaces import ALIASES, BUILT_IN, HOME, KINDS, SOURCES, Surface, suggest
+from serving.surfaces import BUILT_IN, HOME, KINDS, SOURCES, Surface, suggest
 
 MAX_BYTES = 4 << 20
 SHOWN = 80
@@ -217,11 +217,8 @@ class _Reader:
             return found
         if not self._are_few("surfaces", tables):
             return found
-        for alias in ALIASES.keys() & tables.keys():
-            if ALIASES[alias] in tables:
-                self.add(f"[surfaces.{alias}]", f"is another name of {ALIASES[alias]!r}; write one")
         for given, table in tables.items():
-            name, place = ALIASES.get(str(given), str(given)), f"[surfaces.{given}]"
+            name, place = str(given), f"[surfaces.{given}]"
             if not isinstance(table, Mapping):
                 self.add(place, f"is {_shown(table)}; write a table")
             elif "name" in table:
@@ -237,7 +234,7 @@ class _Reader:
         kind = table.get("kind")
         base = BUILT_IN.get(name)
         if base is None and kind is None:
-            near = difflib.get_close_matches(name, [*BUILT_IN, *ALIASES], n=1)
+            near = difflib.get_close_matches(name, BUILT_IN, n=1)
             hint = f"; or did you mean [surfaces.{near[0]}]?" if near else ""
             self.add(place, f"a surface of your own needs kind = {' or '.join(KINDS)}{hint}")
             return None

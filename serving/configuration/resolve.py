@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from serving.configuration.file import ServingConfiguration
 from serving.configuration.rules import ALWAYS, Arm, Experiment, Rule, holds
-from serving.surfaces import ALIASES, Surface, find_surfaces
+from serving.surfaces import Surface, find_surfaces
 
 RANGE = float(1 << 64)
 
@@ -46,16 +46,9 @@ class Resolver:
             exclude_history: Whether surfaces that do not say leave out the history.
         """
         settled = find_surfaces(exclude_history, configuration.surfaces)
-        self._planned = {
-            name: _Plan(surface, configuration)
-            for name, surface in settled.items()
-            if name not in ALIASES
-        }
-        self._planned |= {
-            alias: self._planned[name] for alias, name in ALIASES.items() if name in self._planned
-        }
+        self._planned = {name: _Plan(surface, configuration) for name, surface in settled.items()}
         self.surfaces: Mapping[str, Surface] = settled
-        """By each of their names, without any arm."""
+        """By name, without any arm."""
 
     def resolve(
         self, surface: str, user_id: str | None, unix_time: float, domain: str | None = None

@@ -21,7 +21,6 @@ from pydantic.dataclasses import dataclass
 
 from recsys.data.filters import Expression, parse
 from serving.surfaces import (
-    ALIASES,
     MAX_K,
     STRICT,
     Count,
@@ -77,11 +76,6 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _one_name(surfaces: tuple[str, ...]) -> tuple[str, ...]:
-    """Write out other names of built-in surfaces."""
-    return tuple(dict.fromkeys(ALIASES.get(surface, surface) for surface in surfaces))
-
-
 def _share(some: tuple[str, ...] | None, others: tuple[str, ...] | None) -> bool:
     """True if a name is in both; None has every name."""
     return some is None or others is None or not set(some).isdisjoint(others)
@@ -97,7 +91,7 @@ class Period:
     """A named rule or experiment, in force on some surfaces for some time."""
 
     name: Text
-    surfaces: Annotated[Names, AfterValidator(_one_name)] | None = None
+    surfaces: Names | None = None
     """None is all of them."""
     since: Annotated[Moment | None, Field(alias="from")] = None
     """When it begins; ``from`` in a file."""

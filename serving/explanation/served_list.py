@@ -34,7 +34,7 @@ def explain_list(
         names_history: Whether a reason may name items of the user's stored history.
 
     Raises:
-        UnknownItemError: The item of surface ``similar`` is not in the catalogue any more.
+        UnknownItemError: The item of surface ``related`` is not in the catalogue any more.
     """
     logged = orjson.loads(record.document)
     recommender = recommender.maker(logged["digest"])

@@ -139,7 +139,7 @@ class Handlers:
         return HttpAnswer(200, body, fields, records=records)
 
     def similar(self, given: SimilarParameters, head: Head) -> HttpAnswer:
-        body = {"surface": "similar", "item_id": head["value"], "k": given.k}
+        body = {"surface": "related", "item_id": head["value"], "k": given.k}
         return self.recommend(validated(Request, body), head)
 
     def _written(self, made: Made) -> tuple[bytes, tuple[bytes, ...]]:

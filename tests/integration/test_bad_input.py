@@ -215,7 +215,7 @@ def test_texts_alone_make_similar_items_where_no_event_follows_another(
     assert result.exit_code == 0, result.output
     assert "two-tower: left out" in " ".join(result.output.split())
     recommender = Recommender.load(tmp_path / "run" / "bundles" / "current")
-    reply = recommender.answer(Request(surface="similar", item_id="i0", k=3))
+    reply = recommender.answer(Request(surface="related", item_id="i0", k=3))
     assert "content_similarity" in {item.source for item in reply.items}
 
 

@@ -168,12 +168,12 @@ def test_an_event_between_two_pages_changes_the_next_list_but_not_the_next_page(
         assert page("start", t0 + 60_000)[0] != first
 
 
-@pytest.mark.parametrize("surface", ["home", "session", "similar"])
+@pytest.mark.parametrize("surface", ["home", "session", "related"])
 def test_hidden_and_excluded_items_are_no_candidates(recommender, store, surface):
     chosen = ["item-9", "item-2", "item-14", "item-7", "item-5"]
     store.changed, store.version = {"item-2": True}, 1
     asked = {"home": {"user_id": "user-2"}, "session": {"session": ["item-3"]}}
-    asked["similar"] = {"item_id": "item-3"}
+    asked["related"] = {"item_id": "item-3"}
     of = {"surface": surface, "candidates": chosen, "exclude": ["item-14"], "k": 5}
     shown = recommender.answer(Request(**of, **asked[surface])).items
     assert {item.item_id for item in shown} == {"item-9", "item-7", "item-5"}

@@ -120,13 +120,13 @@ def test_filter_holds_for_who_has_seen_all_that_passes_it(recommender):
     reply = ask(recommender, exclude=tens, k=10, filter={"categories": ["tens"]})
     assert reply.items == []
     assert said(reply) == ["empty_history", "nothing_eligible: exclude"]
-    similar = {"surface": "similar", "item_id": "item-10", "exclude": tens[1:]}
+    similar = {"surface": "related", "item_id": "item-10", "exclude": tens[1:]}
     assert ask(recommender, **similar, filter={"categories": ["tens"]}).items == []
 
 
 def test_similar_to_an_unknown_item_is_an_error_that_names_it(recommender):
     with pytest.raises(UnknownItemError, match="'zz' is not in the catalogue of bundle v1"):
-        ask(recommender, surface="similar", item_id="zz")
+        ask(recommender, surface="related", item_id="zz")
 
 
 def test_reasons_name_the_strongest_item_of_the_history(recommender):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from docs.generators.command_line import commands
 from pipelines.cli.main import COMMANDS, GROUPS, app
-from pipelines.cli.options import RunCommand, config_sources
+from pipelines.cli.options import config_sources
 
 FOUND = dict(commands(get_command(app)))
 MAX_NAMES = 30
@@ -45,22 +45,6 @@ def test_a_command_that_changes_something_needs_a_run(name):
     code, text = told(*name.split())
     assert code == 2
     assert "Missing argument 'RUN'" in text
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "present"),
-    [
-        ("run", ["-c", "a.toml", "-q"], ["a.toml", "-q"]),
-        ("run", ["--config=a.toml", "-w", "b"], ["a.toml", "--set", 'workspace="b"']),
-        ("run", ["--preset", "auto", "--workspace", "b"], ["b", "--preset", "auto"]),
-        ("score", ["--bundle", "b", "--config", "s"], ["b", "--serving-config", "s"]),
-        ("config check", ["s.toml", "--bundle", "b"], ["s.toml", "--bundle", "b"]),
-    ],
-)
-def test_earlier_options_become_the_first_argument(name, given, present):
-    command = FOUND[f"recsys {name}"]
-    assert isinstance(command, RunCommand)
-    assert command.present_options(given) == present
 
 
 def test_a_folder_is_read_with_the_configuration_of_its_last_run(tmp_path):

@@ -59,12 +59,12 @@ def lists_in(out: Path) -> pl.DataFrame:
     return pl.read_parquet(out / "lists")
 
 
-@pytest.mark.parametrize("surface", ["home", "similar"])
+@pytest.mark.parametrize("surface", ["home", "related"])
 def test_lists_are_the_apis_to_the_last_bit(bundles, recommender, tmp_path, surface):
     """Random requests: users or items, list length and time."""
     rng = np.random.default_rng(len(surface))
     table = recommender.bundle.users.user_ids
-    if surface == "similar":
+    if surface == "related":
         table = recommender.bundle.catalogue.item_ids
     column = "user_id" if surface == "home" else "query_item_id"
     # A batch waits for the ranker as long as it takes, and so has the server to here.
@@ -169,7 +169,7 @@ def test_another_job_in_the_folder_is_refused_by_name(bundles, recommender, tmp_
 
 def test_who_fails_is_named_and_tried_again(bundles, tmp_path):
     out, keys = tmp_path / "out", ["item-1", "item-none", "item-2"]
-    request = asked(bundles, out, surface="similar", k=3, max_failed_share=0.1)
+    request = asked(bundles, out, surface="related", k=3, max_failed_share=0.1)
     with pytest.raises(ValueError, match=r"1 of 3 lists failed, more than .* 0.1 allows"):
         score(request, keys=keys)
     assert not json.loads((out / MANIFEST).read_text())["complete"]

@@ -75,7 +75,7 @@ def test_only_the_answers_of_the_domain_change(bundles_dir, reading_only):
     assert served_by(after, "books") == f"books/{directory.name.removeprefix('adapter-')}"
     # What no adapter reads is reported as such.
     assert served_by(after, "books", user_id="nobody") is None
-    assert served_by(after, "books", surface="similar", item_id="item-3") is None
+    assert served_by(after, "books", surface="related", item_id="item-3") is None
 
 
 @pytest.fixture

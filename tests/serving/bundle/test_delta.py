@@ -32,7 +32,7 @@ def test_new_items_are_served_and_old_rows_do_not_change(bundles_dir):
     assert after.bundle.version == "v1+1"
     assert list(after.bundle.catalogue.item_ids)[:41] == list(before.bundle.catalogue.item_ids)
     assert list(after.bundle.catalogue.item_ids)[41:] == ["fresh-1", "fresh-2"]
-    similar = after.answer(Request(surface="similar", item_id="item-1", k=40)).items
+    similar = after.answer(Request(surface="related", item_id="item-1", k=40)).items
     assert {"fresh-1", "fresh-2"} < {item.item_id for item in similar}
     # The fresh items lie on item 1, so they are its nearest by vector.
     nearest = after.bundle.retriever.index.search(

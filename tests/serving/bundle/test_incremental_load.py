@@ -67,7 +67,7 @@ def answers(bundle, profile):
     requests = [
         Request(user_id="user-1", k=45, explain=True),
         Request(session=["item-3", "d", "a"], k=45),
-        Request(surface="similar", item_id="a", k=45),
+        Request(surface="related", item_id="a", k=45),
         Request(user_id="user-2", filter={"categories": ["e", "c"]}),
     ]
     return [recommender.answer(request).items for request in requests]

@@ -113,7 +113,7 @@ def test_served_scores_are_batch_scores(recommender):
 
 def test_who_has_no_history_and_other_lists_are_not_ranked(recommender):
     assert ask(recommender, k=5).served_by.ranker is None
-    assert ask(recommender, surface="similar", item_id="item-4").served_by.ranker is None
+    assert ask(recommender, surface="related", item_id="item-4").served_by.ranker is None
     full = Recommender(recommender.bundle, ServingOptions(profile="full"))
     assert ask(full, user_id="user-3").served_by.ranker is None
 

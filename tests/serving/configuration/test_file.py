@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from recsys.retrieval.blend.config import FILL
 from serving.configuration.file import ServingConfiguration, check_configuration, read_configuration
-from serving.surfaces import BUILT_IN, HOME, Diversity, Exploration, find_surfaces
+from serving.surfaces import BUILT_IN, HOME, Diversity, Exploration
 
 
 def read(text: str) -> ServingConfiguration:
@@ -69,14 +69,6 @@ def test_sources_of_a_file_take_the_place_of_the_learned_blend():
     assert read(f"{text}\nlearned = true").surfaces["home"].learned
 
 
-def test_similar_is_another_name_of_related():
-    configuration = read(f"[surfaces.similar]\nk = 7\n[[rules]]\n{PIN}surfaces = ['similar']")
-    assert configuration.surfaces["related"].k == 7
-    assert "similar" not in configuration.surfaces
-    assert configuration.rules[0].surfaces == ("related",)
-    assert find_surfaces(True)["similar"] is find_surfaces(True)["related"]
-
-
 def test_times_are_toml_times_or_texts():
     rule = read(
         f"[[rules]]\n{PIN}from = 2026-11-01T00:00:00+01:00\nuntil = '2026-12-01T00:00:00Z'"
@@ -127,7 +119,6 @@ FAULTS = [
     ("[surface.home]", "serving.toml: surface: unknown 'surface'; did you mean 'surfaces'?"),
     ("[surfaces.hom]\nk = 3", "or session or search; or did you mean [surfaces.home]?"),
     ("[surfaces.x]\nkind = 'hme'", "kind = 'hme': input should be 'home'"),
-    ("[surfaces.similar]\n[surfaces.related]", "is another name of 'related'; write one"),
     ("surfaces = 3", "write tables such as [surfaces.home]"),
     ("surfaces = {home = 3}", "[surfaces.home]: is 3; write a table"),
     ("rules = 'x'", "write tables such as [[rules]]"),

@@ -138,7 +138,7 @@ class RandomRequests:
             fields["exclude"] = rng.choices(self._ids, k=rng.randint(1, 10))
             allowed -= set(fields["exclude"])
         if rng.random() < 0.2:
-            fields |= {"surface": "similar", "item_id": rng.choice(self._ids)}
+            fields |= {"surface": "related", "item_id": rng.choice(self._ids)}
             allowed.discard(fields["item_id"])
         else:
             fields["user_id"] = rng.choice([None, "user-1", "user-2", "nobody"])

@@ -77,7 +77,7 @@ def test_http_python_and_batch_scores_are_bit_equal(client, released):
 def test_unknown_item_is_404_and_named(client):
     assert "'no such item'" in refused(client.get("/v1/similar/no such item"), 404)
     assert "'a/b'" in refused(client.get("/v1/similar/a%2Fb"), 404)
-    body = {"requests": [{"surface": "similar", "item_id": "zz"}, {"user_id": "user-1"}]}
+    body = {"requests": [{"surface": "related", "item_id": "zz"}, {"user_id": "user-1"}]}
     replies = client.post("/v1/recommend:batch", json=body).json()["replies"]
     assert replies[0]["error"]["code"] == "unknown_item"
     assert len(replies[1]["items"]) == 20
@@ -111,7 +111,7 @@ def test_filter_that_does_not_fit_the_bundle_is_422_and_says_what_does(client):
         ({"session": ["x"] * 10_001}, "session: List should have at most 10000 items"),
         ({"session": [None]}, "session.0: Input should be a valid string"),
         ({"surface": "checkout"}, "unknown surface"),
-        ({"surface": "similar"}, "kind 'related' and needs item_id"),
+        ({"surface": "related"}, "kind 'related' and needs item_id"),
         ({"item_id": "item-1"}, "takes no item_id; put it into session"),
         ({"filter": {"brand": "x"}}, "filter.brand: not a field of this request"),
         ({"filter": {"where": "price < "}}, "filter.where: character 9: expected a number"),
@@ -231,7 +231,7 @@ ids = st.text(max_size=30) | st.sampled_from(["user-1", "item-1", "item-2"])
 fields = st.fixed_dictionaries(
     {},
     optional={
-        "surface": st.sampled_from(["home", "similar", "x"]),
+        "surface": st.sampled_from(["home", "related", "x"]),
         "user_id": st.none() | ids,
         "session": st.none() | st.lists(ids, max_size=20),
         "item_id": st.none() | ids,
