@@ -36,10 +36,10 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     (),
     ("--version",),
     ("no-such-command",),
-    ("run", "--config", "no-such-file.toml"),
+    ("run", "no-such-file.toml"),
     ("run", "--set", "no.such_key=1"),
-    ("recommend", "--bundle", "no-such-bundle", "--user", "ann"),
-    ("status", "--workspace", "no-such-workspace"),
+    ("recommend", "no-such-bundle", "--user", "ann"),
+    ("status", "no-such-workspace"),
 )
 """Lines whose exit code and output are kept; ``--help`` of each command is added."""
 LESS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100", "NO_COLOR": "1"}
@@ -55,8 +55,8 @@ def run(name: str, workspace: Path) -> None:
         str(workspace),
     ]
     if name == "demo":
-        line = ["-m", "pipelines.cli.main", "run", "--preset", "movielens_100k", "--workspace"]
-        line += [str(workspace), "--quiet"]
+        line = ["-m", "pipelines.cli.main", "run", str(workspace)]
+        line += ["--preset", "movielens_100k", "--quiet"]
     environment = {**os.environ, **LESS, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, *line], cwd=ROOT, env=environment, check=True)
 

@@ -173,7 +173,6 @@ def generation(done: Measured) -> Candidate | str:
             "max_length": min(30, done.config.sequence.max_length),
             "items": "codes_vectors",
             "carries_place": True,
-            "dense_weight": 0.0,
             "dropout": 0.1,
             "label_smoothing": 0.0,
         },

@@ -85,6 +85,15 @@ REMOVED_KEYS: Mapping[str, str] = {
     "tracking.fetch_seconds": "leave it out: a fetch that was cut off is continued",
     "tracking.live_seconds": "leave it out: a run is sent when it is done",
     "generative.softmax_over": "leave it out: codes that lead to no item share no probability",
+    **dict.fromkeys(
+        (
+            "generative.dense_weight",
+            "generative.temperature",
+            "generative.num_uniform_negatives",
+            "generative.leave_out_history",
+        ),
+        "leave it out: the dense head of a generative model was removed",
+    ),
     "generative.memory_rows": "leave it out: the memory of n-grams lost to no memory",
     "semantic_ids.method = rq_vae": "use rq_kmeans, whose codes are nearer to the content",
     "semantic_ids.num_steps": "leave it out: it was for method rq_vae",

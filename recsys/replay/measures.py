@@ -1,4 +1,4 @@
-"""Measure a replay: metrics of all rows by step, slices, summaries of policies and peers.
+"""Measure a replay: metrics of all rows by step, and summaries of policies and peers.
 
 Axes: Q queries of a step, M targets, N item rows, S steps.
 """
@@ -6,9 +6,8 @@ Axes: Q queries of a step, M targets, N item rows, S steps.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -28,8 +27,6 @@ from recsys.replay.replay import answered_by
 from recsys.replay.steps import SECONDS_PER_DAY, StepQueries
 
 METRICS = ("ndcg@10", "recall@10")
-RARE, FREQUENT = 5, 50
-"""Events of an item before a step, below and from which it is rare and frequent."""
 PROTOCOL = (
     "Models of a step are trained on all events before it. A query is a user at a timestamp of the "
     "step: its history is the user's events strictly before that timestamp, its targets are the "
@@ -80,24 +77,6 @@ class StepMeasures:
         path = self.replay.folder.lists(number, policy, row)
         return measured_lists(path, self.queries.targets) if path.exists() else None
 
-    @cached_property
-    def slices(self) -> dict[str, Tensor]:
-        """Slice queries by their user and targets, each [Q] bool; one new target is enough."""
-        replay, queries = self.replay, self.queries
-        starts = np.asarray(replay.inputs.sequences.offsets)[queries.user_rows]
-        known = replay.timeline.before(self.step.begin)[queries.user_rows]
-        is_new_user = torch.from_numpy(known == starts)
-        counts = replay.item_counts(self.step.begin)[queries.targets.values]  # [M]
-        fewest = torch.full((len(queries),), torch.iinfo(torch.int64).max)
-        fewest.scatter_reduce_(0, queries.targets.segments(), counts, "amin")
-        return {
-            "new users": is_new_user,
-            "known users": ~is_new_user,
-            "new items": fewest == 0,
-            "rare items": (fewest > 0) & (fewest < RARE),
-            "frequent items": fewest >= FREQUENT,
-        }
-
     def about(self) -> dict[str, Any]:
         replay, queries, step = self.replay, self.queries, self.step
         timeline = replay.timeline
@@ -140,7 +119,6 @@ def measure_replay(replay: Replay) -> dict[str, Any]:
     description = read_json(replay.folder.path / "replay.json")
     collected: dict[tuple[str, str], list[tuple[StepMeasures, ListMeasures]]] = defaultdict(list)
     rows: list[dict[str, Any]] = []
-    slices: list[dict[str, Any]] = []
     measures = [StepMeasures(replay, step.number) for step in replay.steps[1:]]
     names = rows_of(replay)
     for one in measures:
@@ -161,7 +139,6 @@ def measure_replay(replay: Replay) -> dict[str, Any]:
             collected[policy, row].append((one, measured))
             age = (one.step.begin - replay.steps[1].begin) / SECONDS_PER_DAY
             rows.append(row_of(policy, row, one.step.number, age, measured))
-            slices += measure_slices(one, policy, row, measured)
     return {
         "data_set": replay.prepared.name,
         "data_digest": replay.prepared.data_digest,
@@ -173,7 +150,6 @@ def measure_replay(replay: Replay) -> dict[str, Any]:
         "steps": [one.about() for one in measures],
         "policies": {name: POLICIES[name] for name in replay.config.policies},
         "rows": rows,
-        "slices": slices,
         "summary": [summary_row(*row, found) for row in names if (found := collected[row])],
     }
 
@@ -200,22 +176,6 @@ def row_of(policy: str, row: str, step: int, age: float, measured: ListMeasures)
 def failed(number: int, policy: str, row: str, error: str) -> dict[str, Any]:
     """Write the line of a row that has no lists of a step."""
     return {"policy": policy, "row": row, "step": number, "error": error.strip()}
-
-
-def measure_slices(
-    one: StepMeasures, policy: str, row: str, measured: ListMeasures
-) -> Iterator[dict[str, Any]]:
-    """Measure the slices that have queries."""
-    for name, inside in one.slices.items():
-        if inside.any():
-            yield {
-                "policy": policy,
-                "row": row,
-                "step": one.step.number,
-                "slice": name,
-                "num_queries": int(inside.sum()),
-                "metrics": means({key: value[inside] for key, value in measured.values.items()}),
-            }
 
 
 def means(values: Mapping[str, Tensor]) -> dict[str, float]:

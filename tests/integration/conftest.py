@@ -101,7 +101,7 @@ def embedding_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def recsys() -> Callable[..., Result]:
-    """Run the command line in this process: recsys("run", "--config", path)."""
+    """Run the command line in this process: recsys("run", path)."""
     runner = CliRunner()
 
     def run(*arguments: object) -> Result:
@@ -131,7 +131,7 @@ def shop(
 
     def build(folder: Path) -> None:
         config = write_shop(folder, world)
-        result = recsys("run", "-c", config, "-w", folder / "run", "--quiet")
+        result = recsys("run", config, "--set", f"workspace={folder / 'run'}", "--quiet")
         assert result.exit_code == 0, result.output
 
     workspace = built_once("shop", build) / "run"

@@ -37,7 +37,9 @@ def options(name: str, values: Iterable[str]) -> list[str]:
 
 def run(recsys: Recsys, workspace: Path, *more: object) -> Result:
     """Run the shop whose raw files lie beside a workspace."""
-    return recsys("run", "-c", workspace.parent / "shop.toml", "-w", workspace, "-q", *more)
+    return recsys(
+        "run", workspace.parent / "shop.toml", "--set", f"workspace={workspace}", "-q", *more
+    )
 
 
 def run_well(recsys: Recsys, workspace: Path, *more: object) -> str:

@@ -120,7 +120,9 @@ def domains(built_once: Callable[[str, Callable[[Path], None]], Path], recsys: R
     """A workspace in which the whole run is done, and its TOML beside it."""
 
     def build(folder: Path) -> None:
-        result = recsys("run", "-c", write_world(folder), "-w", folder / "run", "--quiet")
+        result = recsys(
+            "run", write_world(folder), "--set", f"workspace={folder / 'run'}", "--quiet"
+        )
         assert result.exit_code == 0, result.output
 
     return built_once("domains", build)
@@ -133,7 +135,9 @@ def workspace(domains: Path, tmp_path: Path) -> Path:
 
 
 def adapt(recsys: Recsys, domains: Path, workspace: Path, *more: str) -> Result:
-    return recsys("release", "adapt", "-c", domains / "shop.toml", "-w", workspace, "-q", *more)
+    return recsys(
+        "release", "adapt", domains / "shop.toml", "--set", f"workspace={workspace}", "-q", *more
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,7 +188,16 @@ def test_a_run_adapts_to_the_domains_that_are_named_and_skips_them_the_next_time
 ) -> None:
     config = domains / "shop.toml"
     named = ("--set", f'adapter.domains=["{TOYS}"]', "--set", "adapter.model=two_tower")
-    run = ("run", "-c", config, "-w", workspace, "-q", "--stage", "adapt_domains", *named)
+    run = (
+        "run",
+        config,
+        "--set",
+        f"workspace={workspace}",
+        "-q",
+        "--stage",
+        "adapt_domains",
+        *named,
+    )
     assert recsys(*run).exit_code == 0
     (told,) = json.loads((workspace / "adapt_domains/adapters.json").read_text())
     (directory,) = served_adapters(workspace / "bundles").values()

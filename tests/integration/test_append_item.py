@@ -41,7 +41,7 @@ def config(
 @pytest.fixture(scope="module")
 def workspace(config: Path, recsys: Recsys) -> Path:
     workspace = config.parent / "run"
-    result = recsys("run", "-c", config, "-w", workspace, *MINILM)
+    result = recsys("run", config, "--set", f"workspace={workspace}", *MINILM)
     assert result.exit_code == 0, result.output
     return workspace
 
@@ -51,7 +51,7 @@ def address(workspace: Path) -> Iterator[str]:
     """A server in a process of its own, which nobody tells of anything."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "pipelines.cli.main", "serve", "-b", str(workspace)]
+    command = [sys.executable, "-m", "pipelines.cli.main", "serve", str(workspace)]
     process = subprocess.Popen(
         [*command, "--port", str(port)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -90,7 +90,7 @@ def appended(address: str, workspace: Path, recsys: Recsys) -> Any:
     path.write_text("item_id,title,description,categories\n" + ROW)
     before = asked(address, "/readyz")
     assert asked(address, f"/v1/similar/{NEW}") is None
-    result = recsys("release", "append", path, "-b", workspace)
+    result = recsys("release", "append", workspace, path)
     assert result.exit_code == 0, result.output
     published = time.monotonic()
     while (reply := asked(address, f"/v1/similar/{NEW}?k=10")) is None:

@@ -127,7 +127,9 @@ def served(recsys: Recsys, tmp_path: Path) -> Callable[..., Result]:
         result = recsys("data", "init", *files, "--out", target)
         assert result.exit_code == 0, result.output
         settings = [part for one in TINY for part in ("--set", one)]
-        return recsys("run", "-c", target, "-w", tmp_path / "run", "-q", *settings, *options)
+        return recsys(
+            "run", target, "--set", f"workspace={tmp_path / 'run'}", "-q", *settings, *options
+        )
 
     return run
 

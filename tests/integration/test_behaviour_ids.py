@@ -77,7 +77,7 @@ def test_appended_item_is_generated(own: Path, recsys: Recsys) -> None:
     title = items["title"][0]
     new = own.parent / "new.csv"
     new.write_text(f"item_id,title\na-new-one,{title}\n")
-    result = recsys("release", "append", new, "-b", own / "bundles/current")
+    result = recsys("release", "append", own / "bundles/current", new)
     assert result.exit_code == 0, result.output
     bundle = load_bundle(own / "bundles/current")
     assert bundle.semantic_ids is not None
@@ -103,7 +103,7 @@ def test_an_appended_twin_finds_its_original_by_content(own: Path, recsys: Recsy
     items = pl.read_csv(own.parent / "items.csv")
     new = own.parent / "new.csv"
     items.head(6).with_columns(item_id=pl.lit("twin-of-") + pl.col("item_id")).write_csv(new)
-    result = recsys("release", "append", new, "-b", own / "bundles/current")
+    result = recsys("release", "append", own / "bundles/current", new)
     assert result.exit_code == 0, result.output
     bundle = load_bundle(own / "bundles/current")
     assert bundle.semantic_ids is not None
@@ -149,7 +149,7 @@ def test_content_takes_over_where_the_user_asks_and_is_aligned(own: Path, recsys
 def test_without_a_sequence_model_it_is_refused_before_anything_runs(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:
-    options = ("-c", shop.parent / "shop.toml", "-w", tmp_path / "run", *OF_BEHAVIOUR)
+    options = (shop.parent / "shop.toml", "--set", f"workspace={tmp_path / 'run'}", *OF_BEHAVIOUR)
     result = recsys("run", *options, "--set", "sequence_training.enabled=false")
     assert result.exit_code == 2
     assert "semantic_ids.source" in result.output

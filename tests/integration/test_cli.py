@@ -28,7 +28,7 @@ def shop_with(folder: Path, shop: Path, settings: str) -> Path:
 
 
 def test_unchanged_run_is_skipped_whole(recsys: Recsys, shop: Path) -> None:
-    result = recsys("run", "-c", shop.parent / "shop.toml", "-w", shop)
+    result = recsys("run", shop.parent / "shop.toml", "--set", f"workspace={shop}")
     assert result.exit_code == 0, result.output
     assert f"0 stages run, {len(STAGES)} skipped" in told(result)
 
@@ -61,14 +61,16 @@ def test_faults_in_the_configuration_are_told_in_a_sentence(
     recsys: Recsys, shop: Path, tmp_path: Path, settings: str, message: str
 ) -> None:
     path = shop_with(tmp_path / "faulty", shop, settings)
-    result = recsys("run", "-c", path, "-w", tmp_path / "run", "--until", "build_features")
+    result = recsys(
+        "run", path, "--set", f"workspace={tmp_path / 'run'}", "--until", "build_features"
+    )
     assert result.exit_code == 2, result.output
     assert message in told(result)
     assert "Traceback" not in result.output
 
 
 def test_missing_configuration_offers_the_nearest(recsys: Recsys, shop: Path) -> None:
-    result = recsys("run", "-c", shop.parent / "shp.toml")
+    result = recsys("run", shop.parent / "shp.toml")
     assert result.exit_code == 2
     assert "shop.toml?" in told(result)
 
@@ -80,20 +82,20 @@ def test_run_without_anything_says_what_to_give(recsys: Recsys) -> None:
 
 
 def test_single_override_is_checked_too(recsys: Recsys, shop: Path) -> None:
-    result = recsys("run", "-c", shop.parent / "shop.toml", "--set", "two_tower.embeding_dim=8")
+    result = recsys("run", shop.parent / "shop.toml", "--set", "two_tower.embeding_dim=8")
     assert result.exit_code == 2
     assert "did you mean 'two_tower.embedding_dim'?" in told(result)
 
 
 def test_unknown_stage_offers_the_nearest(recsys: Recsys, shop: Path) -> None:
-    result = recsys("run", "-c", shop.parent / "shop.toml", "--until", "evalute")
+    result = recsys("run", shop.parent / "shop.toml", "--until", "evalute")
     assert result.exit_code == 2
     assert "did you mean 'evaluate'?" in told(result)
 
 
 def test_second_run_on_a_workspace_ends_with_75(recsys: Recsys, shop: Path) -> None:
     with Workspace(shop).lock():
-        result = recsys("run", "-c", shop.parent / "shop.toml", "-w", shop)
+        result = recsys("run", shop.parent / "shop.toml", "--set", f"workspace={shop}")
     assert result.exit_code == 75
     assert f"process {os.getpid()}" in told(result)
 
@@ -106,7 +108,7 @@ def test_folder_that_cannot_be_written_is_told_before_anything_runs(
     blocked = tmp_path / "file" / "inside"
     workspace = blocked if key == "workspace" else tmp_path / "run"
     options = ["--set", f"release.bundles={blocked}"] if key == "bundles" else []
-    result = recsys("run", "-c", shop.parent / "shop.toml", "-w", workspace, *options)
+    result = recsys("run", shop.parent / "shop.toml", "--set", f"workspace={workspace}", *options)
     assert result.exit_code == 2, result.output
     assert "cannot write to" in told(result)
     assert key in told(result)
@@ -114,13 +116,13 @@ def test_folder_that_cannot_be_written_is_told_before_anything_runs(
 
 
 def test_no_bundle_says_how_to_make_one(recsys: Recsys, tmp_path: Path) -> None:
-    result = recsys("recommend", "-b", tmp_path, "--user", "1")
+    result = recsys("recommend", tmp_path, "--user", "1")
     assert result.exit_code == 2
     assert "recsys demo" in told(result)
 
 
 def test_too_long_a_list_is_refused_with_its_limit(recsys: Recsys, shop: Path) -> None:
-    result = recsys("recommend", "-b", shop, "--user", "user-1", "--k", "100000")
+    result = recsys("recommend", shop, "--user", "user-1", "--k", "100000")
     assert result.exit_code == 2
     assert "k: Input should be less than or equal to" in told(result)
 
@@ -128,7 +130,7 @@ def test_too_long_a_list_is_refused_with_its_limit(recsys: Recsys, shop: Path) -
 def test_list_longer_than_the_catalogue_holds_what_there_is(
     recsys: Recsys, shop: Path, world: World
 ) -> None:
-    result = recsys("recommend", "-b", shop, "--user", world.users[0], "--k", 500)
+    result = recsys("recommend", shop, "--user", world.users[0], "--k", 500)
     assert result.exit_code == 0, result.output
     assert "short_list" in told(result)
 
@@ -145,7 +147,7 @@ def test_faulty_new_items_are_named(
     recsys: Recsys, shop: Path, tmp_path: Path, text: str, message: str
 ) -> None:
     (tmp_path / "new.csv").write_text(text)
-    result = recsys("release", "append", tmp_path / "new.csv", "-b", shop)
+    result = recsys("release", "append", shop, tmp_path / "new.csv")
     assert result.exit_code == 2
     assert message in told(result)
 

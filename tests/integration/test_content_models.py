@@ -95,13 +95,13 @@ def test_enrichment_and_embeddings_by_endpoint_end_to_end(
         settings += '[content]\nencoder = "endpoint"\n'
         settings += endpoint_table("content", server, "dim = 12")
         config = toml(settings)
-        result = recsys("run", "-c", config, "--until", "embed_items", "-q")
+        result = recsys("run", config, "--until", "embed_items", "-q")
         assert result.exit_code == 0, result.output
         chats = [request for request in server.requests if "messages" in request]
         inputs = {text for request in server.requests for text in request.get("input", [])}
         before = len(server.requests)
         forced = ("--force", "enrich_items", "--force", "embed_items")
-        again = recsys("run", "-c", config, "--until", "embed_items", "-q", *forced)
+        again = recsys("run", config, "--until", "embed_items", "-q", *forced)
         assert again.exit_code == 0, again.output
         assert len(server.requests) == before, "paid twice"
 
@@ -198,7 +198,7 @@ def test_a_shops_own_attributes_are_extracted_and_stand_in_the_text(
         settings = '[content]\nencoder = "hash"\n[enrichment]\nmodel = "endpoint"\n'
         settings += "token_budget = 1_000_000\n" + endpoint_table("enrichment", server)
         config = toml(settings + OWN_ATTRIBUTES)
-        result = recsys("run", "-c", config, "-q", *QUICK)
+        result = recsys("run", config, "-q", *QUICK)
     assert result.exit_code == 0, result.output
     assert "1 items are left out" in " ".join(result.output.split())
     run = tmp_path / "run"
@@ -228,16 +228,14 @@ def test_without_a_model_nothing_is_enriched_and_no_budget_calls_nothing(
 ) -> None:
     monkeypatch.setenv("SHOP_KEY", SECRET)
     report = tmp_path / "run/enrich_items/enrichment.json"
-    result = recsys(
-        "run", "-c", toml('[content]\nencoder = "hash"\n'), "--until", "embed_items", "-q"
-    )
+    result = recsys("run", toml('[content]\nencoder = "hash"\n'), "--until", "embed_items", "-q")
     assert result.exit_code == 0, result.output
     assert json.loads(report.read_text())["model"] == "none"
     plain_vectors = np.load(tmp_path / "run/embed_items/content.npy")
     with openai_server(chat=answer) as server:
         settings = '[content]\nencoder = "hash"\n[enrichment]\nmodel = "endpoint"\n'
         config = toml(settings + endpoint_table("enrichment", server))
-        result = recsys("run", "-c", config, "--until", "embed_items", "-q")
+        result = recsys("run", config, "--until", "embed_items", "-q")
         assert result.exit_code == 0, result.output
         assert server.requests == []
     summary = json.loads(report.read_text())
@@ -269,7 +267,7 @@ def test_a_model_beside_the_file_is_taken_and_a_changed_one_encodes_again(
         )
         BertModel(config).save_pretrained(folder)
         path = toml('[content]\nencoder = "models/mine"\n')
-        result = recsys("run", "-c", path, "--until", "embed_items", "-q")
+        result = recsys("run", path, "--until", "embed_items", "-q")
         assert result.exit_code == 0, result.output
         made = json.loads((tmp_path / "run/embed_items/content.json").read_text())
         assert made["dim"] == hidden
@@ -328,7 +326,7 @@ def test_prefixes_are_those_of_the_model_unless_they_are_set(tmp_path):
 def test_wrong_settings_are_explained_without_repeating_keys(
     toml: Callable[[str], Path], recsys: Recsys, settings: str, message: str
 ) -> None:
-    result = recsys("run", "-c", toml(settings + "\n"), "--until", "embed_items", "-q")
+    result = recsys("run", toml(settings + "\n"), "--until", "embed_items", "-q")
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.output.split())
     assert "sk-hidden" not in result.output

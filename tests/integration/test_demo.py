@@ -44,7 +44,7 @@ def test_movielens_from_raw_files_to_a_bundle(
     steps = {"two_tower": 100, "sequence": 100, "generative": 10, "ranker": 25}
     settings += [f"{name}_training.max_steps={count}" for name, count in steps.items()]
     options = [part for one in settings for part in ("--set", one)]
-    result = recsys("run", "--preset", "movielens_100k", "-w", tmp_path / "run", "-q", *options)
+    result = recsys("run", tmp_path / "run", "--preset", "movielens_100k", "-q", *options)
     assert result.exit_code == 0, result.output
     ids = json.loads((tmp_path / "run/build_semantic_ids/semantic_ids_report.json").read_text())
     assert ids["num_with_id"] == ids["num_items"] > 1600
@@ -53,6 +53,6 @@ def test_movielens_from_raw_files_to_a_bundle(
     metrics = json.loads((tmp_path / "run/evaluate/metrics.json").read_text())["given"]["test"]
     assert metrics["item_to_item"]["ndcg@10"] > 0.1
     assert metrics["blend"]["ndcg@10"] > metrics["popularity"]["ndcg@10"]
-    shown = recsys("recommend", "-b", tmp_path / "run", "--session", "50,172", "--k", "10")
+    shown = recsys("recommend", tmp_path / "run", "--session", "50,172", "--k", "10")
     assert "Star Wars" not in shown.output
     assert "Return of the Jedi (1983)" in shown.output

@@ -37,7 +37,7 @@ def without(path: Path, section: str, *keys: str) -> None:
 def finished(recsys: Recsys, config: Path) -> Path:
     """Run to the end; return the workspace."""
     workspace = config.parent / "run"
-    result = recsys("run", "-c", config, "-w", workspace, "-q")
+    result = recsys("run", config, "--set", f"workspace={workspace}", "-q")
     assert result.exit_code == 0, result.output
     lists = Recommender.load(workspace / "bundles/current").recommend(["user-0", "nobody"], k=5)
     assert lists.group_by("user_id").len()["len"].to_list() == [5, 5]

@@ -109,7 +109,7 @@ def appended(shop: Path, recsys: Recsys, tmp_path: Path) -> Path:
     """A workspace whose bundle has an item appended to it."""
     workspace = copied(shop, tmp_path)
     (tmp_path / "new.csv").write_text("item_id,title\nnew-1,A new one\n")
-    result = recsys("release", "append", tmp_path / "new.csv", "-b", workspace)
+    result = recsys("release", "append", workspace, tmp_path / "new.csv")
     assert result.exit_code == 0, result.output
     return workspace
 
@@ -148,7 +148,8 @@ def test_disk_full_ends_with_74_and_the_next_run_goes_on(
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
     script = "from pipelines.cli.main import app; app()"
-    command = [sys.executable, "-c", script, "run", "-c", str(config), "-w", str(workspace), "-q"]
+    command = [sys.executable, "-c", script, "run", str(config), "-q"]
+    command += ["--set", f"workspace={workspace}"]
     result = subprocess.run(
         command, capture_output=True, text=True, preexec_fn=small_files_only, env=os.environ
     )

@@ -162,11 +162,11 @@ def test_every_look_at_the_test_split_is_in_the_ledger(shop: Path) -> None:
 def test_recommend_prints_titles(
     shop: Path, world: World, recsys: Recsys, recommender: Recommender
 ) -> None:
-    result = recsys("recommend", "-b", shop / "bundles/current", "--user", world.users[0])
+    result = recsys("recommend", shop / "bundles/current", "--user", world.users[0])
     assert result.exit_code == 0, result.output
     for title in recommender.recommend([world.users[0]], k=10)["display_text"]:
         assert title in result.output
-    similar = recsys("recommend", "-b", shop, "--item", "item-3", "--k", 2, "--json")
+    similar = recsys("recommend", shop, "--item", "item-3", "--k", 2, "--json")
     assert similar.exit_code == 0, similar.output
     assert len(json.loads(similar.output)["items"]) == 2
 
@@ -176,7 +176,7 @@ def test_a_column_of_the_catalogue_can_be_filtered_by(
 ) -> None:
     prices = dict(zip(world.catalogue.item_ids, world.catalogue.prices.tolist(), strict=True))
     middle = sorted(prices.values())[len(prices) // 2]
-    command = ("recommend", "-b", shop, "--user", world.users[0], "--json", "--where")
+    command = ("recommend", shop, "--user", world.users[0], "--json", "--where")
     result = recsys(*command, f"price < {middle:.2f}")
     assert result.exit_code == 0, result.output
     found = [item["item_id"] for item in json.loads(result.stdout)["items"]]
@@ -190,6 +190,6 @@ def test_a_column_of_the_catalogue_can_be_filtered_by(
 
 
 def test_unknown_user_gets_a_list_and_a_note(shop: Path, recsys: Recsys) -> None:
-    result = recsys("recommend", "-b", shop, "--user", "nobody", "--k", 3)
+    result = recsys("recommend", shop, "--user", "nobody", "--k", 3)
     assert result.exit_code == 0
     assert "unknown_user" in result.output

@@ -64,7 +64,7 @@ def test_run_after_append_items_leaves_the_appended_item_in_place(
 ) -> None:
     new = own.parent / "new.csv"
     new.write_text("item_id,title\na-new-one,Wooden stars\n")
-    result = recsys("release", "append", new, "-b", own / "bundles/current")
+    result = recsys("release", "append", own / "bundles/current", new)
     assert result.exit_code == 0, result.output
     version, found = store_of(own).current(), served(own)
     assert version != report_of(own)["version"]

@@ -117,7 +117,9 @@ def test_one_model_makes_lists_alone(
     one = Shop.fit(events, model="item_knn", settings=off, folder=tmp_path, progress=False)
     lines = [*_only("item_knn"), "tracking.enabled=false"]
     settings = [part for line in lines for part in ("--set", line)]
-    recsys("run", tmp_path / "shop.toml", "-w", tmp_path / "again", "-q", *settings)
+    recsys(
+        "run", tmp_path / "shop.toml", "--set", f"workspace={tmp_path / 'again'}", "-q", *settings
+    )
     assert digests(tmp_path / "run") == digests(tmp_path / "again")
     found = one.recommend(["u0", "nobody"], k=3)
     assert found.select("user_id", "source").rows() == [("u0", "item_knn")] * 3

@@ -35,7 +35,7 @@ def test_strangers_files_become_recommendations(
     assert result.exit_code == 0, result.output
     assert "times: " in result.output
     settings = [part for one in TINY for part in ("--set", one)]
-    result = recsys("run", "-c", target, "-w", workspace, "-q", *settings)
+    result = recsys("run", target, "--set", f"workspace={workspace}", "-q", *settings)
     assert result.exit_code == 0, result.output
     lists = Recommender.load(workspace / "bundles/current").recommend(["user-0"], k=5)
     assert lists.height == 5

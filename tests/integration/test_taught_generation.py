@@ -21,7 +21,6 @@ TAUGHT = (
     "generative_training.teaching.dropped_events=0.2",
     'generative.items="codes_vectors"',
     "generative.carries_place=true",
-    "generative.dense_weight=0.0",
     # A window has an event more, and the teacher reads all of it.
     "generative.max_length=20",
     "generative_training.max_epochs=12.0",

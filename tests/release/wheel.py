@@ -92,7 +92,7 @@ def served(recsys: str, bundles: Path, folder: Path) -> Iterator[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [recsys, "serve", "--bundles", str(bundles), "--port", str(port)]
+    command = [recsys, "serve", str(bundles), "--port", str(port)]
     with (folder / "serve.log").open("wb") as log:
         server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
         try:
@@ -155,7 +155,7 @@ def check(python: str, folder: Path) -> list[str]:
     run([recsys, "--help"], folder)
     lines.append(check_import(programs, folder))
     begin = time.perf_counter()
-    run([recsys, "demo", "--quiet", "--workspace", "demo"], folder)
+    run([recsys, "demo", "demo", "--quiet"], folder)
     lines.append(f"demo run from the wheel in {time.perf_counter() - begin:.0f} s")
     if not (folder / "demo" / "report" / "report.html").is_file():
         raise ValueError(f"recsys demo wrote no report below {folder / 'demo'}")

@@ -109,7 +109,7 @@ def start(tmp_path: Path, forking: str) -> Start:
     environment = {**os.environ, "RECSYS_DATA_CACHE": str(tmp_path / "cache")}
 
     def started(workspace: Path) -> subprocess.Popen[bytes]:
-        command = [program, "run", "-c", config, "-w", workspace, "-q"]
+        command = [program, "run", config, "--set", f"workspace={workspace}", "-q"]
         return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
 
     return started

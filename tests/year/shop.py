@@ -141,8 +141,8 @@ class YearShop:
     def arguments(self, *command: str) -> list[str]:
         """Write a command's arguments out."""
         if command[0] in ("gc", "registry", "status"):
-            return [*command, "-w", str(self.workspace)]
-        own = ["-c", str(self.folder / "shop.toml"), "-w", str(self.workspace)]
+            return [*command, str(self.workspace)]
+        own = [str(self.folder / "shop.toml"), "--set", f"workspace={self.workspace}"]
         tracking = ["--set", f"tracking.enabled={str(self.tracked).lower()}"]
         return [*command, *own, *tracking]
 

@@ -41,27 +41,19 @@ class GenerativeConfig:
     """Factor of the content's vector relative to that of the id."""
     label_smoothing: float = 0.1
     """Share of a code's target spread over the other codes of its softmax."""
-    dense_weight: float = 1.0
-    """Weight of the dense head's loss relative to the codes'; 0 for no such head."""
-    temperature: float = 0.07
-    """Divides the dense head's cosine before the softmax."""
-    num_uniform_negatives: int | None = None
-    """Uniform draws per step that the dense head ranks besides the batch's labels; None is all."""
-    leave_out_history: bool = True
-    """Whether items that a position has seen do not compete with its label in the dense head."""
     backend: Backend = "auto"
     """Backend of the embedding tables: TorchRec, our kernel or torch; ``auto`` is the fastest."""
 
     def __post_init__(self) -> None:
         check_choices(self, items=("codes", "codes_tower", "codes_vectors"))
-        check_bounds(self, num_layers=">= 1", max_length=">= 1", temperature="> 0")
+        check_bounds(self, num_layers=">= 1", max_length=">= 1")
         check_bounds(self, **dict.fromkeys(("dropout", "id_dropout", "label_smoothing"), "[0, 1)"))
         self.block_config()
 
     @property
     def reads_items(self) -> bool:
-        """Whether there is an item tower: for events, for the dense head, or for both."""
-        return self.items == "codes_tower" or self.dense_weight > 0
+        """Whether events are read by an item tower too."""
+        return self.items == "codes_tower"
 
     def block_config(self) -> BlockConfig:
         return BlockConfig(

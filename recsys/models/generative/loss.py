@@ -1,6 +1,6 @@
-"""Loss of a generative model: positions, codes and items.
+"""Loss of a generative model: positions and codes.
 
-Axes: P positions, M events of a batch, L levels, K codes of a level, C candidates, D width.
+Axes: P positions, M events of a batch, L levels, K codes of a level.
 """
 
 from __future__ import annotations
@@ -10,19 +10,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
-from recsys.layers.attention.softmax import SequenceLayout
-from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
-from recsys.models.generative.config import GenerativeConfig
-from recsys.models.item_tower import NORM_FLOOR
-from recsys.models.sequence.model import ScoredItems
 
 FIRST_WEIGHT = 0.1
 """Weight of a sequence's first event, which no event precedes."""
-DENSE_LABEL_SMOOTHING = 0.2
-"""Share of the dense head's target that is spread over all candidates."""
 NUM_PARTS = 8
 """Parts of a batch that are padded each to its own longest sequence on a CPU."""
 
@@ -40,7 +32,7 @@ class Positions(NamedTuple):
     """[P], how much each counts."""
 
     @classmethod
-    def of(cls, events: Jagged, config: GenerativeConfig) -> Positions:
+    def of(cls, events: Jagged) -> Positions:
         segments = events.segments()
         places = torch.arange(len(segments), device=segments.device) - events.offsets[segments]
         weights = torch.where(places == 0, FIRST_WEIGHT, 1.0) * (events.values > 0)
@@ -115,51 +107,3 @@ def code_loss(
     even = (logits * following).sum(1) / following.sum(1)
     expected = (1 - label_smoothing) * own + label_smoothing * even
     return (weights * (normalizer - expected)).sum()
-
-
-class DenseRanking:
-    """Positions' labels ranked by a dot product against items, as a sequence model has it."""
-
-    def __init__(
-        self,
-        config: GenerativeConfig,
-        ranked: ScoredItems,
-        items: Tensor,
-        history: Jagged,
-        positions: Positions,
-    ) -> None:
-        """Take the items ranked, [C, D], and what each position asks for and has seen."""
-        self.config, self.ranked, self.positions = config, ranked, positions
-        self.items = functional.normalize(items.float(), dim=1, eps=NORM_FLOOR)
-        labels = positions.labels.clamp(min=ranked.rows[0])
-        self.columns = torch.searchsorted(ranked.rows, labels)  # [P]
-        self.excluded = None
-        if config.leave_out_history:
-            self.excluded = self._seen(history)
-
-    def _seen(self, history: Jagged) -> Jagged:
-        """List the columns of the events that each position has read, P rows of one length.
-
-        What is not ranked needs no leaving out, so its place takes the label's column.
-        """
-        length = self.config.max_length
-        layout = SequenceLayout.of(history.offsets, history.segments(), length + 1, None)
-        rows = layout.padded(history.values)[self.positions.sequences, :length]  # [P, T]
-        column = torch.searchsorted(self.ranked.rows, rows).clamp(max=len(self.ranked.rows) - 1)
-        place = torch.arange(rows.shape[1], device=rows.device)
-        absent = (self.ranked.rows[column] != rows) | (place >= self.positions.places[:, None])
-        column = torch.where(absent, self.columns[:, None], column)
-        size = rows.shape[1]
-        offsets = torch.arange(0, column.numel() + 1, size, device=rows.device)
-        return Jagged(column.flatten(), offsets)
-
-    def loss(self, queries: Tensor) -> Tensor:
-        """Softmax loss of unit vectors, [P, D]."""
-        return softmax_loss(
-            queries / self.config.temperature,
-            SoftmaxCandidates(self.items, self.ranked.log_inclusion),
-            self.columns,
-            self.positions.weights,
-            label_smoothing=DENSE_LABEL_SMOOTHING,
-            excluded=self.excluded,
-        )

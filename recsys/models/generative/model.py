@@ -4,8 +4,7 @@ TIGER (arXiv:2305.05065) with one place per event instead of one per code: an ev
 its codes' embeddings and, where wanted, its item tower's vector. The decoder runs after every
 event of a sequence at once, so that all prefixes are trained in one pass. A code's probability is
 shared among the codes that lead to an item of the catalogue, so the probabilities of all IDs sum to
-one. A dense head on the decoder's first token, trained with the codes, scores
-items as a SequenceModel does: one model that generates and scores.
+one.
 
 Axes: B sequences, T places (a start and the events), W beams, P positions trained, L levels, K
 codes of a level, N item rows, R distinct items, J blocks, H heads, D width.
@@ -19,7 +18,7 @@ from typing import NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.functional import embedding
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.layers.attention.softmax import SequenceLayout
@@ -36,7 +35,6 @@ from recsys.layers.codes.decoder import (
 from recsys.layers.embedding.tables import Backend
 from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
 from recsys.models.generative.loss import (
-    DenseRanking,
     Positions,
     TaughtCodes,
     Teacher,
@@ -45,14 +43,12 @@ from recsys.models.generative.loss import (
     shortest_first,
 )
 from recsys.models.item_tower import (
-    NORM_FLOOR,
+    CatalogueModel,
     ItemCatalogue,
     ItemSizes,
     ItemTower,
-    RetrievalModel,
     read_settings,
 )
-from recsys.models.sequence.model import ScoredItems, sampled_items
 
 POSITION_BUCKETS = 32
 """Distances between places that have a bias of their own."""
@@ -136,7 +132,7 @@ class HistoryReader(nn.Module):
 __all__ = ["GenerativeConfig", "GenerativeContext", "GenerativeInputs", "GenerativeModel"]
 
 
-class GenerativeModel(RetrievalModel):
+class GenerativeModel(CatalogueModel):
     """History reader and code decoder, and the item tower with its catalogue."""
 
     FILE = "generative.safetensors"
@@ -176,7 +172,6 @@ class GenerativeModel(RetrievalModel):
         )
         self.decoder_norm = nn.LayerNorm(dim)
         self.heads = nn.ModuleList(nn.Linear(dim, size) for size in sizes)
-        self.dense = nn.Linear(dim, dim) if config.dense_weight else None
         if config.items == "codes_vectors":
             self._take_vectors(vectors)
         # Codes alone need no tower; one of one row stands in.
@@ -280,22 +275,6 @@ class GenerativeModel(RetrievalModel):
         keys, values = zip(*owns, strict=True)
         return self.decoder_norm(hidden[:, :, 0]), BeamState(torch.stack(keys), torch.stack(values))
 
-    def _queries(self, hidden: Tensor) -> Tensor:
-        """Turn the decoder's first tokens into unit vectors, [..., D] -> [..., D]."""
-        assert self.dense is not None
-        return functional.normalize(self.dense(hidden).float(), dim=-1, eps=NORM_FLOOR)
-
-    @torch.no_grad()
-    def query_vectors(self, queries: JaggedBatch) -> Tensor:
-        """Encode queries for the dense head as unit vectors, [B, D]."""
-        if self.dense is None:
-            raise ValueError(
-                "the model was built with dense_weight 0 and has no dense head; generate by a beam "
-                "search or train it with one"
-            )
-        context = self.context(queries)
-        return self._queries(self._decode(context, self._first_token(context), None)[0][:, 0])
-
     def _first_token(self, context: GenerativeContext) -> Tensor:
         """Embed the token of the first code for one beam of each request, [B, 1, D]."""
         nothing = context.bias.new_zeros(context.keys.shape[1], 1, dtype=torch.int64)
@@ -307,20 +286,19 @@ class GenerativeModel(RetrievalModel):
         return token + context.carried if self.config.carries_place else token
 
     def loss(self, batch: JaggedBatch, teacher: Teacher | None = None) -> Tensor:
-        """Negative log-probability of every event's ID, and the dense head's softmax loss.
+        """Negative log-probability of every event's ID.
 
         Args:
             batch: ``history``, whole sequences of at most max_length + 1 events (longer ones are
                 cut to the latest), and the other features of each event that a teacher reads.
         """
-        config = self.config
         # A sequence's last event is read by no position, but to take it out a GPU would wait.
         if teacher is None:
             batch = JaggedBatch({"history": batch["history"]})
-        batch = shortest_first(batch, config.max_length + 1)
+        batch = shortest_first(batch, self.config.max_length + 1)
         history = self._known(batch["history"])
-        positions = Positions.of(history, config)
-        ranked, rows, inputs = self._tower_inputs(positions.labels, history.values)
+        positions = Positions.of(history)
+        rows, inputs = self._tower_inputs(history.values)
         parts = [
             (self._training_context(part[0], rows, inputs), part[1])
             for part in cut_by_length(history, positions)
@@ -329,38 +307,23 @@ class GenerativeModel(RetrievalModel):
         weights = positions.weights * (codes[:, 0] >= 0)
         taught = TaughtCodes(codes, ()) if teacher is None else teacher(batch, positions)
         hidden = self._forced(parts, taught.forced.clamp(min=0))  # [P, L, D]
-        loss = self._code_loss(hidden, taught, weights)
-        if ranked is None:
-            return loss
-        items = functional.embedding(torch.searchsorted(rows, ranked.rows), inputs)
-        dense = DenseRanking(config, ranked, items, history, positions)
-        return loss + config.dense_weight * dense.loss(self._queries(hidden[:, 0]))
+        return self._code_loss(hidden, taught, weights)
 
-    def _tower_inputs(
-        self, labels: Tensor, read: Tensor
-    ) -> tuple[ScoredItems | None, Tensor, Tensor]:
-        """Encode items by the tower, each once.
-
-        Returns:
-            The items that the dense head ranks, None without one; all that are encoded, [R] rows,
-            ascending; and their vectors, [R, D].
-        """
-        num_item_rows, draws = self.inputs.num_item_rows, self.config.num_uniform_negatives
-        if self.dense is None:
-            rows = torch.unique(read) if self.config.reads_items else read[:0]
-            return None, rows, self.item_inputs(rows)
-        if draws is None or draws >= num_item_rows - 1:
-            rows, inputs = self.item_inputs_of_all()
-            return ScoredItems(rows[1:], None), rows, inputs
-        ranked = sampled_items(labels, draws, self.item_tower.item_counts)
-        rows = torch.unique(torch.cat([ranked.rows, read]))
-        return ranked, rows, self.item_inputs(rows)
+    def _tower_inputs(self, read: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode the items of events: their rows, ascending, [R], and their vectors, [R, D]."""
+        if not self.config.reads_items:
+            rows = read[:0]
+        elif read.is_cuda and self.encodes_all(len(read)):
+            return self.item_inputs_of_all()
+        else:
+            rows = torch.unique(read)
+        return rows, self.item_inputs(rows)
 
     def _training_context(self, history: Jagged, rows: Tensor, inputs: Tensor) -> GenerativeContext:
         """Read histories for all positions; each position reads up to its place."""
         from_tower = None
         if self.config.items == "codes_tower":
-            from_tower = functional.embedding(torch.searchsorted(rows, history.values), inputs)
+            from_tower = embedding(torch.searchsorted(rows, history.values), inputs)
         length = self.config.max_length + 1
         layout = SequenceLayout.of(history.offsets, history.segments(), length, None)
         places = self._places(history, layout, from_tower)

@@ -73,7 +73,6 @@ def small_recipe() -> Recipe:
             dropout=0.0,
             items="codes_vectors",
             carries_place=True,
-            dense_weight=0.0,
         ),
         generative_training=replace(training, max_epochs=40.0, patience=40),
         generative_ids="sequence",

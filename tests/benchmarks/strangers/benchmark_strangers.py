@@ -149,7 +149,7 @@ def run_package(
     # Texts that an earlier run encoded would make this one look faster.
     quiet = {"cwd": work, "env": environment() | {"RECSYS_DATA_CACHE": str(work / "cache")}}
     subprocess.run(recsys("data", "init", *tables), check=True, stdout=subprocess.DEVNULL, **quiet)
-    command = recsys("run", "--config", next(work.glob("*.toml")).name)
+    command = recsys("run", next(work.glob("*.toml")).name)
     command += [*(["--budget", budget] if budget else []), *(f"--set={one}" for one in settings)]
     first, last, served, peak = None, None, "", 0
     with (work / "run.log").open("w") as output:

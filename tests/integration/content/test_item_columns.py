@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(folder: Path, recsys: Recsys) -> Path:
-    result = recsys("run", "-c", folder / "shop.toml", "-q")
+    result = recsys("run", folder / "shop.toml", "-q")
     assert result.exit_code == 0, result.output
     return folder / "run"
 
@@ -71,7 +71,7 @@ def test_new_items_are_encoded_as_the_old_ones_were(
     path = folder / "new.csv"
     # As i3, under another id; and one of which only the brand is known, a new one.
     path.write_text(HEAD + 'n1,thing 3,4.5,2026-01-04,b,all|y,"[3.0, 1.5]"\nn2,,,,new,,\n')
-    result = recsys("release", "append", path, "-b", finished)
+    result = recsys("release", "append", finished, path)
     assert result.exit_code == 0, result.output
     bundle = load_bundle((finished / "bundles/current").resolve())
     content = bundle.items.content
@@ -96,7 +96,7 @@ def test_a_column_that_changes_its_type_is_refused(
     path = folder / "bad.csv"
     path.write_text(HEAD + row)
     served = (finished / "bundles/current").resolve()
-    result = recsys("release", "append", path, "-b", finished)
+    result = recsys("release", "append", finished, path)
     assert result.exit_code != 0
     assert message in " ".join(result.output.split())
     assert (finished / "bundles/current").resolve() == served

@@ -88,7 +88,9 @@ def shop(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     folder = tmp_path_factory.mktemp("outside")
-    result = recsys("run", "-c", write_world(folder, cycle, SETTINGS), "-w", folder / "run", "-q")
+    result = recsys(
+        "run", write_world(folder, cycle, SETTINGS), "--set", f"workspace={folder / 'run'}", "-q"
+    )
     assert result.exit_code == 0, result.output
     return folder / "run"
 

@@ -55,10 +55,12 @@ def forgotten(
     bundles = []
     for step in ("run", "forget", "run"):
         if step == "run":
-            result = recsys("run", "-c", config, "-w", folder / "run", "-q")
+            result = recsys("run", config, "--set", f"workspace={folder / 'run'}", "-q")
             bundles.append((folder / "run/bundles/current").resolve().name)
         else:
-            result = recsys("data", "forget", PERSON, "-c", config, "-w", folder / "run")
+            result = recsys(
+                "data", "forget", config, PERSON, "--set", f"workspace={folder / 'run'}"
+            )
             said = result.stdout
         assert result.exit_code == 0, result.output
     return folder, bundles, said
@@ -118,7 +120,15 @@ def test_a_damaged_list_stops_a_run(
     (tmp_path / "forgotten.json").write_text('{"users": {')
     given = f"data.forgotten={json.dumps(str(tmp_path / 'forgotten.json'))}"
     result = recsys(
-        *("run", "-c", folder / "shop.toml", "-w", tmp_path / "run", "-q", "--set", given)
+        *(
+            "run",
+            folder / "shop.toml",
+            "--set",
+            f"workspace={tmp_path / 'run'}",
+            "-q",
+            "--set",
+            given,
+        )
     )
     assert result.exit_code == 2
     assert "is no list of forgotten users" in result.output
@@ -133,7 +143,7 @@ def test_who_the_store_has_forgotten_is_on_the_list_of_the_next_run(
     store.forget("visitor 7", NOW + 1_000)
     store.close()
     result = recsys(
-        *("run", "-c", tmp_path / "shop/shop.toml", "-w", tmp_path / "shop/run", "-q"),
+        *("run", tmp_path / "shop/shop.toml", "--set", f"workspace={tmp_path / 'shop/run'}", "-q"),
         *("--until", "build_features"),
     )
     assert result.exit_code == 0, result.output

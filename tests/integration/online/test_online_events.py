@@ -73,7 +73,7 @@ def test_clicks_are_in_the_histories_of_the_next_release(
 ) -> None:
     config = write_world(tmp_path, world, FAST.format(line=""))
     workspace = tmp_path / "run"
-    result = recsys("run", "-c", config, "-w", workspace, "-q")
+    result = recsys("run", config, "--set", f"workspace={workspace}", "-q")
     assert result.exit_code == 0, result.output
     known = world.user_ids.tolist()[0]
     before = history(workspace, known)
@@ -91,7 +91,7 @@ def test_clicks_are_in_the_histories_of_the_next_release(
     )
     line = 'online_events = "sqlite:run/online"'
     config.write_text(FAST.format(line=line))
-    result = recsys("run", "-c", config, "-w", workspace, "-q")
+    result = recsys("run", config, "--set", f"workspace={workspace}", "-q")
     assert result.exit_code == 0, result.output
     assert history(workspace, NEW) == items[:3]
     assert history(workspace, known) == [*before, *items[3:5]]
@@ -101,7 +101,7 @@ def test_clicks_are_in_the_histories_of_the_next_release(
 
     # Who is forgotten is not in the release after that.
     store.forget(NEW, now_ms + 1_000_000)
-    result = recsys("run", "-c", config, "-w", workspace, "-q")
+    result = recsys("run", config, "--set", f"workspace={workspace}", "-q")
     assert result.exit_code == 0, result.output
     assert history(workspace, NEW) == []
     assert history(workspace, known) == [*before, *items[3:5]]
@@ -118,6 +118,6 @@ def test_a_folder_or_store_that_is_not_there_is_named(
         ('online_events = "sqlite:nowhere"', "there is no online store in"),
     ):
         config = write_world(tmp_path, world, FAST.format(line=line))
-        result = recsys("run", "-c", config, "-w", tmp_path / "run", "-q")
+        result = recsys("run", config, "--set", f"workspace={tmp_path / 'run'}", "-q")
         assert result.exit_code == 2
         assert expected in result.output.replace("\n", " ")

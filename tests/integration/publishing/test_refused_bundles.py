@@ -36,7 +36,7 @@ def test_a_defective_bundle_is_refused_and_the_champion_stays(
     monkeypatch.setattr(
         stage, "make_parts", lambda *parts: exploding_rows(sound(*parts), tmp_path / "scratch")
     )
-    result = recsys("run", "-c", config, "-w", workspace, "-q", "--force", "release")
+    result = recsys("run", config, "--set", f"workspace={workspace}", "-q", "--force", "release")
     assert result.exit_code == 3, result.output
     assert served(workspace) == before
     assert not list((workspace / "bundles").glob(".partial-*"))
@@ -56,7 +56,7 @@ def test_wrong_input_is_refused_and_explained_and_a_sound_run_is_released(
     table = pl.read_csv(events)
     late = pl.col("event_time").str.to_datetime(time_zone="UTC").dt.offset_by("8h")
     table.with_columns(late.dt.strftime("%Y-%m-%dT%H:%M:%SZ")).write_csv(events)
-    result = recsys("run", "-c", config, "-w", workspace, *QUICK)
+    result = recsys("run", config, "--set", f"workspace={workspace}", *QUICK)
     assert result.exit_code == 3, result.output
     assert served(workspace) == before
     words = " ".join(result.output.split())
@@ -65,7 +65,7 @@ def test_wrong_input_is_refused_and_explained_and_a_sound_run_is_released(
 
     refused = decisions(workspace)[-1]
     version = refused["challenger"]
-    explained = recsys("release", "explain", version, "-b", workspace)
+    explained = recsys("release", "explain", workspace, version)
     assert explained.exit_code == 0, explained.output
     output = " ".join(explained.output.split())
     assert f"{version}: refused" in output
@@ -75,23 +75,23 @@ def test_wrong_input_is_refused_and_explained_and_a_sound_run_is_released(
     assert "a-key-of-the-operators" not in explained.output
 
     events.write_text(original)
-    result = recsys("run", "-c", config, "-w", workspace, *QUICK)
+    result = recsys("run", config, "--set", f"workspace={workspace}", *QUICK)
     assert result.exit_code == 0, result.output
-    history = recsys("release", "history", "-b", workspace)
+    history = recsys("release", "history", workspace)
     assert history.exit_code == 0, history.output
     assert [one["outcome"] for one in decisions(workspace)][-2:] == ["refused", "released"]
 
     # The refused one can still be forced, and that is written down.
-    assert recsys("release", "promote", version, "-w", workspace).exit_code == 3
-    forced = recsys("release", "promote", version, "-w", workspace, "--force")
+    assert recsys("release", "promote", workspace, version).exit_code == 3
+    forced = recsys("release", "promote", workspace, version, "--force")
     assert forced.exit_code == 0, forced.output
     assert served(workspace)[0] == f"bundle-{version}"
     assert decisions(workspace)[-1]["forced"] is True
-    assert recsys("release", "rollback", "-b", workspace / "bundles").exit_code == 0
+    assert recsys("release", "rollback", workspace / "bundles").exit_code == 0
 
     path = workspace / "bundles/releases.jsonl"
     path.write_text(path.read_text().replace('"refused"', '"released"'))
-    altered = recsys("release", "history", "-b", workspace)
+    altered = recsys("release", "history", workspace)
     assert altered.exit_code == 3
     assert f"{path.name}, line 2 was altered after it was signed" in " ".join(
         altered.output.split()

@@ -44,7 +44,7 @@ def test_newer_events_are_what_the_champions_bundle_is_queried_for(
     before = Recommender.load((bundles / "current").resolve())
     add_newer_events(config.parent / "events.csv", world)
     keep = ("--set", "release.promote=false")
-    result = recsys("run", "-c", config, "-w", workspace, "-q", *FEW, *QUICK, *keep)
+    result = recsys("run", config, "--set", f"workspace={workspace}", "-q", *FEW, *QUICK, *keep)
     assert result.exit_code == 0, result.output
     verdict = verdict_on_same_queries(workspace)
     assert f"{len(world.users)} users, the champion by its bundle on newer events" in str(

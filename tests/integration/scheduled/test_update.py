@@ -98,7 +98,7 @@ class Shop:
         return Path(shutil.copy(self.folder / "all" / name, self.folder / "events" / name))
 
     def update(self, *more: str, exit_code: int = 0) -> str:
-        arguments = ("-c", self.folder / "shop.toml", "-w", self.workspace, "-q", *more)
+        arguments = (self.folder / "shop.toml", "--set", f"workspace={self.workspace}", "-q", *more)
         result = self._recsys("update", *arguments)
         assert result.exit_code == exit_code, result.output
         return result.output
@@ -202,7 +202,9 @@ def forget_two(shop: Shop, recsys: Recsys) -> list[str]:
     vocabulary = shop.workspace / "build_features/vocabularies/users.parquet"
     people = pl.read_parquet(vocabulary)["id"].to_list()
     person, other = people[4], people[9]
-    result = recsys("data", "forget", person, "-c", shop.folder / "shop.toml", "-w", shop.workspace)
+    result = recsys(
+        "data", "forget", shop.folder / "shop.toml", person, "--set", f"workspace={shop.workspace}"
+    )
     assert result.exit_code == 0, result.output
     assert "partitions of the workspace" in result.output
     assert f"still held: 1 rows: {shop.folder / 'events/2026-01-02.csv'}" in result.output

@@ -55,7 +55,7 @@ def run(*arguments: object) -> tuple[int, str, str]:
 
 def test_the_command_ends_with_words_a_document_and_a_page(tmp_path):
     write_events(tmp_path, log_of_days())
-    code, printed, said = run("--config", shop(tmp_path), "--workspace", tmp_path / "run")
+    code, printed, said = run(shop(tmp_path), "--set", f"workspace={tmp_path / 'run'}")
     assert code == 0, said
     assert "never retrained" in printed
     assert "full" in said
@@ -70,7 +70,7 @@ def test_the_command_ends_with_words_a_document_and_a_page(tmp_path):
         assert lists[policy, "served"] == one["metrics"]["ndcg@10"]
     # A second call finds everything done.
     marks = {path: path.stat().st_mtime_ns for path in folder.glob("steps/*/*.json")}
-    again = ("--config", tmp_path / "shop.toml", "--workspace", tmp_path / "run", "--json")
+    again = (tmp_path / "shop.toml", "--set", f"workspace={tmp_path / 'run'}", "--json")
     code, printed, _ = run(*again)
     assert code == 0
     assert json.loads(printed)["summary"] == document["summary"]
@@ -95,7 +95,7 @@ def test_a_log_without_a_past_is_refused_and_leave_one_out_offered(tmp_path, col
         for (user, item, _), place in zip(log_of_days(), places, strict=True)
     ]
     (tmp_path / "events.csv").write_text("\n".join([f"user_id,item_id,{column}", *lines]) + "\n")
-    code, _, said = run("--config", shop(tmp_path), "--workspace", tmp_path / "run")
+    code, _, said = run(shop(tmp_path), "--set", f"workspace={tmp_path / 'run'}")
     assert code == 2
     assert words in " ".join(said.split())
     assert "leave_one_out" in said
@@ -108,7 +108,7 @@ def test_ten_years_of_silence_users_of_one_event_and_items_that_leave(tmp_path):
     rows += [(f"u{n}", "gone", 1_200_009_600) for n in range(4)]
     write_events(tmp_path, rows)
     settings = shop(tmp_path, "step_days = 1\n[filters]\nmin_user_events = 1\n")
-    code, _, said = run("--config", settings, "--workspace", tmp_path / "run")
+    code, _, said = run(settings, "--set", f"workspace={tmp_path / 'run'}")
     assert code == 0, said
     document = json.loads((tmp_path / "run" / "backtest" / "backtest.json").read_text())
     assert len(document["steps"]) == 3

@@ -20,7 +20,7 @@ def test_a_run_is_tracked_from_its_curves_to_its_champion(tmp_path, tiny_shop, m
     workspace = tmp_path / "run"
     tracked = ["--set", "tracking.enabled=true", "--set", "tracking.model=shop"]
 
-    arguments = ["run", "-q", "-c", str(tiny_shop), "-w", str(workspace), *tracked]
+    arguments = ["run", "-q", str(tiny_shop), "--set", f"workspace={workspace}", *tracked]
     result = CliRunner().invoke(app, arguments)
 
     assert result.exit_code == 0, result.output

@@ -78,7 +78,7 @@ def run(config: Path, workspace: Path, *settings: str) -> None:
     from pipelines.cli.main import app
 
     changes = [part for setting in settings for part in ("--set", setting)]
-    words = ["run", "-c", str(config), "-w", str(workspace), "--quiet", *changes]
+    words = ["run", str(config), "--set", f"workspace={workspace}", "--quiet", *changes]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
 

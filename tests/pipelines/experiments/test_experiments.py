@@ -99,7 +99,7 @@ def run(*arguments):
 def test_a_planted_lift_is_shown_and_a_null_is_not(exported, tmp_path):
     config = tmp_path / "serving.toml"
     config.write_text(CONFIGURATION)
-    given = ("--exported", exported, "--config", config)
+    given = ("--exported", exported, "--serving-config", config)
     printed = run(*given)
     assert "better is ahead of plain in click events per user" in printed
     assert "No difference between same and control is shown yet; it is between -" in printed

@@ -161,7 +161,7 @@ def test_the_age_of_an_input_may_be_limited_by_hand(tmp_path):
 def test_the_command_exits_with_5_on_an_alarm_and_is_in_the_history(tmp_path):
     config = workspace_of(tmp_path / "shop", num_days=30)
     (config.workspace / "config.toml").write_text(f'workspace = "{config.workspace}"\n')
-    arguments = ["monitor", "--workspace", str(config.workspace), "--as-of"]
+    arguments = ["monitor", str(config.workspace), "--as-of"]
     calm = CliRunner().invoke(app, [*arguments, str(as_of(30).date())])
     assert calm.exit_code == 0, calm.output
     late = CliRunner().invoke(app, [*arguments, str(as_of(32).date())])

@@ -223,7 +223,7 @@ def test_the_command_prints_a_table_and_json(exported, bundle_path, tmp_path):
     assert "In 100 lists to" in result.stdout
     config = tmp_path / "serving.toml"
     config.write_text('[surfaces.home]\nexploration = {method = "epsilon", epsilon = 0.5}\n')
-    result = run(*given, "--json", "--config", config, "--quiet")
+    result = run(*given, "--json", "--serving-config", config, "--quiet")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert (document["num_lists"], document["lists_in_log"]) == (100, 400)

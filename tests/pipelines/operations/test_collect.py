@@ -181,25 +181,25 @@ def run(*arguments: object) -> Result:
 
 
 def test_the_command_says_what_went_and_records_it(shop):
-    shown = run("gc", "-w", shop, "--keep", 1, "--dry-run")
+    shown = run("gc", shop, "--keep", 1, "--dry-run")
     assert shown.exit_code == 0, shown.output
     assert "3 would be removed" in shown.output
     assert read_history(shop) == []
-    found = run("gc", "-w", shop, "--keep", 1, "--json")
+    found = run("gc", shop, "--keep", 1, "--json")
     assert found.exit_code == 0, found.output
     assert len(json.loads(found.stdout)["removed"]) == 3
-    assert run("gc", "-w", shop, "--keep", 1).exit_code == 0
+    assert run("gc", shop, "--keep", 1).exit_code == 0
     assert [(one.command, one.outcome) for one in read_history(shop)] == [
         ("gc", "done"),
         ("gc", "nothing to do"),
     ]
-    assert run("gc", "-w", shop / "nowhere").exit_code == 2
+    assert run("gc", shop / "nowhere").exit_code == 2
 
 
 def test_two_that_change_the_folder_exclude_each_other(shop, monkeypatch):
     monkeypatch.setattr("pipelines.engine.workspace.PATIENCE_SECONDS", 0.05)
     with publishing(shop / "bundles"):
-        found = run("gc", "-w", shop)
+        found = run("gc", shop)
     assert found.exit_code == 75
     assert f"in use by process {os.getpid()}" in " ".join(found.output.split())
     assert present(shop) == {"v1", "v2", "v3", "v4", "v5"}

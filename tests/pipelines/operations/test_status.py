@@ -49,19 +49,19 @@ def test_all_is_well_with_a_young_bundle(shop):
     assert found.commands["update"]["last"]["outcome"] == "done"
     assert found.disk["free"] > 0
     before = {path: path.lstat().st_mtime_ns for path in shop.rglob("*")}
-    result = run("status", "-w", shop)
+    result = run("status", shop)
     assert {path: path.lstat().st_mtime_ns for path in shop.rglob("*")} == before
     assert result.exit_code == 0, result.output
     assert result.output.startswith("all is well\nchampion: v2")
-    assert json.loads(run("status", "-w", shop, "--json").stdout)["served"]["champion"] == "v2"
+    assert json.loads(run("status", shop, "--json").stdout)["served"]["champion"] == "v2"
 
 
 def test_an_old_bundle_is_late(shop, aged):
     aged(shop / "bundles/bundle-v2", 5)
     assert look(shop).problems == ["champion v2 was released 5.0 days ago (more than 3)"]
     assert look(shop, max_bundle_days=7).problems == []
-    assert run("status", "-w", shop).exit_code == 5
-    assert run("status", "-w", shop, "--max-bundle-days", 7).exit_code == 0
+    assert run("status", shop).exit_code == 5
+    assert run("status", shop, "--max-bundle-days", 7).exit_code == 0
 
 
 def test_nothing_that_is_served_is_a_problem(shop):
@@ -69,7 +69,7 @@ def test_nothing_that_is_served_is_a_problem(shop):
     assert "bundle v2 is missing" in look(shop).problems[0]
     shutil.rmtree(shop / "bundles")
     assert "no bundle was released" in look(shop).problems[0]
-    assert run("status", "-w", shop / "nowhere").exit_code == 2
+    assert run("status", shop / "nowhere").exit_code == 2
 
 
 def test_a_failure_counts_until_the_command_ends_well(shop):

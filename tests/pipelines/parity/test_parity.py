@@ -204,7 +204,7 @@ def test_lists_of_forgotten_users_and_of_many_hidden_items_are_computed_as_they_
 
 
 def command(served, folder, *more):
-    call = ["parity", "-b", str(copied(served, folder)), "--store", served.store]
+    call = ["parity", str(copied(served, folder)), "--store", served.store]
     return CliRunner().invoke(app, [*call, *more])
 
 
@@ -240,8 +240,8 @@ def test_bad_input_says_what_to_do(served, tmp_path):
         assert result.exit_code == 2
         return " ".join(result.output.split())
 
-    assert "there is no online store" in output("-b", str(tmp_path), "--store", "sqlite:/nowhere")
-    assert "a duration is" in output("-b", str(tmp_path), "--store", served.store, "--since", "x")
+    assert "there is no online store" in output(str(tmp_path), "--store", "sqlite:/nowhere")
+    assert "a duration is" in output(str(tmp_path), "--store", served.store, "--since", "x")
 
 
 def test_lists_of_a_release_and_of_its_deltas_come_each_from_its_own(tmp_path):

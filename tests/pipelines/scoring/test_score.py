@@ -104,7 +104,7 @@ def test_a_killed_run_goes_on_and_ends_with_equal_bytes(bundles, tmp_path):
     assert manifest["complete"]
     assert manifest["job"]["unix_time"] == 1_700_000_000 + 3_600 * (600 * 8 - 1) + 1
 
-    own = ["-m", "pipelines.cli.main", "score", "--bundle", str(bundles / "bundle-v1")]
+    own = ["-m", "pipelines.cli.main", "score", str(bundles / "bundle-v1")]
     run = [sys.executable, *own, "--out", str(out), "--quiet", "--workers", "2"]
     process = subprocess.Popen(run, start_new_session=True, stderr=subprocess.DEVNULL)
     while process.poll() is None and not list((out / "lists").glob("part-*")):

@@ -84,7 +84,7 @@ def shop(tmp_path: Path) -> Path:
 
 
 def tune(shop: Path, *arguments: str) -> tuple[int, str, str]:
-    given = ["tune", "-c", str(shop / "shop.toml"), "-w", str(shop / "run"), *arguments]
+    given = ["tune", str(shop / "shop.toml"), "--set", f"workspace={shop / 'run'}", *arguments]
     result = CliRunner().invoke(app, given)
     return result.exit_code, result.stdout, " ".join(result.stderr.split())
 

@@ -21,7 +21,6 @@ SMALL = GenerativeConfig(
     max_length=8,
     num_layers=1,
     items="codes",
-    dense_weight=0.0,
     dropout=0.0,
     label_smoothing=0.0,
     backend="torch",
@@ -69,7 +68,7 @@ def mixed(config: TeachingConfig, positions: Positions, scores: Tensor) -> Tenso
 def test_targets_are_those_of_adding_up_item_by_item(share: float) -> None:
     config, model = TeachingConfig(share=share), sequence_model()
     batch = JaggedBatch({"history": Jagged.from_lists(LISTS)})
-    positions, codes = Positions.of(batch["history"], SMALL), draw_codes()
+    positions, codes = Positions.of(batch["history"]), draw_codes()
     found = CodeTeacher(model, codes, SIZES, config)(batch, positions)
     target = mixed(config, positions, scores_after_events(model, batch))
     for position in range(len(target)):
@@ -87,7 +86,7 @@ def test_targets_are_those_of_adding_up_item_by_item(share: float) -> None:
 
 def test_a_teacher_of_shorter_sequences_is_refused() -> None:
     batch = JaggedBatch({"history": Jagged.from_lists(LISTS)})
-    positions = Positions.of(batch["history"], SMALL)
+    positions = Positions.of(batch["history"])
     short = CodeTeacher(sequence_model(max_length=5), draw_codes(), SIZES, TeachingConfig(share=1))
     with pytest.raises(ValueError, match="reads 5 events and a sequence of the batch has more"):
         short(batch, positions)
