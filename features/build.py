@@ -3,7 +3,7 @@
     partitions of files -> validated rows | quarantine -> integer records, ids
         -> one order of ids -> ranges of users -> histories, duplicates out -> k-core
         -> dense rows -> sequences, splits, features of the moment
-        -> events by day, catalogue, users, vocabularies, impressions
+        -> events, catalogue, users, vocabularies, impressions
 
 ``build_features`` writes into a folder that its caller makes and publishes. Events are never in
 memory all at once; arrays per user or per item are. What is done for each partition of the files,
@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from features.days import MICROS_PER_DAY, write_days
 from features.encoding import extended, find_rows, read_vocabulary, write_vocabulary
-from features.events import as_text
+from features.event_tables import write_event_tables
+from features.events import MICROS, as_text
 from features.ingest import OPTIONAL_FIELDS, SHOWN, open_events, record_dtype
 from features.parallel import in_order
 from features.people import APPLIED, FORGOTTEN, ForgottenUsers, read_applied
@@ -101,8 +101,8 @@ __all__ = [
 ]
 FEATURES_FILE = "features.json"
 """Sizes of all features, for the models that read them."""
-BYTES_OF_DAYS = 12
-"""Approximate bytes of an event in the files by day."""
+BYTES_OF_TABLE = 12
+"""Approximate bytes of an event in the table of events."""
 SCRATCH = ".scratch-preparation"
 """Folder in the artefact for what tasks hand each other; gone when it is built."""
 
@@ -158,7 +158,7 @@ class _Build:
         self.features = tuple(
             name for name in names_of if ingested.has_time or not FEATURES[name].needs_time
         )
-        self.first_day = min_time // MICROS_PER_DAY
+        self.first_day = min_time // (86_400 * MICROS)
         return ingested
 
     def _prepare(self) -> list[Prepared]:
@@ -203,7 +203,7 @@ class _Build:
         of_sequences = 16 + len(self.config.context_features)
         an_event = record_dtype(parts[0].fields).itemsize
         an_event += of_sequences
-        an_event += BYTES_OF_DAYS if self.config.write_events else 0
+        an_event += BYTES_OF_TABLE if self.config.write_events else 0
         free = shutil.disk_usage(self.out).free
         if num * an_event > free:
             raise OSError(
@@ -365,14 +365,9 @@ class _Build:
         return times
 
     def write_events(self, events: KeptEvents, texts: TextColumns) -> None:
-        """Write the kept events by day."""
-        if not self.config.write_events:
-            return
-        counts = [one.day_counts for one in self.written]
-        # The ranges as they were before they were sorted are not needed any more.
-        target, directory = self.scratch / "ranged", self.out / "events"
-        ordered = events.ordered.ranges
-        write_days(ordered, events.rows, counts, self.first_day, texts, target, directory)
+        """Write the table of the kept events."""
+        if self.config.write_events:
+            write_event_tables(events.ordered.ranges, events.rows, texts, self.out / "events")
 
     def _catalogue_only(self, items: pl.DataFrame) -> pl.DataFrame:
         """Return the catalogue items that can be recommended without an event."""

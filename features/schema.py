@@ -209,7 +209,7 @@ class FeatureChoice:
     takes those with a text or another column, unless ``filters.min_item_events`` > 1, in a run with
     ``auto.enabled``."""
     write_events: bool = True
-    """True if the kept events are written by day as well."""
+    """True if the kept events are written as a table too, which adapters of domains read."""
     file_groups: int = 0
     """Groups of event files that are read apart, at most one a file; 0 chooses by their size, the
     memory and the machines. The artefact is the same."""
