@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import recsys.models.names as names
 from pipelines.adapters.gate import refuse_few
-from pipelines.adapters.task import DomainQueries, Judged, Task
+from pipelines.adapters.task import DomainQueries, EmptyDomainError, Judged, Task
 from recsys.data.batch import JaggedBatch
 from recsys.data.windows import (
     BatchOrder,
@@ -164,7 +164,7 @@ def losses(task: Task, model: Model, split: Split) -> tuple[Callable[[int], Tens
         windows = domain_windows(sequences, windows, own)
         num_examples = len(windows)
     if num_examples == 0:
-        raise ValueError(
+        raise EmptyDomainError(
             f"domain {task.name!r} has no event to learn from in {split!r}; "
             "users need an event before it"
         )

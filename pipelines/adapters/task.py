@@ -38,6 +38,10 @@ from recsys.training.progress import SilentTracker
 NO_DOMAIN = -1
 
 
+class EmptyDomainError(ValueError):
+    """A domain has no items, or no events to learn from; others may have."""
+
+
 def load_domains(features: Path, num_item_rows: int) -> tuple[list[str], Rows]:
     """Read the names of domains, and the place of each item's among them, [N]; -1 for none."""
     domains, own_names = item_domains(features, num_item_rows)
@@ -183,7 +187,8 @@ def load_task(config: RunConfig, domain: str, base: str, show_progress: bool) ->
     inputs = read_inputs(features, content if content.exists() else None)
     names, of_item = load_domains(features, inputs.sizes.num_item_rows)
     if domain not in names:
-        raise ValueError(f"no item is of domain {domain!r}; there are {', '.join(names[:20])}")
+        there = ", ".join(names[:20])
+        raise EmptyDomainError(f"no item is of domain {domain!r}; there are {there}")
     return Task(
         config=config,
         inputs=inputs,

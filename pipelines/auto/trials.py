@@ -175,7 +175,8 @@ class Trials:
         with beside.time_limit(self.run.seconds_left() - CLOSING):
             self.outcomes += self.run_stages([stage], config)
         outcomes = read_json(config.workspace / stage.name / "adapters.json")
-        reasons = [f"{of['domain']}: {of['verdicts'][0]['reason']}" for of in outcomes]
+        whys = [of["verdicts"][0]["reason"] if of["verdicts"] else of["refused"] for of in outcomes]
+        reasons = [f"{of['domain']}: {why}" for of, why in zip(outcomes, whys, strict=True)]
         kept = any(of["adapter"] is not None for of in outcomes)
         return replace(trial, kept=kept, reason="; ".join(reasons))
 

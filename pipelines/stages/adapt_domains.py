@@ -1,8 +1,8 @@
 """Stage adapt_domains: train an adapter of the released model for each of ``adapter.domains``.
 
-Off unless a domain is named. Where the harm gate refuses an adapter, the run prints it in one line
-with its number, adapters.json has all verdicts, and the base serves the domain and stays released.
-Adapters of a challenger are registered, not served.
+Off unless a domain is named. If the harm gate refuses an adapter, or a domain has no items or events,
+the run prints it in one line, adapters.json has all verdicts, and the base serves the domain and stays
+released. Adapters of a challenger are registered, not served.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from pipelines.adapters.adapt import adapt_to
 from pipelines.adapters.gate import Judgement, RefusedAdapterError
+from pipelines.adapters.task import EmptyDomainError
 from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
@@ -53,6 +54,10 @@ def adapt_domains(context: StageContext) -> StageRows:
             found = adapt_to(
                 config, domain, bundle, publish=published, show_progress=context.show_progress
             )
+        except EmptyDomainError as error:
+            none = Judgement(verdicts=[], metrics={}, changes=[]).as_json()
+            made = {"adapter": None, "refused": str(error), **none}
+            log.print(f"no adapter of {domain!r}: {error}", style="yellow", soft_wrap=True)
         except RefusedAdapterError as error:
             # Equal runs write equal bytes in any folder.
             reason = str(error).replace(f"{context.workspace.path}/", "")

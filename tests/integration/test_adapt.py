@@ -187,17 +187,15 @@ def test_a_run_adapts_to_the_domains_that_are_named_and_skips_them_the_next_time
     recsys: Recsys, domains: Path, workspace: Path
 ) -> None:
     config = domains / "shop.toml"
-    named = ("--set", f'adapter.domains=["{TOYS}"]', "--set", "adapter.model=two_tower")
-    run = (
-        "run",
-        config,
-        "--set",
-        f"workspace={workspace}",
-        "-q",
-        "--stage",
-        "adapt_domains",
-        *named,
-    )
+    first = ("run", config, "--set", f"workspace={workspace}", "-q", "--stage", "adapt_domains")
+    first += ("--set", "adapter.model=two_tower")
+    run = (*first, "--set", f'adapter.domains=["{TOYS}"]')
+    # A domain whose items are not in the log is skipped, and the next is adapted.
+    both = recsys(*first, "--set", f'adapter.domains=["zines", "{TOYS}"]')
+    assert both.exit_code == 0, both.output
+    assert f"no adapter of 'zines': no item is of domain 'zines'; there are {BOOKS}" in both.output
+    none, told = json.loads((workspace / "adapt_domains/adapters.json").read_text())
+    assert (none["adapter"], told["domain"]) == (None, TOYS)
     assert recsys(*run).exit_code == 0
     (told,) = json.loads((workspace / "adapt_domains/adapters.json").read_text())
     (directory,) = served_adapters(workspace / "bundles").values()
