@@ -1,8 +1,8 @@
 """Stage adapt_domains: train an adapter of the released model for each of ``adapter.domains``.
 
-Off unless a domain is named. If the harm gate refuses an adapter, or a domain has no items or events,
-the run prints it in one line, adapters.json has all verdicts, and the base serves the domain and stays
-released. Adapters of a challenger are registered, not served.
+Off unless a domain is named. If the harm gate refuses an adapter, or a domain has no items or no
+events, the run prints it in one line, adapters.json has all verdicts, and the base serves the
+domain and stays released. Adapters of a challenger are registered, not served.
 """
 
 from __future__ import annotations
