@@ -73,7 +73,8 @@ def build_semantic_ids(context: StageContext) -> StageRows:
         (context.output / REPORT).write_text(to_json({"method": "none", "reason": reason}))
         return StageRows(rows_in=num_items, rows_out=0)
     report = write_version(context.output, made, content)
-    if config.makes_ids_of_behaviour():
+    if config.makes_ids_of_behaviour() or made.how in ("appended", "kept"):
+        # Published IDs stay when a text changes, but items are compared by what it says now.
         np.save(context.output / CONTENT_CODES, content_codes(made, content).numpy())
     quality = report["quality"]
     counts = {"new": made.num_new, "collisions_left": quality["collisions_after"]}

@@ -2,7 +2,7 @@
 
     semantic_ids/semantic_ids.*     codes by id row               recsys/semantic_ids/codes.py
     semantic_ids/id_rows.npy        id row of each item row, 0 without an ID, [N]
-    semantic_ids/content_codes.npy  codes by content alone, [N, L'], where IDs come from behaviour
+    semantic_ids/content_codes.npy  codes by content alone, [N, L'], if IDs may differ from them
     quantizer/                      encodes new items             recsys/semantic_ids/rq_kmeans.py
 
 Every run numbers item rows afresh, while an item keeps its published ID; so IDs are stored by id

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+import torch
 
 from pipelines.semantic_ids.store import SemanticIdStore
 from pipelines.stages.list import STAGES
@@ -41,11 +42,16 @@ def served(own: Path) -> dict[str, str]:
     return {bundle.catalogue.item_ids[row]: bundle.semantic_ids.text(row) for row in rows}
 
 
-def test_new_items_in_the_raw_files_leave_every_published_id_alone(
+def test_new_items_and_texts_in_the_raw_files_leave_every_published_id_alone(
     own: Path, recsys: Recsys
 ) -> None:
     before, version = served(own), store_of(own).current()
     items = pl.read_csv(own.parent / "items.csv")
+    told, *_, model = items["item_id"]
+    # The first item is now described as the last one is.
+    texts = items.filter(item_id=model).drop("item_id", "price")
+    changed = items.filter(item_id=told).select("item_id", "price").join(texts, how="cross")
+    items = pl.concat([changed.select(items.columns), items.filter(pl.col("item_id") != told)])
     new = items.head(1).with_columns(item_id=pl.lit("a-new-one"), title=pl.lit("Wooden stars"))
     # Sorted first, so that every item row is another one.
     pl.concat([new, items.reverse()]).write_csv(own.parent / "items.csv")
@@ -57,6 +63,27 @@ def test_new_items_in_the_raw_files_leave_every_published_id_alone(
     assert (report["how"], report["num_new"], report["parent"]) == ("appended", 1, version)
     assert {item: after[item] for item in before} == before
     assert after["a-new-one"] not in set(before.values())
+
+    bundle = load_bundle(own / "bundles/current")
+    ids, rows = bundle.semantic_ids, [bundle.catalogue.row_of(name) for name in (told, model)]
+    assert ids is not None
+    assert bundle.generative is not None
+    # Content is compared by what the text says now; generation has the published IDs.
+    of_text = ids.content_codes[rows]
+    assert torch.equal(of_text[0], of_text[1])
+    assert not torch.equal(of_text[0], ids.codes[rows[0]])
+    trie, published = bundle.generative.trie, ids.codes[1:]
+    assert (trie.version, trie.num_items) == (ids.version, len(published))
+    leaves = trie.start(len(published))
+    for level in range(trie.num_levels):
+        leaves = trie.step(leaves, published[:, level], level)
+    assert torch.equal(trie.item_rows(leaves), torch.arange(1, len(published) + 1))
+    # It keeps its events, and lists are found by it.
+    events = pl.read_csv(own.parent / "events.csv").filter(item_id=told)
+    assert int(bundle.item_counts[rows[0]]) == events.height
+    shown = recsys("recommend", own, "--item", told, "--k", 3, "--json")
+    assert shown.exit_code == 0, shown.output
+    assert model in shown.output
 
 
 def test_run_after_append_items_leaves_the_appended_item_in_place(
