@@ -43,6 +43,13 @@ EVENT_NAMES = {
     "propensity": "propensity propensity_score",
 }
 """Known names of each column of events, the most telling first; many are of public logs."""
+DEEDS = (
+    "view click cart basket addtocart purchase buy bought order transaction checkout play listen "
+    "watch read wish wishlist favorite favourite like dislike hide skip save bookmark share "
+    "follow rate rating review download install remove return impression pageview visit"
+)
+FILLERS = "add to from the of on item product page detail list begin event"
+"""Words of event types: what was done, and what may surround it."""
 ITEM_NAMES = {
     "title": (
         "title name product_name item_name movie_title titel bezeichnung produktname nombre "
@@ -91,6 +98,18 @@ def name_score(column: str, known: str) -> float:
         if len(name) > 2 and name in (words[0], words[-1], "_".join(words[-2:])):
             return 0.9 - 0.4 * place / len(names)
     return 0.0
+
+
+def are_deeds(column: pl.Series) -> bool:
+    """Return True if nearly all texts of a column say what a user did, in two ways or more."""
+    deeds, fillers = set(DEEDS.split()), FILLERS.split()
+
+    def is_deed(value: str) -> bool:
+        words = [word for word in plain_name(value).split("_") if word not in fillers]
+        return bool(words) and all(deeds & {one, one.rstrip("sd"), one[:-2]} for one in words)
+
+    found = [value for value in column.unique() if is_deed(value)]
+    return len(found) > 1 and int(column.is_in(found).sum()) >= READABLE_SHARE * len(column)
 
 
 def kind_of_file(stem: str) -> str | None:

@@ -65,7 +65,8 @@ def type_lines(events: RawTable) -> list[str]:
     """Write which event types are impressions, and how to keep only some types."""
     if not (column := events.columns.get("event_type")):
         return []
-    kinds = sorted(events.sample[column].cast(pl.String).drop_nulls().unique())
+    values = events.sample[column].cast(pl.String).drop_nulls()
+    kinds = sorted(values.unique())
     if not 1 < len(kinds) <= MAX_TYPES:
         return []
     shown = [kind for kind in kinds if kind.lower().rstrip("s") in SHOWN_TYPES]
@@ -76,6 +77,11 @@ def type_lines(events: RawTable) -> list[str]:
             f"shown_types = {toml_value(shown)}   # impressions: only a ranker learns from them"
         )
     lines.append(f"# event_types = {toml_value(taken)}   # histories of these only; all by default")
+    if len(taken) > 1:
+        counts = ", ".join(f"{kind} {int((values == kind).sum()):,}" for kind in taken)
+        lines += ["", "[evaluation]", f"# of the first {len(values):,} rows: {counts}"]
+        example = toml_value([min(taken, key=lambda kind: int((values == kind).sum()))])
+        lines.append(f"# target_types = {example}   # lists are for these; for all by default")
     return lines
 
 

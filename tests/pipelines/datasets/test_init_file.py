@@ -98,6 +98,45 @@ def test_types_that_only_say_what_was_shown_stay_out_of_histories(tmp_path):
     assert config.filters.event_types == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "mapped", "named"),
+    [
+        ("kind", ["play", "play", "wishlist", "play", "wishlist", "play", "play"], True, False),
+        ("what", ["product_view", "addToCart", "purchased", "product_view"] * 2, True, False),
+        (
+            "device",
+            ["mobile", "desktop", "mobile", "tablet", "mobile", "desktop", "tv"],
+            False,
+            True,
+        ),
+        ("condition", ["new", "like new", "used", "new", "like new", "used", "new"], False, True),
+        ("stars", ["5", "3", "4", "1", "2", "5", "4"], False, False),
+    ],
+)
+def test_what_was_done_is_found_by_its_values_and_only_if_they_are_deeds(
+    name, values, mapped, named, tmp_path
+):
+    column = [values[n % len(values)] for n in range(60)]
+    table = pl.DataFrame({"user": USERS, "item": ITEMS, "time": MOMENTS, name: column})
+    table.write_parquet(tmp_path / "events.parquet")
+    found = write_config([tmp_path / "events.parquet"], tmp_path / "shop.toml", force=False)
+    assert (found["events"].columns.get("event_type") == name) is mapped
+    text = (tmp_path / "shop.toml").read_text()
+    assert (f"if column '{name}'" in text) is named
+    assert (f'# target_types = ["{min(values, key=column.count)}"]' in text) is mapped
+    resolve(tmp_path / "shop.toml")
+
+
+@pytest.mark.parametrize("name", ["type", "class"])
+def test_a_column_that_says_the_same_of_each_item_is_no_event_type(name, tmp_path):
+    kinds = ["book" if item < "p5" else "game" for item in ITEMS]
+    table = pl.DataFrame({"user": USERS, "item": ITEMS, "time": MOMENTS, name: kinds})
+    table.write_parquet(tmp_path / "events.parquet")
+    found = write_config([tmp_path / "events.parquet"], tmp_path / "shop.toml", force=False)
+    assert "event_type" not in found["events"].columns
+    assert "[filters]" not in (tmp_path / "shop.toml").read_text()
+
+
 def test_swappable_day_and_month_are_offered(tmp_path):
     days = ["03/04/2023", "04/04/2023", "05/04/2023", "06/04/2023"] * 3
     table = pl.DataFrame({"user": USERS[:12], "item": ITEMS[:12], "date": days})
