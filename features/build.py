@@ -50,6 +50,7 @@ from features.preparation.prepare import (
 from features.preparation.ranges import order_events, ranges
 from features.preparation.sequences import (
     EVENT_TYPES,
+    NEGATIVE,
     TARGETS,
     DenseRows,
     Ingested,
@@ -125,6 +126,7 @@ class _Build:
         self.features: tuple[str, ...] = ()
         self.written: list[WrittenSequences] = []
         self.event_types = pl.Series("id", dtype=pl.String)
+        self.negative_types: list[str] = []
         self.first_day = 0
 
     def read(self) -> Ingested:
@@ -291,30 +293,41 @@ class _Build:
                 "a global_time split needs event_time, which the events do not have; use "
                 "leave_one_out"
             )
-        reads_types, chosen = self.config.history_event_types, self.config.target_types
+        chosen = self.config.target_types
         names, previous = pl.Series(texts.types), self._previous_types()
         types = extended(names, previous)
         type_rows = find_rows(names, types)
+        negative = names.is_in(self.config.filters.negative_types).to_numpy()
+        allowed = (names.is_in(chosen).to_numpy() if chosen else True) & ~negative
+        flags = {TARGETS: allowed} if chosen or negative.any() else {}
+        if negative.any():
+            flags[NEGATIVE] = negative
         files = SequenceFiles(
             directory=directory,
             features=self.features,
             num_events=self.report.events,
             has_time=has_time,
-            type_rows=type_rows if reads_types and len(types) > 1 else type_rows[:0],
-            targets=names.is_in(chosen).to_numpy() if chosen else None,
+            type_rows=type_rows if len(types) > 1 else type_rows[:0],
+            flags=flags,
         )
         self.written = write_all_sequences(
             events.ordered.ranges, events.places(), events.rows, files, self.first_day
         )
         codes = frozenset[int]().union(*(one.type_codes for one in self.written))
+        self.negative_types = [names[code] for code in sorted(codes) if negative[code]]
+        has_negative = len(self.negative_types) > 0
         several = previous is not None or len(codes) > 1
+        reads_types = self.config.history_event_types or has_negative
         self.event_types = types if several and reads_types else types.clear()
-        if reads_types and not several:
-            (directory / f"{EVENT_TYPES}.npy").unlink(missing_ok=True)
+        kept = {EVENT_TYPES: len(self.event_types), NEGATIVE: has_negative}
+        for name, keeps in (kept | {TARGETS: chosen or has_negative}).items():
+            if not keeps:
+                (directory / f"{name}.npy").unlink(missing_ok=True)
         if spans := [one.span for one in self.written if one.span]:
             self.report.first_time = as_iso(min(low for low, _ in spans) // 1_000_000)
             self.report.last_time = as_iso(max(high for _, high in spans) // 1_000_000)
-        targets = np.load(directory / f"{TARGETS}.npy", mmap_mode="r") if chosen else None
+        judged = chosen or has_negative
+        targets = np.load(directory / f"{TARGETS}.npy", mmap_mode="r") if judged else None
         ends = self._ends(events, targets)
         np.save(directory / "offsets.npy", events.offsets)
         np.save(directory / "train_end.npy", events.offsets[:-1] + ends.train)
@@ -426,6 +439,8 @@ class _Build:
         }
         if len(self.event_types):
             described[EVENT_TYPES] = self.event_types.to_list()
+        if self.negative_types:
+            described[NEGATIVE] = self.negative_types
         write_json(self.out / FEATURES_FILE, described)
 
 

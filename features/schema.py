@@ -52,6 +52,8 @@ HISTORY_TYPES = ("view", "click", "cart", "purchase", "like")
 """Types of visitors' actions in the API; an impression only records the shown item."""
 REFUSAL_TYPES = frozenset({"hide", "dislike", "undo"})
 """Types by which a visitor refuses an item, and takes that back."""
+NEGATIVE_TYPES = ("dislike", "downvote", "hide", "refund", "remove_from_cart", "return", "unlike")
+"""Types that say no to an item, by default."""
 TEXT_COLUMNS = (USER_ID, ITEM_ID, EVENT_TYPE, DOMAIN, SESSION_ID, REQUEST_ID)
 
 TimeUnit = Literal["s", "ms", "us"]
@@ -119,6 +121,9 @@ class FilterConfig:
     """Kept types of online events (data.online_events)."""
     shown_types: tuple[str, ...] = ()
     """Types of impressions: no part of histories; a ranker learns from items not chosen."""
+    negative_types: tuple[str, ...] = NEGATIVE_TYPES
+    """Types that say no: no model counts such an event or has it as a label. It stays in the
+    history, where two-tower and sequence model read its type, and its item is not listed again."""
     min_value: float | None = None
     """Events with a smaller value (a low rating) are left out; online events have no ratings."""
     min_user_events: int = 0

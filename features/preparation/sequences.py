@@ -5,7 +5,7 @@ Axes: E kept events, D days from the first on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -85,7 +85,7 @@ class KeptEvents:
 EVENT_TYPES = "event_types"
 """File of the rows of the events' types, and key of the types by row, from 1."""
 
-TARGETS = "targets"
+TARGETS, NEGATIVE = "targets", "negative"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +99,8 @@ class SequenceFiles:
     has_time: bool
     type_rows: Rows
     """Row of each code of a type; empty where all events are of one type."""
-    targets: NDArray[np.bool_] | None = None
-    """Marks the codes of types that may be held out; None if all may."""
+    flags: Mapping[str, NDArray[np.bool_]]
+    """Marks of the codes of types: of those that may be held out, and of negative ones."""
 
     def files(self) -> dict[str, NpyFile]:
         """Describe the files by name."""
@@ -112,8 +112,7 @@ class SequenceFiles:
             types["times"] = "<i8"
         if len(self.type_rows):
             types[EVENT_TYPES] = "|u1" if self.type_rows.max() < 256 else "<i8"
-        if self.targets is not None:
-            types[TARGETS] = "|b1"
+        types |= dict.fromkeys(self.flags, "|b1")
         return {
             name: NpyFile(self.directory / f"{name}.npy", self.num_events, dtype)
             for name, dtype in types.items()
@@ -147,8 +146,8 @@ def write_sequences(
             file.write(place, part.item_rows)
         elif name == EVENT_TYPES:
             file.write(place, files.type_rows[part.types])
-        elif files.targets is not None and name == TARGETS:
-            file.write(place, files.targets[part.types].astype(np.int64))
+        elif name in files.flags:
+            file.write(place, files.flags[name][part.types].astype(np.int64))
         elif part.seconds is not None and name == "times":
             file.write(place, part.seconds)
         else:

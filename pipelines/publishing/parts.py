@@ -56,6 +56,7 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
             offsets=np.asarray(sequences.offsets),
             times=None if sequences.times is None else np.asarray(sequences.times),
             types=None if sequences.event_types is None else np.asarray(sequences.event_types),
+            negative=None if sequences.negative is None else np.asarray(sequences.negative),
         ),
         models=models,
         specs={

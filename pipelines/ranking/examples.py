@@ -13,8 +13,11 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from features.build import FEATURES_FILE
+from features.preparation.sequences import NEGATIVE
 from features.shown import SHOWN_FILE, read_refused
 from pipelines.config.trainings import RankerTrainingConfig
+from pipelines.engine.artifacts import read_json
 from pipelines.inputs.tensors import HeldOut
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Rows
@@ -46,6 +49,8 @@ def read_outcomes(features: Path, inputs: ModelInputs, held_out: HeldOut) -> Out
         return Outcomes.of_values(torch.full((len(held_out.targets.values),), UNOBSERVED))
     events = pl.scan_parquet(files / "**" / "*.parquet")
     columns = events.collect_schema().names()
+    if negative := read_json(features / FEATURES_FILE).get(NEGATIVE):
+        events = events.filter(~pl.col("event_type").cast(pl.String).is_in(negative))
     key = ["user_row", "item_row"]
     wanted, timed = _describe_events(inputs, held_out), inputs.sequences.times is not None
     empty = {"value": pl.lit(None, pl.Float64), "event_type": pl.lit("event")}
@@ -134,6 +139,8 @@ def candidate_builder(
     """
     sequences = inputs.sequences
     visible = sequences.positions_before(ends)
+    if sequences.negative is not None:
+        visible = visible[~sequences.negative[visible]]
     ease = fit_ease(
         sequences.users_of(visible),
         np.asarray(sequences.item_rows[visible]),

@@ -91,6 +91,8 @@ def hold_back(
         ends = ends_before_moment(sequences, config.share_held_back)
     last = np.minimum(sequences.train_end, ends + config.max_held_back)
     positions = concatenated_ranges(ends, np.asarray(last))
+    if sequences.negative is not None:
+        positions = positions[~sequences.negative[positions]]
     if len(positions) > config.max_queries:
         rng = np.random.default_rng([seed, len(positions)])
         positions = np.sort(rng.choice(positions, config.max_queries, replace=False))

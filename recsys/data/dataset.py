@@ -10,6 +10,7 @@ that array: the event there is a label, and the events of the same user before i
     times            [E]      unix seconds, absent where the data has only an order
     event_types      [E]      row of each event's type, absent where all are of one type
     targets          [E]      events that may be held out, absent where all may
+    negative         [E]      events that say no to their item, absent where none does
     context/<name>   [E]      categorical features as of that event as a label
 
 Axes: E events, U user rows (row 0 is the unknown user and owns nothing), P positions, B batch.
@@ -18,7 +19,8 @@ Axes: E events, U user rows (row 0 is the unknown user and owns nothing), P posi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -50,6 +52,8 @@ class Sequences:
     event_types: Rows | None = None
     """Rows of the types' vocabulary; 0 is a type that it does not have."""
     targets: NDArray[np.bool_] | None = None
+    negative: NDArray[np.bool_] | None = None
+    """Events that are read in histories, and are neither labels nor counted."""
 
     def __post_init__(self) -> None:
         num_users = len(self.offsets) - 1
@@ -91,8 +95,8 @@ class Sequences:
 
         if not (directory / "item_rows.npy").exists():
             raise ValueError(f"no sequences in {directory}; run the build_features stage first")
-        names = ("times", "event_types", "targets")
-        times, types, targets = (directory / f"{name}.npy" for name in names)
+        names = ("times", "event_types", "targets", "negative")
+        times, types, targets, negative = (directory / f"{name}.npy" for name in names)
         return cls(
             item_rows=array(directory / "item_rows.npy"),
             offsets=array(directory / "offsets.npy"),
@@ -102,6 +106,7 @@ class Sequences:
             context={path.stem: array(path) for path in sorted(directory.glob("context/*.npy"))},
             event_types=array(types) if types.exists() else None,
             targets=np.load(targets, mmap_mode="r") if targets.exists() else None,
+            negative=np.load(negative, mmap_mode="r") if negative.exists() else None,
         )
 
     @property
@@ -124,13 +129,15 @@ class Sequences:
         event but those. Validation and test labels may have an empty history.
         """
         positions = concatenated_ranges(*self._label_bounds(split))
+        if self.negative is not None:
+            positions = positions[~self.negative[positions]]
         if self.targets is None or split in get_args(FitSplit):
             return positions
         return np.asarray(positions[self.targets[positions]])
 
     def num_labels(self, split: Split) -> int:
         """Count the labels of a split without listing them."""
-        if self.targets is not None:
+        if self.targets is not None or self.negative is not None:
             return len(self.label_positions(split))
         starts, ends = self._label_bounds(split)
         return int((ends - starts).sum())
@@ -165,18 +172,31 @@ class Sequences:
 
     def before(self, ends: Rows) -> Sequences:
         """Keep each user's events before ``ends`` [U], all of them as train."""
-        kept = self.positions_before(ends)
-        offsets = np.zeros_like(self.offsets)
-        np.cumsum(ends - self.offsets[:-1], out=offsets[1:])
-        past = PastEvents(self.item_rows, self.times, self.event_types).take(kept)
-        return Sequences(
-            item_rows=past.rows,
-            offsets=offsets,
-            train_end=offsets[1:],
-            validation_end=offsets[1:],
-            times=past.times,
-            context={name: np.asarray(values[kept]) for name, values in self.context.items()},
-            event_types=past.types,
+        kept = np.zeros(self.num_events, np.bool_)
+        kept[self.positions_before(ends)] = True
+        found = replace(self._where(kept), targets=None)
+        return replace(found, train_end=found.offsets[1:], validation_end=found.offsets[1:])
+
+    @cached_property
+    def positive(self) -> Sequences:
+        """The events without negative ones, as models count them."""
+        return self if self.negative is None else self._where(~np.asarray(self.negative))
+
+    def _where(self, kept: NDArray[np.bool_]) -> Sequences:
+        """Keep some events, [E]; splits end before the same ones."""
+        before = np.concatenate([[0], np.cumsum(kept)])
+        of_events = {
+            name: None if values is None else np.asarray(values[kept])
+            for name in ("item_rows", "times", "event_types", "targets", "negative")
+            for values in [getattr(self, name)]
+        }
+        ends = ("offsets", "train_end", "validation_end")
+        context = {name: np.asarray(values[kept]) for name, values in self.context.items()}
+        return replace(
+            self,
+            **of_events,
+            **{name: before[getattr(self, name)] for name in ends},
+            context=context,
         )
 
     def histories(self, ends: Rows) -> Jagged:
@@ -189,6 +209,8 @@ class Sequences:
         """Count each item's events before each user's ``ends``, [num_item_rows]."""
         counts = np.zeros(num_item_rows, np.int64)
         for positions in self.slices_before(ends):
+            if self.negative is not None:
+                positions = positions[~self.negative[positions]]
             counts += np.bincount(self.item_rows[positions], minlength=num_item_rows)
         return torch.from_numpy(counts)
 

@@ -61,9 +61,17 @@ def num_windows(sequences: Sequences, split: FitSplit, max_length: int) -> int:
 
 
 def window_batch(sequences: Sequences, starts: Rows, ends: Rows) -> JaggedBatch:
-    """Read windows as a batch, [B]: ``history``, and what the data has of its events."""
+    """Read windows as a batch, [B]: ``history``, and what the data has of its events.
+
+    ``history.counted``, if the data has negative events, is 0 for those, which are no labels.
+    """
     offsets = cut_offsets(torch.from_numpy(ends - starts))
-    return JaggedBatch(sequences.events_at(concatenated_ranges(starts, ends), offsets))
+    places = concatenated_ranges(starts, ends)
+    events = sequences.events_at(places, offsets)
+    if sequences.negative is not None:
+        counted = torch.from_numpy(~sequences.negative[places]).long()
+        events["history.counted"] = Jagged(counted, offsets)
+    return JaggedBatch(events)
 
 
 def next_events(history: Jagged) -> tuple[Tensor, Tensor]:
@@ -135,6 +143,8 @@ def domain_positions(sequences: Sequences, split: Split, own_items: Mask) -> Row
 def domain_windows(sequences: Sequences, windows: Windows, own_items: Mask) -> Windows:
     """Keep the windows with a label of a domain; a window's first event is no label."""
     own = own_items[np.asarray(sequences.item_rows)]  # [E]
+    if sequences.negative is not None:
+        own = own & ~sequences.negative
     before = np.concatenate([[0], np.cumsum(own)])
     counts = before[windows.ends] - before[windows.starts + 1]  # [W]
     return Windows(windows.starts[counts > 0], windows.ends[counts > 0])
@@ -147,6 +157,8 @@ def domain_window_batch(
     batch = window_batch(sequences, starts, ends)
     history = batch["history"]
     counted = torch.from_numpy(own_items)[history.values].long()
+    if "history.counted" in batch:
+        counted *= batch["history.counted"].values
     features: Mapping[str, Jagged] = {
         **batch.features,
         "history.counted": history._replace(values=counted),

@@ -76,7 +76,7 @@ def weights_source(model: ItemWeights, data: Data, scored_up_to: int) -> Source:
 
 def user_items(inputs: ModelInputs, split: FitSplit) -> UserItems:
     """Take each user's items that a model may see."""
-    sequences = inputs.sequences
+    sequences = inputs.sequences.positive
     return UserItems.of(
         np.asarray(sequences.item_rows),
         np.asarray(sequences.offsets[:-1]),
@@ -145,7 +145,7 @@ def fit_next_basket(
     inputs: ModelInputs, config: NextBasketConfig, split: FitSplit, judge: EvaluationQueries | None
 ) -> ItemWeights:
     """Count what follows each item's baskets; the arguments are those of ``fit_ease``."""
-    sequences = inputs.sequences
+    sequences = inputs.sequences.positive
     if sequences.times is None:
         raise ValueError("baskets are events of one time, and these events have none")
     baskets = Baskets.of(
@@ -229,7 +229,7 @@ NEXT_BASKET = _spec(
 
 def fit_popularity(inputs: ModelInputs, config: PopularityConfig, split: FitSplit) -> Popularity:
     """Count each item's events, recent ones more."""
-    sequences = inputs.sequences
+    sequences = inputs.sequences.positive
     ends = sequences.visible_end(split)
 
     def parts() -> Iterator[tuple[Rows, Rows | None]]:
@@ -242,7 +242,7 @@ def fit_popularity(inputs: ModelInputs, config: PopularityConfig, split: FitSpli
 
 def fit_item_to_item(inputs: ModelInputs, config: ItemToItemConfig, split: FitSplit) -> ItemToItem:
     """Count which items occur near each other."""
-    sequences = inputs.sequences
+    sequences = inputs.sequences.positive
     return ItemToItem.fit(
         np.asarray(sequences.item_rows),
         np.asarray(sequences.offsets[:-1]),

@@ -184,10 +184,12 @@ class FixedWindows(NamedTuple):
         items, counted, offsets, pairs, pair_offsets, rows, ranked, *columns = parts
         places = concatenated_ranges(starts, ends)
         read = known_rows(self.sequences, places, self.num_item_rows)
+        negative = self.sequences.negative
+        is_counted = np.ones(num_events, np.bool_) if negative is None else ~negative[places]
         if self.sampled is None:
             filling_items = np.arange(min(self.num_item_rows, len(items)))
         else:
-            is_label = np.ones(num_events, np.bool_)
+            is_label = is_counted.copy()
             is_label[np.cumsum(lengths) - lengths] = False  # a window's first event is none
             chosen_rows = self.sampled.inputs(read, read[is_label], rng)
             if chosen_rows is None:
@@ -195,7 +197,7 @@ class FixedWindows(NamedTuple):
             rows[:], ranked[:] = chosen_rows
             filling_items = rows
         items[:] = np.resize(filling_items, len(items))
-        items[:num_events], counted[:num_events] = read, 1
+        items[:num_events], counted[:num_events] = read, is_counted
         filling = filling_lengths(self.num_events - num_events, self.num_filling, self.max_length)
         offsets[1:] = np.cumsum(np.concatenate([lengths, 1 + filling]))
         begins = np.repeat(offsets[: len(starts)], positions)

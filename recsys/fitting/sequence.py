@@ -108,7 +108,7 @@ def near_items(inputs: ModelInputs, split: FitSplit, num_neighbours: int) -> Ite
     """Find the items that occur most near each item in the events of a split; None for none."""
     if not num_neighbours:
         return None
-    events = inputs.sequences
+    events = inputs.sequences.positive
     return counted_neighbours(
         np.asarray(events.item_rows),
         np.asarray(events.offsets[:-1]),

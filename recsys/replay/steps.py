@@ -158,6 +158,8 @@ class StepQueries:
             wanted = inside & ~timeline.repeats()
         else:
             wanted = inside & ~_repeated(query_of * timeline.num_item_rows + timeline.item_rows)
+        if timeline.events.negative is not None:
+            wanted &= ~timeline.events.negative
         numbers, counts = np.unique(query_of[wanted], return_counts=True)
         history_ends = np.flatnonzero(starts)[numbers]
         found = cls(

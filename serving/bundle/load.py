@@ -114,7 +114,7 @@ class Bundle(HistoryModels, ItemData):
     @cached_property
     def item_counts(self) -> Tensor:
         """Events of each item that models were fitted on, [N] float64; 0 for appended ones."""
-        counts = np.bincount(self.users.item_rows, minlength=self.num_item_rows)
+        counts = np.bincount(self.users.counted.rows, minlength=self.num_item_rows)
         return torch.from_numpy(counts.astype(np.float64))
 
     @cached_property

@@ -6,6 +6,7 @@
     histories/offsets           user u owns item_rows[offsets[u]:offsets[u + 1]], [U + 1]
     histories/times             unix seconds, [E], absent where the data has only an order
     histories/types             rows of the events' types, [E], absent where all are of one type
+    histories/negative          1 for events that say no to their item, [E], absent without any
 
 Axes: U user rows (row 0 included), E events.
 """
@@ -41,6 +42,7 @@ class Users(StoredArrays):
         "offsets": "/histories/offsets",
         "times": "/histories/times",
         "types": "/histories/types",
+        "negative": "/histories/negative",
     }
 
     user_ids: StringTable
@@ -50,6 +52,7 @@ class Users(StoredArrays):
     offsets: Rows
     times: Rows | None = None
     types: Rows | None = None
+    negative: Rows | None = None
 
     @classmethod
     def from_lists(cls, *, user_ids: Sequence[str], **others: Any) -> Users:
@@ -88,17 +91,24 @@ class Users(StoredArrays):
         places = slice(self.offsets[user_row], self.offsets[user_row + 1])
         return PastEvents(self.item_rows, self.times, self.types).take(places)
 
+    @cached_property
+    def counted(self) -> PastEvents:
+        """All events that models count: those that are not negative."""
+        return PastEvents(self.item_rows, self.times, None).take(
+            slice(None) if self.negative is None else np.asarray(self.negative) == 0
+        )
+
     def measure_demand(self, num_item_rows: int) -> Tensor | None:
-        """Measure items' demand by all events, [N, D]; None without times."""
-        if self.times is None:
-            return None
-        return item_demand(np.asarray(self.item_rows), np.asarray(self.times), num_item_rows)
+        """Measure items' demand by all counted events, [N, D]; None without times."""
+        rows, times, _ = self.counted
+        return None if times is None else item_demand(rows, times, num_item_rows)
 
     def check(self, directory: Path, num_item_rows: int, cardinalities: Mapping[str, int]) -> None:
         """Check that the parts fit each other and the catalogue."""
         histories = directory / "histories"
         check_ragged(histories, self.item_rows, self.offsets, self.num_user_rows, num_item_rows)
-        for name, values in (("times", self.times), ("types", self.types)):
+        columns = {"times": self.times, "types": self.types, "negative": self.negative}
+        for name, values in columns.items():
             if values is not None and len(values) != len(self.item_rows):
                 raise ValueError(
                     f"{histories} has {len(values)} {name} for {len(self.item_rows)} item_rows; "

@@ -167,6 +167,33 @@ def test_lists_for_purchases_are_held_out_and_judged_by_purchases_alone(tmp_path
         build(tmp_path, events, name="none", target_types=("wish",))
 
 
+def test_events_that_say_no_are_read_and_are_no_labels(tmp_path: Path) -> None:
+    steps = ["view", "view", "dislike", "view", "dislike", "view", "dislike"]
+    rows = [(f"u{u}", f"i{n}", START + n) for u in range(9) for n in range(len(steps))]
+    events = events_of(rows).with_columns(event_type=pl.Series(steps * 9))
+    out, report = build(tmp_path, events)
+    sequences = Sequences.load(out / "sequences/given")
+    assert (report.labels["validation"], report.labels["test"]) == (9, 9)
+    for split, places in (("train", [1]), ("all", [1, 3, 5]), ("validation", [3]), ("test", [5])):
+        found = sequences.label_positions(split)  # type: ignore[arg-type]
+        assert (found.reshape(9, -1) % 7 == places).all()
+        assert sequences.num_labels(split) == len(found)  # type: ignore[arg-type]
+    assert sequences.negative is not None
+    assert sequences.negative[:7].tolist() == [kind == "dislike" for kind in steps]
+    assert sequences.event_types is not None
+    assert HeldOut.of(sequences, "test").seen.lengths().tolist() == [5] * 9
+    without, _ = build(tmp_path, events.filter(pl.col("event_type") == "view"), name="without")
+    positive = sequences.positive
+    for name in ("times", "offsets", "train_end", "validation_end"):
+        expected = np.load(without / f"sequences/given/{name}.npy")
+        assert np.array_equal(getattr(positive, name), expected)
+    # What the filters leave out changes no file.
+    only = FilterConfig(event_types=("view",))
+    filtered, _ = build(tmp_path, events, name="filtered", filters=only)
+    names = [{one.name for one in folder.rglob("*.npy")} for folder in (filtered, without)]
+    assert names[0] == names[1]
+
+
 def slow_truth(
     rows: list[tuple[str, str, int, float]], filters: FilterConfig
 ) -> dict[str, list[str]]:

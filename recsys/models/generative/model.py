@@ -291,13 +291,18 @@ class GenerativeModel(CatalogueModel):
         Args:
             batch: ``history``, whole sequences of at most max_length + 1 events (longer ones are
                 cut to the latest), and the other features of each event that a teacher reads.
+                ``history.counted``, if it is there, is 0 for events that are no labels.
         """
         # A sequence's last event is read by no position, but to take it out a GPU would wait.
         if teacher is None:
-            batch = JaggedBatch({"history": batch["history"]})
+            own = [name for name in ("history", "history.counted") if name in batch]
+            batch = JaggedBatch({name: batch[name] for name in own})
         batch = shortest_first(batch, self.config.max_length + 1)
         history = self._known(batch["history"])
         positions = Positions.of(history)
+        if "history.counted" in batch:
+            weights = positions.weights * batch["history.counted"].values
+            positions = positions._replace(weights=weights)
         rows, inputs = self._tower_inputs(history.values)
         parts = [
             (self._training_context(part[0], rows, inputs), part[1])

@@ -95,6 +95,8 @@ def demand_before(sequences: Sequences, ends: Rows, num_item_rows: int) -> Tenso
     if sequences.times is None:
         return None
     places = sequences.positions_before(ends)
+    if sequences.negative is not None:
+        places = places[~sequences.negative[places]]
     rows, times = np.asarray(sequences.item_rows[places]), np.asarray(sequences.times[places])
     return item_demand(rows, times, num_item_rows)
 

@@ -16,17 +16,20 @@ from recsys.fitting.catalogue import CATALOGUE, index_of_model, tuning_queries
 from recsys.fitting.counted import (
     fit_ease,
     fit_item_knn,
+    fit_item_to_item,
     fit_next_basket,
+    fit_popularity,
     fit_repeats,
     popularity_source,
 )
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSettings, measure
-from recsys.fitting.sequence import member_training
+from recsys.fitting.sequence import member_training, near_items
 from recsys.fitting.spec import Data, Refit, TrainingRun, load_trained, vector_source
 from recsys.fitting.two_tower import fit_two_tower, untrained_two_tower
 from recsys.models.configs import (
     EaseWeightsConfig,
     ItemKnnConfig,
+    ItemToItemConfig,
     NextBasketConfig,
     PopularityConfig,
     RepeatsConfig,
@@ -36,6 +39,7 @@ from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.names import MODELS
 from recsys.models.popularity import Popularity
+from recsys.retrieval.blend.demand import demand_before
 from recsys.retrieval.faiss_index import FaissIndex
 from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.retrieval.sources import IndexedSource, PopularSource, ScoredSource
@@ -249,6 +253,39 @@ def test_where_users_take_again_what_they_took_repeats_find_it() -> None:
     assert recall_of(follow, judge) > 0.5
     scores = follow.score(JaggedBatch({"history": Jagged.from_lists([[39]])}))
     assert int(scores.argmax()) == 40
+
+
+def test_events_that_say_no_are_counted_by_no_model() -> None:
+    inputs = inputs_of(np.random.default_rng(0).integers(1, 20, (30, 12)), 20, 2, times=True)
+    negative = np.arange(360) % 5 == 3
+    read = replace(inputs, sequences=replace(inputs.sequences, negative=negative))
+    without = replace(inputs, sequences=read.sequences.positive)
+    assert without.sequences.num_events == 288
+
+    def counted(given: ModelInputs) -> list[np.ndarray]:
+        fits = (
+            fit_item_to_item(given, ItemToItemConfig(), "train"),
+            fit_ease(given, EaseWeightsConfig(), "train", None),
+            fit_item_knn(given, ItemKnnConfig(), "train", None),
+            fit_next_basket(given, NextBasketConfig(), "train", None),
+        )
+        history = JaggedBatch({"history": Jagged.from_lists([[4, 7, 11]])})
+        demand = demand_before(given.sequences, given.sequences.train_end, 20)
+        near = near_items(given, "train", 3)
+        assert demand is not None
+        assert near is not None
+        return [
+            fit_popularity(given, PopularityConfig(), "train").item_scores.numpy(),
+            given.item_counts("train").numpy(),
+            demand.numpy(),
+            near.rows.numpy(),
+            *(fit.score(history).numpy() for fit in fits),
+        ]
+
+    found, expected, other = map(counted, (read, without, inputs))
+    for one, same, plain in zip(found, expected, other, strict=True):
+        assert np.array_equal(one, same)
+        assert not np.array_equal(one, plain)
 
 
 def test_members_that_are_trained_apart_share_the_time() -> None:

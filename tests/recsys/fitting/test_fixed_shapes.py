@@ -34,7 +34,7 @@ SIZES = FeatureSizes(
 
 
 def events() -> Sequences:
-    """Sequences of 0 to 20 events with times; one event is of an item without a row."""
+    """Sequences of 0 to 20 events with times, of which some say no; one item has no row."""
     rng = np.random.default_rng(0)
     lengths = np.concatenate([[0], rng.integers(1, 21, NUM_USERS)])
     offsets = np.concatenate([[0], lengths.cumsum()])
@@ -48,6 +48,7 @@ def events() -> Sequences:
         validation_end=offsets[1:],
         times=np.sort(times),
         event_types=rng.integers(0, 3, offsets[-1]).astype(np.uint8),
+        negative=rng.random(offsets[-1]) < 0.2,
     )
 
 

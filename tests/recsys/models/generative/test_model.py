@@ -14,6 +14,7 @@ from torch import Tensor
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import ItemMask, TopK
+from recsys.data.windows import training_windows
 from recsys.fitting.own_model import check_retriever
 from recsys.layers.codes.decoder import Beams
 from recsys.models.generative.config import GenerativeConfig
@@ -84,6 +85,18 @@ def trie_of(codes: Tensor) -> Trie:
     return Trie.build(
         codes[rows], SIZES, item_rows=rows, num_item_rows=len(codes), version="ids-of-monday"
     )
+
+
+@pytest.mark.parametrize("config", [CODES_ALONE, SMALL])
+def test_an_event_that_says_no_is_no_label(config: GenerativeConfig) -> None:
+    def loss(last: int) -> Tensor:
+        rows = np.array([3, 5, 8, 9, 4, last])
+        ends, negative = np.array([0, 6]), np.arange(6) == 5
+        events = Sequences(rows, np.array([0, 0, 6]), ends, ends, negative=negative)
+        model = drawn(config)
+        return model.loss(training_windows(events, "all", 8).batch(events, np.array([0])))
+
+    assert torch.equal(loss(7), loss(12))
 
 
 def generate(
