@@ -126,7 +126,6 @@ class _Build:
         self.features: tuple[str, ...] = ()
         self.written: list[WrittenSequences] = []
         self.event_types = pl.Series("id", dtype=pl.String)
-        self.negative_types: list[str] = []
         self.first_day = 0
 
     def read(self) -> Ingested:
@@ -314,8 +313,7 @@ class _Build:
             events.ordered.ranges, events.places(), events.rows, files, self.first_day
         )
         codes = frozenset[int]().union(*(one.type_codes for one in self.written))
-        self.negative_types = [names[code] for code in sorted(codes) if negative[code]]
-        has_negative = len(self.negative_types) > 0
+        has_negative = 0 < int(negative[sorted(codes)].sum()) < len(codes)
         several = previous is not None or len(codes) > 1
         reads_types = self.config.history_event_types or has_negative
         self.event_types = types if several and reads_types else types.clear()
@@ -439,8 +437,6 @@ class _Build:
         }
         if len(self.event_types):
             described[EVENT_TYPES] = self.event_types.to_list()
-        if self.negative_types:
-            described[NEGATIVE] = self.negative_types
         write_json(self.out / FEATURES_FILE, described)
 
 

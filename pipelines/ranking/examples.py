@@ -13,11 +13,8 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from features.build import FEATURES_FILE
-from features.preparation.sequences import NEGATIVE
 from features.shown import SHOWN_FILE, read_refused
 from pipelines.config.trainings import RankerTrainingConfig
-from pipelines.engine.artifacts import read_json
 from pipelines.inputs.tensors import HeldOut
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Rows
@@ -49,8 +46,10 @@ def read_outcomes(features: Path, inputs: ModelInputs, held_out: HeldOut) -> Out
         return Outcomes.of_values(torch.full((len(held_out.targets.values),), UNOBSERVED))
     events = pl.scan_parquet(files / "**" / "*.parquet")
     columns = events.collect_schema().names()
-    if negative := read_json(features / FEATURES_FILE).get(NEGATIVE):
-        events = events.filter(~pl.col("event_type").cast(pl.String).is_in(negative))
+    if inputs.sequences.negative is not None and inputs.sequences.event_types is not None:
+        refusals = np.unique(inputs.sequences.event_types[inputs.sequences.negative]).tolist()
+        said_no = [inputs.sizes.event_types[row - 1] for row in refusals]
+        events = events.filter(~pl.col("event_type").cast(pl.String).is_in(said_no))
     key = ["user_row", "item_row"]
     wanted, timed = _describe_events(inputs, held_out), inputs.sequences.times is not None
     empty = {"value": pl.lit(None, pl.Float64), "event_type": pl.lit("event")}
