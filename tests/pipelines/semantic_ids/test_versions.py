@@ -84,16 +84,6 @@ def test_an_item_that_leaves_and_comes_back_has_its_id_and_nobody_inherits_it(st
     }
 
 
-def test_an_item_whose_text_changed_keeps_its_id(store):
-    content = look_up_content(names(0, 40))
-    before = texts(published(content, store), content)
-    vectors = content.vectors.clone()
-    vectors[3] = -vectors[30]
-    made = published(replace(content, vectors=vectors), store)
-    assert made.how == "kept"
-    assert texts(made, content) == before
-
-
 def test_another_encoder_is_aligned_to_the_published_codes(store):
     content = look_up_content(names(0, 80))
     first = published(content, store)
