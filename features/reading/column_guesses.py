@@ -73,6 +73,8 @@ FILE_WORDS = {
     "users": "user customer member people client kunde",
 }
 """Words in a file's name that tell its table."""
+SAME_OF_EACH, MOST_TYPES = 1.05, 50
+"""Most values of a column for each item that it describes, and of a column of event types."""
 FIRST_SECOND, LAST_SECOND = 631_152_000, 4_102_444_800  # 1990 to 2100
 READABLE_SHARE = 0.99
 SIX_DIGITS = r"^\s*\d(?:\D*\d){5}"
@@ -110,6 +112,41 @@ def are_deeds(column: pl.Series) -> bool:
 
     found = [value for value in column.unique() if is_deed(value)]
     return len(found) > 1 and int(column.is_in(found).sum()) >= READABLE_SHARE * len(column)
+
+
+def find_types(sample: pl.DataFrame, columns: dict[str, str], free: list[str]) -> list[str]:
+    """Find the column of event types by its values, if no name tells it; return what is not sure.
+
+    A column that says the same of each item is none, whatever its name.
+
+    Args:
+        columns: Our columns and the file's; event_type is added, or removed if it is none.
+        free: The file's columns that none of ours is.
+    """
+    named, notes = columns.get("event_type"), []
+
+    def describes(ours: str, column: str) -> bool:
+        ids = columns[ours]
+        pairs, num_ids = sample.select(ids, column).drop_nulls().n_unique(), sample[ids].n_unique()
+        return pairs <= SAME_OF_EACH * num_ids and 2 * num_ids <= sample.height
+
+    for column in [named] if named else free:
+        values = sample[column].drop_nulls()
+        if values.dtype != pl.String or not 1 < values.n_unique() <= MOST_TYPES:
+            continue
+        known = ", ".join(values.unique().sort().head(3))
+        if are_deeds(values):
+            columns.setdefault("event_type", column)
+        elif named:
+            if describes("item_id", column):
+                del columns["event_type"]
+                notes.append(f"column {column!r} ({known}) describes items: it is not read")
+        elif values.str.contains(r"^[\p{L} _-]{2,30}$").all() and not (
+            describes("item_id", column) or describes("user_id", column)
+        ):
+            line = f'event_type = "{column}" in [data.columns]'
+            notes.append(f"if column {column!r} ({known}) is what was done, write {line}")
+    return notes
 
 
 def kind_of_file(stem: str) -> str | None:
@@ -178,7 +215,9 @@ def _guess_unit(numbers: pl.Series) -> TimeGuess | None:
     units: tuple[tuple[TimeUnit, float], ...] = (("s", 1.0), ("ms", 1e3), ("us", 1e6))
     for unit, factor in units:
         seconds = numbers / factor
-        plausible = int(seconds.is_between(FIRST_SECOND, LAST_SECOND).sum())
+        plausible = int(seconds.is_between(SAME_OF_EACH, MOST_TYPES = 1.05, 50
+"""Most values of a column for each item that it describes, and of a column of event types."""
+FIRST_SECOND, LAST_SECOND).sum())
         if plausible / len(numbers) >= READABLE_SHARE:
             day = datetime.fromtimestamp(float(seconds.drop_nulls()[0]), UTC)
             return TimeGuess(time_unit=unit, why=f"{numbers[0]:.0f} {unit} is {day:%Y-%m-%d}")

@@ -11,7 +11,7 @@ from features.reading.column_guesses import (
     EVENT_NAMES,
     ITEM_NAMES,
     TimeGuess,
-    are_deeds,
+    find_types,
     guess_time,
     kind_of_file,
     name_score,
@@ -25,8 +25,6 @@ SAMPLE_ROWS = 20_000
 SEPARATORS = ",;\t|"
 OPTIONAL = ("event_type", "value", "domain", "session_id", "request_id", "slot", "propensity")
 NUMBERS = ("value", "slot", "propensity", "sequence_index", "price")
-SAME_OF_EACH = 1.05
-"""Most values of a column for each item, or each user, that it describes."""
 MIN_SHARED_IDS = 0.1
 """Share of the events' ids that a catalogue or table of users must know."""
 
@@ -199,36 +197,6 @@ def fill_ids(table: RawTable) -> None:
         )
 
 
-def check_types(table: RawTable) -> None:
-    """Find the column of event types by its values, if no name tells it.
-
-    A column that says the same of each item is none, whatever its name.
-    """
-    sample, named = table.sample, table.columns.get("event_type")
-
-    def describes(ours: str, column: str) -> bool:
-        ids = table.columns[ours]
-        pairs, num_ids = sample.select(ids, column).drop_nulls().n_unique(), sample[ids].n_unique()
-        return pairs <= SAME_OF_EACH * num_ids and 2 * num_ids <= sample.height
-
-    for column in [named] if named else table.free():
-        values = sample[column].drop_nulls()
-        if not can_be("event_type", values) or values.n_unique() < 2:
-            continue
-        known = ", ".join(values.unique().sort().head(3))
-        if are_deeds(values):
-            table.columns.setdefault("event_type", column)
-        elif named:
-            if describes("item_id", column):
-                del table.columns["event_type"]
-                table.notes.append(f"column {column!r} ({known}) describes items: it is not read")
-        elif values.str.contains(r"^[\p{L} _-]{2,30}$").all() and not (
-            describes("item_id", column) or describes("user_id", column)
-        ):
-            line = f'event_type = "{column}" in [data.columns]'
-            table.notes.append(f"if column {column!r} ({known}) is what was done, write {line}")
-
-
 def events_first(tables: list[RawTable]) -> list[RawTable]:
     """Pick the table of events, and put it before the others."""
 
@@ -243,7 +211,7 @@ def events_first(tables: list[RawTable]) -> list[RawTable]:
         guess_events(table)
     chosen = max(tables, key=score)
     fill_ids(chosen)
-    check_types(chosen)
+    chosen.notes += find_types(chosen.sample, chosen.columns, chosen.free())
     sample = chosen.sample
     if "event_time" not in chosen.columns and "sequence_index" not in chosen.columns:
         remedy = "Rename one to event_time, or in Python: columns={'event_time': NAME}"
