@@ -215,9 +215,7 @@ def _guess_unit(numbers: pl.Series) -> TimeGuess | None:
     units: tuple[tuple[TimeUnit, float], ...] = (("s", 1.0), ("ms", 1e3), ("us", 1e6))
     for unit, factor in units:
         seconds = numbers / factor
-        plausible = int(seconds.is_between(SAME_OF_EACH, MOST_TYPES = 1.05, 50
-"""Most values of a column for each item that it describes, and of a column of event types."""
-FIRST_SECOND, LAST_SECOND).sum())
+        plausible = int(seconds.is_between(FIRST_SECOND, LAST_SECOND).sum())
         if plausible / len(numbers) >= READABLE_SHARE:
             day = datetime.fromtimestamp(float(seconds.drop_nulls()[0]), UTC)
             return TimeGuess(time_unit=unit, why=f"{numbers[0]:.0f} {unit} is {day:%Y-%m-%d}")
