@@ -34,7 +34,7 @@ def content_config(bundle: Bundle, directory: Path) -> ContentConfig:
         raise ValueError(
             f"{directory} does not record the encoder of its content embeddings; release it again"
         )
-    if made.enrichment is not None and made.enrichment.kept != []:
+    if made.enrichment is not None:
         raise ValueError(
             f"the items of {directory} were described by {made.enrichment.model} before they were "
             "encoded; run the pipeline again with the new items in the catalogue"

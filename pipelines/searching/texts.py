@@ -20,10 +20,6 @@ READ = ("title", *ATTRIBUTES, "description", "release_year")
 """Columns that are searched, in this order, where the catalogue has them, and the decade."""
 
 
-SENTENCES = ("summary", "queries")
-"""Attributes by a language model that are no values to compare."""
-
-
 Kind = Literal["title", "typo", "attribute", "mixed"]
 SHARES: dict[Kind, float] = {"title": 0.4, "typo": 0.25, "attribute": 0.2, "mixed": 0.15}
 """Shares of the kinds of query that are trained on."""
@@ -45,7 +41,7 @@ def read_described(features: Path, enriched: Path) -> tuple[pl.DataFrame, list[s
     found, texts = pl.read_parquet(enriched / "enrichment.parquet"), []
     for name, kind in read_json(enriched / "enrichment.json").get("kinds", {}).items():
         one = found.filter(pl.col("attribute") == name)
-        if name in (*items.columns, *SENTENCES) or one.is_empty():
+        if name in items.columns or one.is_empty():
             continue
         values = {
             "array": pl.col("values"),

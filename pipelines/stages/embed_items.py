@@ -5,7 +5,7 @@ Texts are cached by their hashes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -35,22 +35,16 @@ def raw_files(config: RunConfig) -> Mapping[str, Path]:
     return encoder_files(config.content)
 
 
-def embed_items(
-    context: StageContext, columns: ColumnEncoder | None = None, keep: Sequence[str] | None = None
-) -> StageRows:
+def embed_items(context: StageContext, columns: ColumnEncoder | None = None) -> StageRows:
     """Write [num_item_rows, D] float32; row 0 and items of which nothing is known are zeros.
 
     An item's text gains the attributes that enrichment found for it. Its columns follow the text's
     vector.
-
-    Args:
-        keep: Attributes that the served models read; None takes all that texts are made of.
     """
     config = context.config.content
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet").sort("item_row")
     extraction = build_extraction(context.config.enrichment.attributes)
     known = load_enrichment(context.inputs["enrich_items"], extraction)
-    keep = extraction.keep if keep is None else keep
     encoder = make_encoder(config)
     rows = list(items.iter_rows(named=True))
     values = [known.get(row["item_row"]) for row in rows]
@@ -63,7 +57,7 @@ def embed_items(
                 log.print(f"  {done:,} of {total:,} texts", style="dim")
 
         pairs = zip(texts, values, strict=True)
-        texts = [enriched_text(*one, keep=keep, schema=extraction.schema) for one in pairs]
+        texts = [enriched_text(*one, extraction.schema) for one in pairs]
         vectors[1:] = encode_cached(texts, encoder, cache_dir("embeddings"), progress=report)
     columns = fit_columns(items, config) if columns is None else columns
     if columns.dim:
@@ -78,9 +72,7 @@ def embed_items(
         "columns": columns.document(),
         "num_texts": num_texts,
         "num_enriched": len(known),
-        "described_by": described_by(context.inputs["enrich_items"], keep, extraction.keep)
-        if known
-        else None,
+        "described_by": described_by(context.inputs["enrich_items"]) if known else None,
     }
     (context.output / "content.json").write_text(to_json(summary))
     return StageRows(rows_in=len(texts), rows_out=num_texts)

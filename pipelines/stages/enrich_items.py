@@ -7,7 +7,7 @@ enrichment.json         model, kinds of attributes, counts, tokens and cost of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +52,20 @@ def load_enrichment(folder: Path, extraction: Extraction) -> dict[int, dict[str,
     return found
 
 
-def described_by(folder: Path, keep: Sequence[str], unmeasured: Sequence[str]) -> dict[str, object]:
-    """Describe the attributes' language model and prompt, and which of them are read."""
+def described_by(folder: Path) -> dict[str, object]:
+    """Describe the attributes' language model and prompt."""
     summary = read_json(folder / "enrichment.json")
-    made = {name: summary[name] for name in ("model", "prompt_version")}
-    return made if tuple(keep) == tuple(unmeasured) else {**made, "kept": list(keep)}
+    return {name: summary[name] for name in ("model", "prompt_version")}
 
 
 def enrich_items(context: StageContext) -> StageRows:
-    """Describe every item with text, within the budget; without a model, write empty tables."""
+    """Read attributes off every item's text, within the budget; without any, write empty tables."""
     config = context.config.enrichment
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet").sort("item_row")
     model = make_language_model(config, context.config.device)
-    if model is None:
+    if model is None or not config.attributes:
+        if model is not None:
+            log.print("  enrichment.attributes names none, so none are read off the texts")
         return write_enrichment(context.output, items.clear(), None, {"model": "none"})
     texts = [describe_item(item, context.config.content) for item in items.iter_rows(named=True)]
 

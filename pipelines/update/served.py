@@ -27,14 +27,13 @@ def embed_items(context: StageContext) -> StageRows:
     weight = context.config.content.column_weight
     made = None if served is None else served.enrichment
     extraction = build_extraction(context.config.enrichment.attributes)
-    keep = None if made is None else extraction.keep if made.kept is None else made.kept
     if made is not None and made.prompt_version != extraction.version:
         raise ValueError(
             f"the items of bundle {base.version} were described with prompt {made.prompt_version}, "
             f"enrichment.attributes now make prompt {extraction.version}; put them back, or run "
             "the whole pipeline"
         )
-    return embed_all_items(context, ColumnEncoder.of(columns, weight), keep)
+    return embed_all_items(context, ColumnEncoder.of(columns, weight))
 
 
 def train_generative(context: StageContext) -> StageRows:

@@ -15,8 +15,6 @@ MAX_ATTRIBUTES = 20
 MAX_VALUES = 100
 MAX_VALUE_CHARS = 60
 MAX_DESCRIPTION_CHARS = 300
-MAX_CHARS = {"topics": 60, "audience": 120, "style": 120, "summary": 400, "queries": 120}
-"""Most characters of each built-in attribute."""
 NOTHING = ("", "null", "none", "unknown", "n/a")
 """How models write that a text does not say something."""
 
@@ -104,8 +102,6 @@ class AttributeConfig:
                 f"name {self.name!r} must be 1 to 40 small letters, digits and underscores, a "
                 'letter first, such as "material"'
             )
-        if self.name in MAX_CHARS:
-            raise ValueError(f"name {self.name!r} is that of a built-in attribute; take another")
         if not _is_plain(self.description):
             raise ValueError(f"description of {self.name!r} must be one line of plain text")
         if len(self.description) > MAX_DESCRIPTION_CHARS:
@@ -183,7 +179,7 @@ class EnrichmentConfig:
     """Attributes that are read off texts, the budget, and the requests."""
 
     attributes: tuple[AttributeConfig, ...] = ()
-    """Attributes to read off a text; empty reads topics, audience, style, summary and queries."""
+    """Attributes to read off a text; empty reads none."""
     token_budget: int = 0
     """Tokens, read and written, over all items and runs; 0 sends nothing."""
     prompt_price: float = 0.0

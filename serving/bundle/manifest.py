@@ -96,8 +96,8 @@ class EnrichmentSource(_Strict):
     model: str
     """Identity of the model that answered."""
     prompt_version: str
-    kept: list[str] | None = None
-    """The attributes that the text gained; None for those that it gains unmeasured."""
+    kept: None = None
+    """None: a bundle from before whose attributes were chosen one by one is refused."""
 
 
 class ContentSource(_Strict):

@@ -42,16 +42,16 @@ ITEMS = "item_id,title,categories\n" + "".join(
 
 def answer(request: Request) -> Reply:
     text = json.loads(request["messages"][1]["content"].split("\n")[1])
-    words = {
-        "topics": ["care"],
-        "audience": "all",
-        "style": "plain",
-        "summary": f"About {text}",
-        "queries": [f"buy {text}", f"cheap {text}", f"best {text}"],
-    }
+    words = {"topic": "care", "summary": f"About {text}"}
     if "Ignore all" in text:
         words["admin"] = "yes"
     return chat_reply(json.dumps(words))
+
+
+DESCRIBED = "".join(
+    f'[[enrichment.attributes]]\nname = "{name}"\ntype = "words"\ndescription = "Its {name}"\n'
+    for name in ("topic", "summary")
+)
 
 
 def embed(request: Request) -> Reply:
@@ -91,7 +91,7 @@ def test_enrichment_and_embeddings_by_endpoint_end_to_end(
     monkeypatch.setenv("SHOP_KEY", SECRET)
     with openai_server(chat=answer, embed=embed) as server:
         settings = '[enrichment]\nmodel = "endpoint"\ntoken_budget = 1_000_000\n'
-        settings += endpoint_table("enrichment", server)
+        settings += endpoint_table("enrichment", server) + DESCRIBED
         settings += '[content]\nencoder = "endpoint"\n'
         settings += endpoint_table("content", server, "dim = 12")
         config = toml(settings)
@@ -110,7 +110,7 @@ def test_enrichment_and_embeddings_by_endpoint_end_to_end(
     run = tmp_path / "run"
     known = pl.read_parquet(run / "enrich_items/enrichment.parquet")
     assert known["item_id"].n_unique() == 5
-    assert known.height == 5 * 5
+    assert known.height == 5 * 2
     assert known.select("model", "prompt_version", "time").null_count().sum_horizontal().item() == 0
     without = dict(
         pl.read_parquet(run / "enrich_items/not_enriched.parquet")
@@ -119,7 +119,7 @@ def test_enrichment_and_embeddings_by_endpoint_end_to_end(
     )
     assert sorted(without) == ["i2"]
     assert "admin" in without["i2"]
-    assert any("About rose soap" in text and "cheap rose soap" in text for text in inputs)
+    assert any("care. About rose soap" in text for text in inputs)
     assert any(text.startswith("Ignore all") and "About" not in text for text in inputs)
     vectors = np.load(run / "embed_items/content.npy")
     assert vectors.shape == (7, 12)
@@ -219,7 +219,6 @@ def test_a_shops_own_attributes_are_extracted_and_stand_in_the_text(
         assert np.isclose(vectors, vector, atol=1e-3).all(1).any()
     made = json.loads((run / "embed_items/content.json").read_text())["described_by"]
     assert made["prompt_version"].startswith("own-")
-    assert "kept" not in made
     check_served(run / "bundles" / "current", made["prompt_version"])
 
 
@@ -234,8 +233,10 @@ def test_without_a_model_nothing_is_enriched_and_no_budget_calls_nothing(
     plain_vectors = np.load(tmp_path / "run/embed_items/content.npy")
     with openai_server(chat=answer) as server:
         settings = '[content]\nencoder = "hash"\n[enrichment]\nmodel = "endpoint"\n'
-        config = toml(settings + endpoint_table("enrichment", server))
-        result = recsys("run", config, "--until", "embed_items", "-q")
+        named = settings + endpoint_table("enrichment", server)
+        result = recsys("run", toml(named), "--until", "embed_items", "-q")
+        assert "enrichment.attributes names none" in " ".join(result.output.split())
+        result = recsys("run", toml(named + DESCRIBED), "--until", "embed_items", "-q")
         assert result.exit_code == 0, result.output
         assert server.requests == []
     summary = json.loads(report.read_text())

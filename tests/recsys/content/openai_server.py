@@ -1,9 +1,7 @@
-"""A local OpenAI-compatible server, for tests: scripted replies or a real model, a real socket.
+"""A local OpenAI-compatible server, for tests: scripted replies, a real socket.
 
     with openai_server(chat=lambda request: Reply({...}), embed=vectors_of) as server:
         EndpointConfig(base_url=server.base_url, model="any")
-
-    with openai_server(chat=answered_by(LocalLanguageModel(), EXAMPLES)) as server:
 
 ``server.requests`` keeps the body of every request, ``server.headers`` its headers.
 """

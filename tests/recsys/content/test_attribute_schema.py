@@ -48,7 +48,6 @@ def test_the_prompt_says_names_descriptions_and_values_and_its_version_follows_t
     assert OWN.schema["required"] == list(GOOD)
     assert OWN.schema["properties"]["material"]["enum"] == ["Cotton", "wool", None]
     assert build_extraction(ATTRIBUTES[:4]).version != OWN.version
-    assert OWN.keep == tuple(GOOD)
 
 
 def test_values_are_read_by_their_types_and_null_is_no_value() -> None:
@@ -97,7 +96,6 @@ def test_a_senseless_attribute_is_refused() -> None:
     assert_refused(
         {
             "must be 1 to 40 small letters": made(name="Material"),
-            "is that of a built-in attribute": made(name="topics"),
             "must be one line of plain text": made(description=""),
             "be one line of plain text": made(description="a\nb"),
             "has 301 characters, allowed are 300": made(description="x" * 301),
@@ -111,9 +109,9 @@ def test_a_senseless_attribute_is_refused() -> None:
 
 
 def test_numbers_and_yes_and_no_stand_in_the_text_with_their_names() -> None:
-    text = enriched_text("Scarf", READ, keep=OWN.keep, schema=OWN.schema)
+    text = enriched_text("Scarf", READ, OWN.schema)
     assert text == "Scarf. Cotton. winter, summer. tall people. weight kg 1.5. washable"
-    few = enriched_text("Scarf", {"washable": "no"}, keep=OWN.keep, schema=OWN.schema)
+    few = enriched_text("Scarf", {"washable": "no"}, OWN.schema)
     assert few == "Scarf. not washable"
 
 

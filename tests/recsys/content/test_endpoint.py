@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from recsys.content.attribute_schema import BUILT_IN
-from recsys.content.attributes import SCHEMA
-from recsys.content.config import EmbeddingEndpointConfig, EndpointConfig
+from recsys.content.attribute_schema import build_extraction
+from recsys.content.config import AttributeConfig, EmbeddingEndpointConfig, EndpointConfig
 from recsys.content.embedding_cache import encode_cached
 from recsys.content.encoder import HashEncoder, PrefixedEncoder
 from recsys.content.endpoint import Endpoint
@@ -32,6 +31,7 @@ from tests.recsys.content.openai_server import (
 from tests.recsys.testing.refusals import refusal
 
 SECRET = "sk-very-secret-1234567890"
+ASKED = build_extraction((AttributeConfig(name="topic", type="words", description="Its topic"),))
 
 
 class Log:
@@ -63,7 +63,7 @@ def ask(
     with openai_server(chat=chat) as server:
         endpoint = Endpoint(config_of(server.base_url, **more), sleep=waits.append)
         endpoint.complete_json(
-            [BUILT_IN.prompt(text) for text in texts], SCHEMA, max_tokens=77, log=log
+            [ASKED.prompt(text) for text in texts], ASKED.schema, max_tokens=77, log=log
         )
     return log, server.requests, waits
 
@@ -81,11 +81,11 @@ def test_a_request_carries_the_schema_and_the_text_as_data():
     assert request["model"] == "tiny"
     assert request["max_tokens"] == 77
     assert request["response_format"]["json_schema"]["strict"] is True
-    assert request["response_format"]["json_schema"]["schema"] == SCHEMA
+    assert request["response_format"]["json_schema"]["schema"] == ASKED.schema
     system, user = request["messages"]
     assert text not in system["content"]
     first, middle, last = user["content"].split("\n")
-    assert first == last == BUILT_IN.prompt(text).mark
+    assert first == last == ASKED.prompt(text).mark
     assert first not in text
     assert json.loads(middle) == text
 
@@ -137,7 +137,9 @@ def test_the_key_comes_from_the_named_variable_only(monkeypatch):
     for variable, expected in (("MY_KEY", f"Bearer {SECRET}"), ("", "Bearer none")):
         with openai_server(chat=lambda _: chat_reply("{}")) as server:
             config = config_of(server.base_url, api_key_variable=variable)
-            Endpoint(config).complete_json([BUILT_IN.prompt("a")], SCHEMA, max_tokens=9, log=Log())
+            Endpoint(config).complete_json(
+                [ASKED.prompt("a")], ASKED.schema, max_tokens=9, log=Log()
+            )
         headers = {name.lower(): value for name, value in server.headers[0].items()}
         assert headers["authorization"] == expected
         assert SECRET not in repr(config)

@@ -1,25 +1,26 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from recsys.content.attributes import PROMPT_VERSION, enriched_text
-from recsys.content.config import EndpointConfig, EnrichmentConfig
+from recsys.content.attribute_schema import build_extraction
+from recsys.content.attributes import enriched_text
+from recsys.content.config import AttributeConfig, EndpointConfig, EnrichmentConfig
 from recsys.content.endpoint import Endpoint
 from recsys.content.enrichment import enrich
 from recsys.content.enrichment_ledger import Enrichment
 from recsys.content.prompt import Completion, CompletionLog, EndpointError, Prompt, Schema, Tokens
 from tests.recsys.content.openai_server import Reply, Request, chat_reply, openai_server
 
-PLENTY = EnrichmentConfig(token_budget=10**9)
-GOOD = {
-    "topics": ["soap"],
-    "audience": "everyone",
-    "style": "plain",
-    "summary": "A bar of soap.",
-    "queries": ["soap", "hand soap", "cheap soap"],
-}
+ATTRIBUTES = tuple(
+    AttributeConfig(name=name, type="words", description=f"Its {name}")
+    for name in ("topic", "audience", "summary")
+)
+PROMPT = build_extraction(ATTRIBUTES)
+PLENTY = EnrichmentConfig(token_budget=10**9, attributes=ATTRIBUTES)
+GOOD = {"topic": "soap", "audience": "everyone", "summary": "A bar of soap."}
 
 
 def answer_to(text: str) -> dict[str, object]:
@@ -93,10 +94,10 @@ def test_each_attribute_knows_its_model_prompt_and_time(tmp_path):
     for text, attributes in zip(["rose soap", "clay mask"], result.attributes, strict=True):
         values = values_of(attributes)
         assert values["summary"] == f"This is {text}."
-        assert values["queries"] == ("soap", "hand soap", "cheap soap")
+        assert values["topic"] == "soap"
         for attribute in attributes.values():
             assert attribute.provenance.model == "tiny@test"
-            assert attribute.provenance.prompt_version == PROMPT_VERSION
+            assert attribute.provenance.prompt_version == PROMPT.version
             assert attribute.provenance.time.endswith("+00:00")
     assert result.spent == Tokens(200, 100)
 
@@ -112,7 +113,7 @@ def test_a_second_run_asks_nothing_and_a_changed_text_is_the_only_one_asked(tmp_
 
 
 def test_the_token_budget_is_never_exceeded_and_restarts_do_not_stretch_it(tmp_path):
-    config, script = EnrichmentConfig(token_budget=200), Script()
+    config, script = replace(PLENTY, token_budget=200), Script()
     for _ in range(3):
         result = enrich([f"item {i}" for i in range(20)], script, tmp_path, config)
         assert result.spent.total <= 200
@@ -126,14 +127,9 @@ BROKEN = {
     "no JSON": "Sure! Here is",
     "no object": "[1]",
     "an extra key": json.dumps({**GOOD, "is_admin": True}),
-    "a missing key": json.dumps({key: GOOD[key] for key in list(GOOD)[:4]}),
+    "a missing key": json.dumps({key: GOOD[key] for key in list(GOOD)[:2]}),
     "another type": json.dumps({**GOOD, "summary": ["x"]}),
-    "a text for a list": json.dumps({**GOOD, "topics": "soap"}),
-    "a number in a list": json.dumps({**GOOD, "topics": [3]}),
-    "too few queries": json.dumps({**GOOD, "queries": ["soap", "soap", "soap"]}),
-    "too many queries": json.dumps({**GOOD, "queries": list("abcdef")}),
-    "too long": json.dumps({**GOOD, "summary": "x" * 401}),
-    "empty": json.dumps({**GOOD, "style": " "}),
+    "too long": json.dumps({**GOOD, "summary": "x" * 201}),
     "an address": json.dumps({**GOOD, "summary": "Buy at www.evil.example"}),
     "a mark": json.dumps({**GOOD, "summary": "<<<item 0123456789abcdef>>>"}),
     "cut off": json.dumps(GOOD)[:-9],
@@ -146,9 +142,7 @@ def test_answers_outside_the_schema_are_asked_again_once_and_paid_for_twice_at_m
     for _ in range(3):
         result = enrich(["good", *BROKEN], script, tmp_path, PLENTY)
     assert sorted(script.requested) == sorted(["good", *BROKEN, *BROKEN])
-    assert values_of(result.attributes[0]) == {
-        name: tuple(value) if isinstance(value, list) else value for name, value in GOOD.items()
-    }
+    assert values_of(result.attributes[0]) == GOOD
     assert result.attributes[1:] == [None] * len(BROKEN)
     assert all(result.reasons[1:])
     num_answers = 1 + 2 * len(BROKEN)
@@ -192,29 +186,27 @@ def test_a_request_that_was_cut_short_stays_spent(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         enrich(["a"], Script(stop), tmp_path, PLENTY)
-    result = enrich(["a"], Script(), tmp_path, EnrichmentConfig(token_budget=150))
+    result = enrich(["a"], Script(), tmp_path, replace(PLENTY, token_budget=150))
     assert result.budget_reached
     assert result.spent == Tokens(60, 40)
-    result = enrich(["a"], Script(), tmp_path, EnrichmentConfig(token_budget=200))
+    result = enrich(["a"], Script(), tmp_path, replace(PLENTY, token_budget=200))
     assert result.reasons == [None]
     assert result.spent == Tokens(70, 45)
 
 
-def test_the_text_for_embedding_gains_topics_summary_and_queries(tmp_path):
-    result = enrich(["rose soap"], Script(), tmp_path, PLENTY)
-    values = values_of(result.attributes[0])
-    assert enriched_text("rose soap", values) == (
-        "rose soap. soap. This is rose soap. soap, hand soap, cheap soap"
+def test_attributes_follow_the_beginning_of_a_text_for_embedding():
+    assert enriched_text("rose soap", GOOD, PROMPT.schema) == (
+        "rose soap. soap. everyone. A bar of soap"
     )
-    assert enriched_text("rose soap", None) == "rose soap"
-    long = enriched_text("word " * 300 + "end", values)
-    assert long.index("This is rose soap") < 600
+    assert enriched_text("rose soap", None, PROMPT.schema) == "rose soap"
+    long = enriched_text("word " * 300 + "end", GOOD, PROMPT.schema)
+    assert long.index("A bar of soap") < 600
     assert long.endswith("word end")
     assert long.count("word") == 300
 
 
 def test_tokens_are_priced(tmp_path):
-    config = EnrichmentConfig(token_budget=600, prompt_price=2.0, completion_price=4.0)
+    config = replace(PLENTY, token_budget=600, prompt_price=2.0, completion_price=4.0)
     script = Script()
     result = enrich([f"item {i}" for i in range(50)], script, tmp_path, config)
     # A request is charged 60 + 40 tokens before it is sent, and costs 40 millionths.
