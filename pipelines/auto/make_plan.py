@@ -58,8 +58,8 @@ TWO_TOWER_SECONDS = 60.0
 ENCODER = "content.encoder"
 ENCODING_SHARE, OWN_ENCODING_SHARE = 0.3, 0.5
 """Share of the time left that the encoder of texts may take: the usual one, and one that is set."""
-MEANING = 384
-"""Columns of MiniLM's vectors; hashed words follow them."""
+MEANING, WORDS = 384, 1024
+"""Columns of MiniLM's vectors, and of the hashed words that follow them."""
 HASH_SECONDS = 1e-4
 """To hash the words of a text."""
 HASHED: Table = {"content": {"encoder": "hash"}}
@@ -151,7 +151,7 @@ def plan_sequence(planner: Planner) -> None:
             "semantic_ids": {
                 "method": "rq_kmeans",
                 "source": "content" if shape.has_text else BEHAVIOUR,
-                "content_columns": content.get(names.CONTENT.section, {}).get("columns"),
+                "content_columns": MEANING if names.CONTENT.section in content else None,
             },
         }
     )
@@ -248,8 +248,8 @@ def content_part(planner: Planner) -> tuple[PlanPart | None, Table]:
         chosen: Table = {"content": {"encoder": own or PLANNED_ENCODER}}
         joined = set_value(planner.user, "content.columns")
         if (own or PLANNED_ENCODER) == PLANNED_ENCODER and not joined:
-            # Items are compared by meaning, without the words that are appended.
-            chosen[names.CONTENT.section] = {"columns": MEANING}
+            # Items are compared by meaning, or with the words that are appended.
+            chosen[names.CONTENT.section] = {"columns": [MEANING, MEANING + WORDS]}
         return part, chosen
     if all(known.name != part.name for known in planner.left_out):
         planner.leave_out(part)

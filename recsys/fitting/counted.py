@@ -45,6 +45,7 @@ from recsys.models.popularity import Popularity
 from recsys.retrieval.sources import PopularSource, ScoredSource, Source, WeightsSource
 
 ConfigT = TypeVar("ConfigT", EaseWeightsConfig, ItemKnnConfig, RepeatsConfig)
+ModelT = TypeVar("ModelT", ItemWeights, ContentSimilarity)
 CPU = torch.device("cpu")
 METRIC = "ndcg@10"
 MAX_EVENTS = 500
@@ -175,8 +176,8 @@ def _by_recency(model: ItemWeights) -> Iterator[ItemWeights]:
 
 
 def _best(
-    tried: Iterable[ItemWeights], judge: EvaluationQueries | None, device: torch.device = CPU
-) -> ItemWeights:
+    tried: Iterable[ModelT], judge: EvaluationQueries | None, device: torch.device = CPU
+) -> ModelT:
     """Choose by validation; the first where nothing can be measured, and among equals."""
     models = iter(tried)
     best = next(models)
@@ -190,7 +191,9 @@ def _best(
     return best
 
 
-def _quality(model: ItemWeights, judge: EvaluationQueries, device: torch.device) -> float:
+def _quality(
+    model: ItemWeights | ContentSimilarity, judge: EvaluationQueries, device: torch.device
+) -> float:
     source = ScoredSource(model.to(device).score)
     return measure(source, judge, device)[METRIC]
 
@@ -252,12 +255,19 @@ def fit_item_to_item(inputs: ModelInputs, config: ItemToItemConfig, split: FitSp
     )
 
 
-def fit_content(inputs: ModelInputs, config: ContentSimilarityConfig) -> ContentSimilarity | None:
+def fit_content(
+    inputs: ModelInputs,
+    config: ContentSimilarityConfig,
+    judge: EvaluationQueries | None,
+    device: torch.device = CPU,
+) -> ContentSimilarity | None:
     """Whiten the catalogue's content; None where no item has any."""
     content = inputs.catalogue.content
-    if content.shape[1] and bool((content[1:] != 0).any()):
-        return ContentSimilarity(config, content)
-    return None
+    if not content.shape[1] or not bool((content[1:] != 0).any()):
+        return None
+    each = config.columns if isinstance(config.columns, tuple) else (config.columns,)
+    tried = (ContentSimilarity(replace(config, columns=one), content) for one in each)
+    return _best(tried, judge, device).to(CPU)
 
 
 POPULARITY = ModelSpec(
@@ -277,7 +287,10 @@ ITEM_TO_ITEM = ModelSpec(
 CONTENT = ModelSpec(
     names=names.CONTENT,
     config=ContentSimilarityConfig,
-    fit=lambda config, data, *_: counted(fit_content(data.inputs, config)),
+    fit=lambda config, data, _, start: counted(
+        fit_content(data.inputs, config, start.judge, start.run.device)
+    ),
     load=lambda folder, _: ContentSimilarity.load(folder),
     source=vector_source,
+    chooses=True,
 )

@@ -186,8 +186,9 @@ class ContentSimilarityConfig:
 
     history_power: float = 1.0
     """The r-th latest event of the history counts r ** -history_power."""
-    columns: int | None = None
-    """Columns of the content embeddings that are compared, from the first on; None is all."""
+    columns: int | tuple[int, ...] | None = None
+    """Columns of the content embeddings that are compared, from the first on; validation chooses
+    among several, None is all."""
 
     def __post_init__(self) -> None:
         check_bounds(self, history_power=">= 0", columns=">= 1")

@@ -6,8 +6,10 @@ its cosine to that mean. It needs no events of the item, so it also finds items 
 Embeddings of one shop's items are alike in a few directions (what all of them share, their broad
 kinds), which drown the rest. So vectors are centred and whitened first: each direction is scaled
 by how little the catalogue varies along it, less so where few items speak for many directions.
+Of wide embeddings the directions along which it varies most are kept.
 
-Axes: B queries, M history values of a batch, N item rows, F width of the content embeddings.
+Axes: B queries, M history values of a batch, N item rows, F width of the content embeddings, V of
+the compared vectors, at most ``MAX_DIRECTIONS``.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from recsys.models.configs import ContentSimilarityConfig, without_removed
 NORM_FLOOR = 1e-6
 MAX_HISTORY = 50
 """Latest events of a history that count."""
+MAX_DIRECTIONS = 512
+"""Width of the compared vectors: a server reads all of them for each list of a large catalogue."""
 BLOCK = 1 << 14
 """Items that are whitened at a time."""
 PAIRS_UP_TO = 4096
@@ -47,14 +51,14 @@ class Whitening(NamedTuple):
     mean: Tensor
     """[F] of all items with content."""
     directions: Tensor
-    """[F, F], multiplies content less its mean."""
+    """[F, V], multiplies content less its mean."""
 
     def to(self, device: torch.device | str) -> Whitening:
         return Whitening(self.mean.to(device), self.directions.to(device))
 
     def apply(self, content: Tensor) -> Tensor:
-        """Turn content into unit vectors, [N, F]; rows of zeros stay."""
-        whole = torch.empty(content.shape, device=content.device)
+        """Turn content [N, F] into unit vectors, [N, V]; rows of zeros stay."""
+        whole = torch.empty(len(content), self.directions.shape[1], device=content.device)
         # A block's steps stay in the cache: two thirds of the time, and a third of the memory.
         blocks = zip(torch.split(content, BLOCK), torch.split(whole, BLOCK), strict=True)
         side_by_side(lambda block: self._apply(*block), blocks)
@@ -83,6 +87,8 @@ class Whitening(NamedTuple):
         # Few items say little of many directions, so there all count more alike.
         spread = spread + spread.mean() * width / len(known)
         scale = spread.clamp_min(1e-4 * spread.max()) ** -0.5
+        if width > MAX_DIRECTIONS:  # the last ones are those that vary most
+            return cls(mean.float(), (axes * scale)[:, -MAX_DIRECTIONS:].float())
         # Back in the embeddings' own axes, so that a sign of an axis decides nothing.
         return cls(mean.float(), (axes * scale @ axes.T).float())
 
@@ -131,6 +137,8 @@ class ContentSimilarity:
         if not all_finite(content):
             row = int((~torch.isfinite(content)).any(1).nonzero()[0])
             raise ValueError(f"content of item row {row} is not finite; embed the items again")
+        if isinstance(config.columns, tuple):
+            raise ValueError(f"columns must be one number by now, got {config.columns}")
         content = content.detach()[:, : config.columns].float()
         if bool(content[0].any()):
             content = content.clone()
@@ -152,8 +160,13 @@ class ContentSimilarity:
     def num_item_rows(self) -> int:
         return len(self.vectors)
 
+    @property
+    def settings(self) -> dict[str, object]:
+        """Return what validation chose."""
+        return {"columns": self.config.columns}
+
     def all_item_vectors(self) -> Tensor:
-        """Return the compared vectors, [N, F]; rows of zeros have no content."""
+        """Return the compared vectors, [N, V]; rows of zeros have no content."""
         return self.vectors
 
     def grown(self, content: Tensor) -> ContentSimilarity:
@@ -167,7 +180,7 @@ class ContentSimilarity:
         return grown
 
     def query_vectors(self, queries: JaggedBatch) -> Tensor:
-        """Average each history as a unit vector, [B, F]; 0 where none of it has content."""
+        """Average each history as a unit vector, [B, V]; 0 where none of it has content."""
         history = queries["history"]
         query = history.segments()  # [M]
         place = torch.arange(len(query), device=query.device)
@@ -223,7 +236,7 @@ class ContentSimilarity:
         whitening = Whitening(*(tensors[name] for name in Whitening._fields))
         if content is not None:
             return cls(config, content, whitening=whitening)
-        model = cls(config, torch.zeros_like(tensors["vectors"]), whitening=whitening)
+        model = cls(config, torch.zeros(1, len(whitening.mean)), whitening=whitening)
         model.vectors, model.has_content = tensors["vectors"], tensors["has_content"]
         return model
 
@@ -240,18 +253,18 @@ class OneContentHistory:
 
     @cached_property
     def _columns(self) -> Tensor:
-        """All vectors, [F, N]."""
+        """All vectors, [V, N]."""
         # For one query a product with columns takes a third to a half of the time of one with rows.
         return self._vectors.T.contiguous()
 
     def query_vector(self, item_rows: Tensor) -> Tensor:
-        """Average a history as a unit vector, [F]; 0 where none of it has content.
+        """Average a history as a unit vector, [V]; 0 where none of it has content.
 
         Args:
             item_rows: Rows of the catalogue, oldest first, at least one.
         """
         latest = item_rows[-self._num_events :]
-        total = self._weights[-latest.shape[0] :] @ self._vectors.index_select(0, latest)  # [F]
+        total = self._weights[-latest.shape[0] :] @ self._vectors.index_select(0, latest)  # [V]
         return total / max(float(torch.linalg.vector_norm(total)), NORM_FLOOR)
 
     def scores(self, item_rows: Tensor) -> Tensor:

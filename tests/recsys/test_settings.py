@@ -55,7 +55,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (GenerativeConfig, {"embedding_dim": 16, "num_heads": 3}, "must divide the width 16, got 3"),
     (GenerativeConfig, {"dropout": 1.0}, "dropout must be in [0, 1), got 1.0"),
     (GenerativeConfig, {"num_layers": 0}, "num_layers must be >= 1, got 0"),
-    (GenerativeConfig, {"temperature": -1.0}, "temperature must be > 0, got -1.0"),
     (TeachingConfig, {"share": 1.5}, "share must be in"),
     (TeachingConfig, {"dropped_events": 1.0}, "dropped_events must be in"),
     (RankerConfig, {"trunk": "deep"}, "trunk is one of"),

@@ -14,6 +14,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.fitting.catalogue import CATALOGUE, index_of_model, tuning_queries
 from recsys.fitting.counted import (
+    fit_content,
     fit_ease,
     fit_item_knn,
     fit_item_to_item,
@@ -27,6 +28,7 @@ from recsys.fitting.sequence import member_training, near_items
 from recsys.fitting.spec import Data, Refit, TrainingRun, load_trained, vector_source
 from recsys.fitting.two_tower import fit_two_tower, untrained_two_tower
 from recsys.models.configs import (
+    ContentSimilarityConfig,
     EaseWeightsConfig,
     ItemKnnConfig,
     ItemToItemConfig,
@@ -211,6 +213,25 @@ def test_validation_finds_that_the_latest_item_counts_most() -> None:
     assert len(model.settings["l2"]) == 1
     knn = fit_item_knn(inputs, ItemKnnConfig(history_power=powers), "train", judge_of(inputs))
     assert knn.settings["history_power"] == (2.0,)
+
+
+def test_validation_chooses_the_columns_by_which_items_are_compared() -> None:
+    """Either part places an item next to its successor, the other one says nothing."""
+    inputs = inputs_where_the_latest_item_decides()
+    angle = torch.arange(WEIGHTS_NUM_ROWS) * (2 * torch.pi / (WEIGHTS_NUM_ROWS - 1))
+    ring = torch.stack([angle.cos(), angle.sin()], dim=1)
+    noise = torch.randn(WEIGHTS_NUM_ROWS, 2, generator=torch.Generator().manual_seed(0))
+    both = ContentSimilarityConfig(columns=(2, 4))
+    for parts, chosen in (([ring, noise], 2), ([0.01 * noise, 10 * ring], 4)):
+        content = torch.cat(parts, dim=1)
+        content[0] = 0
+        found = replace(inputs, catalogue=ItemCatalogue(content, inputs.catalogue.categories))
+        model = fit_content(found, both, judge_of(found))
+        assert model is not None
+        assert model.settings == {"columns": chosen}
+        nothing_known = fit_content(found, both, None)
+        assert nothing_known is not None
+        assert nothing_known.settings == {"columns": 2}
 
 
 def inputs_of_weekly_baskets() -> ModelInputs:

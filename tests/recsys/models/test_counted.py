@@ -241,6 +241,23 @@ def test_only_the_columns_asked_for_are_compared() -> None:
     )
 
 
+def test_of_wide_content_what_varies_most_is_compared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    noise = 1e-3 * torch.randn(9, 3, generator=torch.Generator().manual_seed(1))
+    wide = torch.cat([content(), noise], dim=1)
+    wide[0] = 0
+    whole = ContentSimilarity(CONTENT_PLAIN, content(), whitening=Whitening.fit(content()))
+    monkeypatch.setattr(content_similarity, "MAX_DIRECTIONS", 4)
+    model, asked = ContentSimilarity(CONTENT_PLAIN, wide), history_queries([1, 2], [7])
+    assert model.vectors.shape == (9, 4)
+    torch.testing.assert_close(model.score(asked), whole.score(asked), atol=0.05, rtol=0)
+    model.save(tmp_path)
+    longer = torch.cat([wide, torch.ones(1, 7)])
+    for loaded in (ContentSimilarity.load(tmp_path), ContentSimilarity.load(tmp_path, longer)):
+        torch.testing.assert_close(loaded.score(asked)[:, :9], model.score(asked))
+
+
 def test_items_without_content_and_histories_without_any_have_no_evidence() -> None:
     vectors = content()
     vectors[3] = 0
