@@ -227,6 +227,11 @@ class ServerMetrics:
         """Note how long a request that a worker took had waited."""
         self._times["queue"].observe(seconds)
 
+    def refused_at_once(self, route: str, number: int) -> None:
+        """Count lists refused by a full queue before they took any time."""
+        self._request_counter(route, 503).inc(number)
+        self._counters["refused"].add("queue_full", number)
+
     def refused(self, reason: str) -> None:
         """Count a request that was refused before any model work, for one of ``REFUSALS``."""
         self._counters["refused"].add(reason)

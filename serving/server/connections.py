@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import resource
 import select
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from time import monotonic
@@ -31,6 +31,7 @@ from serving.settings import Settings
 
 LISTS = frozenset((route.method, route.path) for route in ROUTES if route.kind == "list")
 """Methods and paths of requests that only ever wait for a worker."""
+LIST_LINES = frozenset((method.encode(), path.encode()) for method, path in LISTS)
 SPARE_DESCRIPTORS = 64
 SWEEP_SECONDS = 0.25
 
@@ -47,6 +48,14 @@ class Connections:
         self.waiting: OrderedDict[Connection, float] = OrderedDict()
         self.open: set[Connection] = set()
         self.num_evicted = 0
+        self.is_full: Callable[[], bool] = lambda: False
+        """Whether no list may wait any more, unless an equal one does, by its body."""
+        self.bodies: Container[bytes] = ()
+        """Bodies of the lists that wait."""
+        self.refusal = b""
+        """What a list gets while it `is_full`, its connection being kept."""
+        self.num_refused: Counter[str] = Counter()
+        """Lists that got it and are not counted yet, by path."""
 
     def add(self, connection: Connection) -> bool:
         """Take a connection; False where the table is full of requests that are being answered."""
@@ -74,11 +83,12 @@ class Connections:
         """Note that it is the server's turn."""
         self.waiting.pop(connection, None)
 
-    async def sweep(self, also: Callable[[], None]) -> None:
+    async def sweep(self, *also: Callable[[], None]) -> None:
         """Close slow connections, and call ``also`` as often, until the server ends."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            also()
+            for one in also:
+                one()
             now = monotonic()
             for connection, since in list(self.waiting.items()):
                 late = now - since > self.settings.header_timeout_seconds
@@ -107,6 +117,8 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._begins: tuple[RequestResponseCycle, ASGI3Application] | None = None
         """A request that is not begun yet."""
+        self._held: list[bytes] | None = None
+        """Body so far of a list that is refused unless more of it comes."""
         self._unread: tuple[int, float] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -132,6 +144,8 @@ class Connection(HttpToolsProtocol):
         self._head_bytes += len(data)
         before = self.cycle
         super().data_received(data)
+        if self._held is not None:
+            self._take()
         self._begin(at_once=False)
         if self.cycle is not before:
             self._head_bytes = 0
@@ -145,10 +159,46 @@ class Connection(HttpToolsProtocol):
         if size > self.table.settings.max_header_bytes:
             self._refuse_head()
             raise ValueError("the head is too large")
+        if self._is_refused:
+            self._held = []
+        else:
+            self._take()
+
+    @property
+    def _is_refused(self) -> bool:
+        """True if no list may wait, and this is one that leaves its connection as it is."""
+        return (
+            self.table.is_full()
+            and self.in_head
+            and (self.parser.get_method(), self.url) in LIST_LINES
+            and self.parser.should_keep_alive()
+            and self.parser.get_http_version() == "1.1"
+            and not self.flow.write_paused
+        )
+
+    def _take(self) -> None:
+        """Handle a request as uvicorn does, with what has come of its body."""
+        held, self._held = self._held or (), None
         super().on_headers_complete()
         self.scope["recsys.connection"] = self  # type: ignore[typeddict-unknown-key]
+        for part in held:
+            super().on_body(part)
+
+    def on_body(self, body: bytes) -> None:
+        if self._held is None:
+            super().on_body(body)
+        else:
+            self._held.append(body)
 
     def on_message_complete(self) -> None:
+        if self._held is not None:
+            if b"".join(self._held) not in self.table.bodies:
+                # Parsing it and logging it would cost more than all of this.
+                self._held, self._head_bytes, self.idle = None, 0, True
+                self.table.num_refused[self.url.decode()] += 1
+                self.transport.write(self.table.refusal)
+                return
+            self._take()
         self.table.works(self)
         super().on_message_complete()
         self._begin(at_once=True)
@@ -289,6 +339,12 @@ def send_at_once(
     if not cycle.keep_alive:
         cycle.transport.close()
     cycle.on_response()
+
+
+def written(status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bytes:
+    """Write a response that has no date."""
+    length = (b"content-length", str(len(body)).encode())
+    return b"%b%b\r\n%b" % (STATUS_LINE[status], _lines((*headers, length)), body)
 
 
 @lru_cache(maxsize=64)

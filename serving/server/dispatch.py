@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,6 +20,8 @@ from typing import Literal, cast
 from serving.server.frames import Frame, FrameReader, packed
 
 JobKind = Literal["recommend", "batch", "other"]
+Key = tuple[bytes, bytes, int]
+"""What equal requests have equal: the body, what else is read of them, writes before it."""
 MAX_ATTEMPTS = 2
 """Workers that may die of a job before it is given up."""
 IN_HAND, SHORT_IN_HAND = 2, 4
@@ -52,7 +54,7 @@ class WorkerJob:
     message: bytes
     reply: asyncio.Future[Frame]
     created: float
-    key: bytes | None
+    key: Key | None
     num_waiting: int = 1
     """Connections that want the reply; without any the job is dropped."""
     attempts: int = 0
@@ -153,13 +155,15 @@ class Dispatcher:
     service_seconds: float = 0.002
     """Mean time of a list, as measured."""
     num_deduplicated: int = 0
-    _flights: dict[bytes, WorkerJob] = field(default_factory=dict)
+    bodies: Counter[bytes] = field(default_factory=Counter)
+    """Bodies of the requests that an equal one may join."""
+    _flights: dict[Key, WorkerJob] = field(default_factory=dict)
     _batches: deque[WorkerJob] = field(default_factory=deque)
     _numbers: count[int] = field(default_factory=lambda: count(1))
     _expiry: asyncio.TimerHandle | None = None
 
     def submit(
-        self, kind: JobKind, head: bytes, body: bytes, *, key: bytes | None = None
+        self, kind: JobKind, head: bytes, body: bytes, *, key: Key | None = None
     ) -> WorkerJob:
         """Send a job to a worker, or queue it.
 
@@ -193,18 +197,24 @@ class Dispatcher:
             self._submit_list(job, now)
         if key is not None:
             self._flights[key] = job
+            self.bodies[key[0]] += 1
         return job
 
     def _submit_list(self, job: WorkerJob, now: float) -> None:
         if not self.queue and (worker := self._least_busy(1)) is not None:
             worker.send(job, now)
             return
-        waits = len(self.queue) * self.service_seconds / max(1, len(self.workers))
-        if waits > self._patience or len(self.queue) >= self.max_queue:
+        if self.is_full:
             raise OverloadedError
         self.queue.append(job)
         self._feed(now)
         self._expire_later()
+
+    @property
+    def is_full(self) -> bool:
+        """True if a list that comes now would wait too long."""
+        waits = len(self.queue) * self.service_seconds / max(1, len(self.workers))
+        return waits > self._patience or len(self.queue) >= self.max_queue
 
     @property
     def _patience(self) -> float:
@@ -306,6 +316,9 @@ class Dispatcher:
     def _land(self, job: WorkerJob) -> None:
         if job.key is not None and self._flights.get(job.key) is job:
             del self._flights[job.key]
+            self.bodies[job.key[0]] -= 1
+            if not self.bodies[job.key[0]]:
+                del self.bodies[job.key[0]]
 
     def _expire_later(self) -> None:
         """Look at the queue again when its first job has waited for too long."""

@@ -23,8 +23,8 @@ from serving.online.store import new_request_id, time_of
 from serving.online.writer import EventWriter
 from serving.routes import find
 from serving.security.access import Access, Caller
-from serving.server.connections import Connections, leave, send_at_once
-from serving.server.dispatch import JobKind, OverloadedError, WorkerDiedError, WorkerJob
+from serving.server.connections import Connections, leave, send_at_once, written
+from serving.server.dispatch import JobKind, Key, OverloadedError, WorkerDiedError, WorkerJob
 from serving.server.fleet import Fleet
 from serving.server.frames import Frame
 from serving.settings import Settings
@@ -73,6 +73,9 @@ class Front:
         self._dispatcher, self._metrics = fleet.dispatcher, metrics
         self._observed: list[tuple[Any, ...]] = []
         self.draining = False
+        connections.is_full, connections.bodies = self._is_full, fleet.dispatcher.bodies
+        busy = _busy().answer()
+        connections.refusal = written(busy.status, busy.headers, busy.body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -122,6 +125,18 @@ class Front:
                 codes, fallback = fields["degraded"], fields["fallback"]
                 self._metrics.observe_reply(timings, sources, codes, fallback)
 
+    def _is_full(self) -> bool:
+        """Return whether lists are refused at once; a server that ends closes connections too."""
+        return not self.draining and bool(self._dispatcher.workers) and self._dispatcher.is_full
+
+    def count_refused(self) -> None:
+        """Count, and log in one line, the lists that were refused at once."""
+        for path, number in self._connections.num_refused.items():
+            self._metrics.refused_at_once(path, number)
+            if self._settings.log_requests:
+                log("requests_refused", {"path": path, "status": 503, "number": number})
+        self._connections.num_refused.clear()
+
     async def _send(self, send: Send, answer: HttpAnswer) -> None:
         headers = (*answer.headers, CLOSE) if self.draining else answer.headers
         cycle = getattr(send, "__self__", None)
@@ -161,10 +176,10 @@ class Front:
         )
         if route.kind == "write":
             return await self._written(head, body, fields)
-        key = None
+        key: Key | None = None
         if route.kind == "list":
             # A list begun before a write was acknowledged is not given to a request after it.
-            key = b"%b%b%d" % (body, packed, self._num_writes)
+            key = (body, packed, self._num_writes)
         frame = await self._worked(scope, JOBS[route.kind], packed, body, key, fields)
         if "num_requests" in fields:
             # The lists that were made count against the caller's limit.
@@ -204,7 +219,7 @@ class Front:
         kind: JobKind,
         head: bytes,
         body: bytes,
-        key: bytes | None,
+        key: Key | None,
         fields: dict[str, Any],
     ) -> Frame:
         """Wait for a worker's reply."""
@@ -212,10 +227,9 @@ class Front:
             job = self._dispatcher.submit(kind, head, body, key=key)
             frame = await self._awaited(job, scope)
         except OverloadedError:
-            code = "overloaded" if self._dispatcher.workers else "no_worker"
-            message = f"the server is busy; try again in {RETRY_SECONDS} s"
-            reason = "queue_full" if self._dispatcher.workers else "not_ready"
-            raise RefusedError(503, code, message, headers=(RETRY,), reason=reason) from None
+            if self._dispatcher.workers:
+                raise _busy() from None
+            raise _busy("no_worker", "not_ready") from None
         except WorkerDiedError:
             log("request_killed_workers", {"path": counted_route(scope["path"])}, level=ERROR)
             raise failed() from None
@@ -272,6 +286,7 @@ class Front:
     def _measured(self) -> HttpAnswer:
         metrics, dispatcher = self._metrics, self._dispatcher
         self._count_observed()
+        self.count_refused()
         metrics.note(
             queue_depth=len(dispatcher.queue),
             connections=len(self._connections.open),
@@ -281,6 +296,11 @@ class Front:
         body, kind = metrics.render()
         headers = ((b"content-type", kind.encode()), (b"cache-control", b"no-store"))
         return HttpAnswer(200, body, {}, headers)
+
+
+def _busy(code: str = "overloaded", reason: str = "queue_full") -> RefusedError:
+    message = f"the server is busy; try again in {RETRY_SECONDS} s"
+    return RefusedError(503, code, message, headers=(RETRY,), reason=reason)
 
 
 def _with_new_id(frame: Frame) -> Frame:

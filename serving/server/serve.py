@@ -121,7 +121,8 @@ async def _serve(
         gc.set_threshold(20_000, 20, 50)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, fleet.wake)
-        sweeping = loop.create_task(Connection.table.sweep(access.poll))
+        also = (access.poll, front.count_refused)
+        sweeping = loop.create_task(Connection.table.sweep(*also))
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         log("serving", {"address": address, "workers": settings.num_workers})

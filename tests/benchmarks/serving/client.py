@@ -7,11 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 WARM_SHARE = 0.1
 """Of a closed loop's time that is not counted."""
+LENGTH = b"content-length: "
 WARM_SECONDS = 1.0
 """Of an open loop that are not counted: it opens its connections."""
 
@@ -55,15 +57,16 @@ class Connection(asyncio.Protocol):
         self.transport.write(message)
 
     def data_received(self, data: bytes) -> None:
-        self._bytes += data
-        end = self._bytes.find(b"\r\n\r\n")
-        if end < 0:
+        if self._bytes:
+            self._bytes += data
+            data = bytes(self._bytes)
+        end = data.find(b"\r\n\r\n")
+        head = data[:end].lower()
+        begin = head.find(LENGTH) + len(LENGTH)
+        if end < 0 or len(data) < end + 4 + int(head[begin:].split(b"\r\n", 1)[0]):
+            self._bytes = self._bytes or bytearray(data)
             return
-        head = bytes(self._bytes[:end]).lower()
-        length = int(head.split(b"content-length: ", 1)[1].split(b"\r\n", 1)[0])
-        if len(self._bytes) < end + 4 + length:
-            return
-        del self._bytes[: end + 4 + length]
+        self._bytes.clear()
         if b"connection: close" in head:
             self.transport.close()
         self._finish(int(head[9:12]))
@@ -118,38 +121,44 @@ async def closed_loop(
 async def open_loop(port: int, requests: Sequence[bytes], rate: float, seconds: float) -> Outcome:
     """Requests start at random times of a mean rate, replied to or not; latency is from then."""
     rng = np.random.default_rng(1)
-    starts = np.cumsum(rng.exponential(1 / rate, int(rate * seconds)))
-    outcome, waiting = Outcome(float(starts[-1]) - WARM_SECONDS), len(starts)
+    starts = np.cumsum(rng.exponential(1 / rate, int(rate * seconds))).tolist()
+    outcome, waiting = Outcome(starts[-1] - WARM_SECONDS), len(starts)
     everything = asyncio.Event()
     idle: list[Connection] = []
+    opening: set[asyncio.Task[None]] = set()
     zero = time.perf_counter() + 0.05
 
-    async def one(planned: float, message: bytes) -> None:
+    def finish(planned: float, connection: Connection | None, status: int) -> None:
         nonlocal waiting
-        status = 0
-        try:
-            # A server closes connections that have not sent anything for long.
-            while idle and idle[-1].transport.is_closing():
-                idle.pop()
-            connection = idle.pop() if idle else await connected(port)
-            reply = asyncio.get_running_loop().create_future()
-            connection.request(message, reply.set_result)
-            status = await reply
-            if not connection.transport.is_closing():
-                idle.append(connection)
-        except OSError:
-            pass
-        if planned - zero > WARM_SECONDS:
-            outcome.add(status, 1_000 * (time.perf_counter() - planned))
+        if planned > WARM_SECONDS:
+            outcome.add(status, 1_000 * (time.perf_counter() - zero - planned))
+        if connection is not None and not connection.transport.is_closing():
+            idle.append(connection)
         waiting -= 1
         if not waiting:
             everything.set()
 
-    tasks = []
-    for number, start in enumerate(starts):
-        if (wait := zero + start - time.perf_counter()) > 0.0005:
+    async def open_for(planned: float, message: bytes) -> None:
+        try:
+            connection = await connected(port)
+        except OSError:
+            finish(planned, None, 0)
+        else:
+            connection.request(message, partial(finish, planned, connection))
+
+    for number, planned in enumerate(starts):
+        if (wait := zero + planned - time.perf_counter()) > 0.0005:
             await asyncio.sleep(wait)
-        task = one(zero + start, requests[number % len(requests)])
-        tasks.append(asyncio.create_task(task))
+        message = requests[number % len(requests)]
+        # A server closes connections that have not sent anything for long.
+        while idle and idle[-1].transport.is_closing():
+            idle.pop()
+        if idle:
+            connection = idle.pop()
+            connection.request(message, partial(finish, planned, connection))
+        else:
+            # A task costs more than a request, so only new connections have one.
+            opening.add(task := asyncio.create_task(open_for(planned, message)))
+            task.add_done_callback(opening.discard)
     await everything.wait()
     return outcome

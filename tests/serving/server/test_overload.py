@@ -1,11 +1,13 @@
-"""More requests than workers can answer, on a clock that no machine slows down."""
+"""More requests than workers can answer: some on a clock that no machine slows down."""
 
 import asyncio
+import contextlib
+import json
 from itertools import count
 
 import pytest
 
-from tests.serving.server.bench import FrontBench, in_no_time, list_of
+from tests.serving.server.bench import FrontBench, in_no_time, list_of, run
 
 SERVICE_SECONDS = 0.01
 NUM_WORKERS = 2
@@ -73,3 +75,116 @@ def test_overload_is_refused_early_costs_no_goodput_and_passes(times, monkeypatc
             task.cancel()
 
     in_no_time(test, monkeypatch)
+
+
+def sent(document, line=b"POST /v1/recommend HTTP/1.1", more=b""):
+    body = json.dumps(document).encode()
+    head = b"%b\r\nhost: x\r\ncontent-type: application/json\r\n%b" % (line, more)
+    return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+
+
+def numbered(number):
+    return {"k": 5, "exclude": [f"x{number}"]}
+
+
+async def replied(reader):
+    """Status, headers and body of the next reply."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    status, *lines = head.split("\r\n")
+    headers = dict(line.split(": ") for line in lines if line)
+    body = await reader.readexactly(int(headers.pop("content-length")))
+    return int(status.split()[1]), headers, json.loads(body)
+
+
+@contextlib.asynccontextmanager
+async def full(bench, connections=1):
+    """Clients of a server whose worker holds two lists and whose queue holds one."""
+    waiting = [await bench.begun(document=numbered(-number)) for number in (1, 2)]
+    waiting.append(asyncio.create_task(bench.ask(document=numbered(-3))))
+    while not bench.dispatcher.is_full:
+        await asyncio.sleep(0)
+    async with bench.listening() as port:
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(connections)]
+        yield clients if connections > 1 else clients[0]
+        for _, writer in clients:
+            writer.close()
+        while bench.held()[0]:
+            bench.reply(0, list_of("kept"))
+        assert {(await one).status for one in waiting} == {200}
+
+
+def refusing():
+    return FrontBench(max_queue=1, queue_ms=20_000.0)
+
+
+def test_a_full_queue_refuses_at_once_as_it_does_after_the_body():
+    async def test():
+        bench = refusing()
+        async with full(bench) as (reader, writer):
+            writer.write(sent(numbered(1)))
+            at_once = await replied(reader)
+            request = sent(numbered(2))
+            writer.write(request[:-4])
+            await asyncio.sleep(0.05)
+            writer.write(request[-4:])
+            status, headers, document = await replied(reader)
+            assert headers.pop("date") and headers.pop("server")
+            assert at_once == (status, headers, document)
+            assert (status, headers["retry-after"]) == (503, "1")
+            assert document["error"]["code"] == "overloaded"
+            writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            page = (await reader.readexactly(length)).decode()
+            assert 'recsys_requests_total{route="/v1/recommend",status="503"} 2.0' in page
+            assert 'recsys_refused_total{reason="queue_full"} 2.0' in page
+            # The same connection has its list once there is room.
+            bench.reply(0, list_of("kept"))
+            writer.write(sent(numbered(3)))
+            while len(bench.held()[0]) + len(bench.dispatcher.queue) < 3:
+                await asyncio.sleep(0.001)
+            while bench.held()[0]:
+                bench.reply(0, list_of("after"))
+            assert (await replied(reader))[0] == 200
+
+    run(test)
+
+
+def test_pipelined_lists_are_refused_in_their_order():
+    async def test():
+        bench = refusing()
+        async with full(bench, 2) as ((reader, writer), (other, writes)):
+            health = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+            writer.write(sent(numbered(1)) + sent(numbered(2)) + health + sent(numbered(3)))
+            assert [(await replied(reader))[0] for _ in range(4)] == [503, 503, 200, 503]
+            # A list that waits already is shared, and none overtakes it.
+            writes.write(sent(numbered(-3)) + sent(numbered(4)) + sent(numbered(5)))
+            while not bench.dispatcher.num_deduplicated:
+                await asyncio.sleep(0.001)
+            writer.write(health)
+            assert (await replied(reader))[0] == 200
+            while bench.dispatcher.num_deduplicated and bench.held()[0]:
+                bench.reply(0, list_of("shared"))
+            assert (await replied(other))[0] == 200
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (sent(numbered(1), b"POST /v1/recommend HTTP/1.0"), 503),
+        (sent(numbered(1), more=b"connection: close\r\n"), 503),
+        (sent(numbered(1), b"GET /v1/recommend HTTP/1.1", b"connection: close\r\n"), 405),
+    ],
+    ids=["1.0", "close", "method"],
+)
+def test_other_requests_to_a_full_queue_are_refused_as_ever(request_bytes, status):
+    async def test():
+        async with full(refusing()) as (reader, writer):
+            writer.write(request_bytes)
+            found, headers, _ = await replied(reader)
+            assert (found, headers["connection"]) == (status, "close")
+            assert await reader.read() == b""
+
+    run(test)
