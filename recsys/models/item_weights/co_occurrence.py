@@ -3,7 +3,7 @@
 Each user's item counts once, where it occurs last, by a value such as its age; each user by a
 weight such as the inverse of the history's length.
 
-Axes: E events, U users, P distinct items of all users, N item rows, S items of a block.
+Axes: E events, U users, P distinct items of all users, N item rows, S items of a block, C columns.
 """
 
 from __future__ import annotations
@@ -126,21 +126,29 @@ class CoOccurrence:
         found = np.bincount(self.items.rows, weights=squares, minlength=self.num_item_rows)
         return found.astype(np.float32)
 
-    def blocks(self, item_rows: Rows) -> Iterator[tuple[Rows, Values]]:
-        """Cut items into blocks that fit into memory: their rows and their counts [S, N]."""
-        size = max(1, MAX_CELLS // self.num_item_rows)
+    def blocks(self, item_rows: Rows, columns: Rows | None = None) -> Iterator[tuple[Rows, Values]]:
+        """Cut items into blocks that fit into memory: their rows and their counts [S, C].
+
+        Args:
+            columns: Items that they are counted with, [C]; all by default.
+        """
+        columns = np.arange(self.num_item_rows) if columns is None else columns
+        size = max(1, MAX_CELLS // max(1, len(columns)))
         for begin in range(0, len(item_rows), size):
             block = item_rows[begin : begin + size]
-            yield block, self.rows_of(block)
+            yield block, self.rows_of(block, columns)
 
-    def rows_of(self, item_rows: Rows) -> Values:
-        """Count how much each item shares with every item, itself included, [S, N]."""
+    def rows_of(self, item_rows: Rows, columns: Rows) -> Values:
+        """Count how much each item shares with others, itself included, [S, C]."""
+        places = np.full(self.num_item_rows, len(columns))
+        places[columns] = np.arange(len(columns))
+        width = len(columns) + 1  # the last place is that of all other items
         begins, ends = self._begins[item_rows], self._ends[item_rows]
         entries = concatenated_ranges(begins, ends)
         source = np.repeat(np.arange(len(item_rows)), ends - begins)
         users = self._users[entries]
         lengths = self.items.lengths()[users]
-        cells = len(item_rows) * self.num_item_rows
+        cells = len(item_rows) * width
         found = np.zeros(cells)
         before = np.cumsum(lengths) - lengths
         cuts = np.searchsorted(before, np.arange(0, int(lengths.sum()) + 1, MAX_CELLS))
@@ -150,12 +158,12 @@ class CoOccurrence:
                 continue
             some = users[first:end]
             pairs = concatenated_ranges(self.items.offsets[some], self.items.offsets[some + 1])
-            code = np.repeat(source[first:end] * self.num_item_rows, lengths[first:end])
-            code += self.items.rows[pairs]
+            code = np.repeat(source[first:end] * width, lengths[first:end])
+            code += places[self.items.rows[pairs]]
             amount = np.repeat(self._own[entries[first:end]], lengths[first:end])
             amount *= self.values[pairs]
             found += np.bincount(code, weights=amount, minlength=cells)
-        return found.astype(np.float32).reshape(len(item_rows), self.num_item_rows)
+        return found.astype(np.float32).reshape(len(item_rows), width)[:, :-1]
 
     def pair_blocks(self, item_rows: Rows) -> Iterator[CountedPairs]:
         """Count what items share by pairs that there are: work by events, not by the catalogue."""
@@ -171,7 +179,7 @@ class CoOccurrence:
 
     def _count_pairs(self, item_rows: Rows, num_pairs: int) -> CountedPairs:
         if num_pairs > MAX_CELLS:  # of one item with very many users
-            counts = self.rows_of(item_rows)[0]
+            counts = self.rows_of(item_rows, np.arange(self.num_item_rows))[0]
             others = np.flatnonzero(counts)
             return CountedPairs(np.full(len(others), item_rows[0]), others, counts[others])
         begins, ends = self._begins[item_rows], self._ends[item_rows]

@@ -119,8 +119,8 @@ def shared_users(co_occurrence: CoOccurrence, item_rows: Rows) -> Tensor:
     """Count the users that items share with each other, [K, K] float32."""
     matrix = torch.empty(len(item_rows), len(item_rows))
     done = 0
-    for rows, shared in co_occurrence.blocks(item_rows):
-        matrix[done : done + len(rows)] = torch.from_numpy(shared[:, item_rows])
+    for rows, shared in co_occurrence.blocks(item_rows, item_rows):
+        matrix[done : done + len(rows)] = torch.from_numpy(shared)
         done += len(rows)
     return matrix
 
@@ -163,7 +163,8 @@ def _weights(
     """
     device = inverse.device
     shared = _shared_with(co_occurrence, others, exact).to(device)  # [R, K]
-    columns = torch.from_numpy(np.concatenate([exact, others])).to(device)
+    both = np.concatenate([exact, others])
+    columns = torch.from_numpy(both).to(device)
     diagonal = inverse.diagonal()
     size = max(1, MAX_CELLS // max(1, len(columns)))
     for begin in range(0, len(exact), size):
@@ -172,16 +173,14 @@ def _weights(
         weights[torch.arange(len(rows)), begin + torch.arange(len(rows))] = 0
         yield WeightBlock(exact[begin : begin + size], columns, weights)
     own = torch.from_numpy(co_occurrence.diagonal()).to(device)
-    for rows_of_block, counts in co_occurrence.blocks(others):
+    for rows_of_block, counts in co_occurrence.blocks(others, both):
         count = torch.from_numpy(counts).to(device)
-        to_exact = count[:, torch.from_numpy(exact).to(device)]
+        to_exact, to_others = count[:, : len(exact)], count[:, len(exact) :]
         explained = torch.sparse.mm(to_exact.to_sparse(), inverse)  # [S, K]
         rest = own[rows_of_block] + l2 - (explained * to_exact).sum(1)  # [S]
         rest = rest.clamp(min=l2 * 0.5)[:, None]
         exactly = explained / rest / (diagonal + explained.square() / rest)
-        between = (
-            count[:, torch.from_numpy(others).to(device)] - torch.sparse.mm(shared, explained.T).T
-        )
+        between = to_others - torch.sparse.mm(shared, explained.T).T
         between[torch.arange(len(count)), np.searchsorted(others, rows_of_block)] = 0
         weights = torch.cat([exactly, between / rest], dim=1)
         yield WeightBlock(rows_of_block, columns, weights)
@@ -190,8 +189,8 @@ def _weights(
 def _shared_with(co_occurrence: CoOccurrence, others: Rows, exact: Rows) -> Tensor:
     """Count the users that other items share with exact ones, [R, K] sparse."""
     parts = [torch.empty(0, len(exact)).to_sparse()]
-    for _, counts in co_occurrence.blocks(others):
-        parts.append(torch.from_numpy(counts[:, exact]).to_sparse())
+    for _, counts in co_occurrence.blocks(others, exact):
+        parts.append(torch.from_numpy(counts).to_sparse())
     return torch.cat(parts).coalesce()
 
 

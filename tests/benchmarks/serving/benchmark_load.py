@@ -379,6 +379,21 @@ def measure_plain(
     return Row(name=name, value=peak, unit="requests/s", peer=peer, ratio=peak / top)
 
 
+def progress(line: str) -> None:
+    print(time.strftime("%H:%M:%S"), line, flush=True)
+
+
+def copy_as(bundles: Path, version: str) -> None:
+    """Copy the first bundle as another version, whole or not at all."""
+    made = bundles / f"copy-{version}"
+    shutil.rmtree(made, ignore_errors=True)
+    shutil.copytree(bundles / "bundle-v1", made)
+    path = made / "manifest.json"
+    path.chmod(0o644)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": version}))
+    made.rename(bundles / f"bundle-{version}")
+
+
 def memory_of(served: Served) -> float:
     """Proportional memory of all processes in MiB: a shared page counts once."""
     process = psutil.Process(served.pid)
@@ -400,20 +415,26 @@ def measure_large(num_items: int, options: argparse.Namespace) -> list[Row]:
     name, rows = f"{num_items:,} made-up items", []
     with tempfile.TemporaryDirectory() as folder:
         bundles = Path(folder) if options.kept is None else options.kept / str(num_items)
-        for version in ("v1", "v2"):
-            if not (bundles / f"bundle-{version}").exists():
-                write_synthetic_bundle(bundles, version, replace(size, seed=int(version[1])))
+        if not (bundles / "bundle-v1").exists():
+            progress(f"{name}: making the bundle, about a minute for 300,000 items")
+            write_synthetic_bundle(bundles, "v1", size)
+        if not (bundles / "bundle-v2").exists():
+            copy_as(bundles, "v2")
         publish(bundles, "v1")
+        progress(f"{name}: starting a server")
         requests = messages(bodies([f"user-{n}" for n in range(1, 1_000)], 20_000, options.k))
         with serving(bundles, RECSYS_WORKERS="2", RECSYS_POLL_SECONDS="0.1") as served:
             rows.append(
                 Row(name=f"{name}: ready after", value=served.start_seconds, unit="s", at_most=20)
             )
+            progress(f"{name}: ready after {served.start_seconds:.1f} s; a closed loop")
             measured = measure_peak(name, served, requests, min(options.seconds, 10.0), 200.0)
             measured[1] = replace(measured[1], at_most=10_000)  # two cores, 200 lists a second
             rows += measured
             rate, seconds = min(200.0, 0.6 * measured[0].value), options.seconds
+            progress(f"{name}: {measured[0].value:.0f} requests/s; an open loop of {rate:.0f}/s")
             rows += measure_http(name, served, requests, rate, seconds, 30.0)
+            progress(f"{name}: a swap")
             before, begin = memory_of(served), time.perf_counter()
             publish(bundles, "v2")
             while served.reply("/readyz")["bundle"] != "v2":

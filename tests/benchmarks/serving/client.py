@@ -118,47 +118,56 @@ async def closed_loop(
     return outcome
 
 
+class Arrivals:
+    """Sends requests at their times, on a connection that is idle or a new one."""
+
+    def __init__(self, port: int, outcome: Outcome, waiting: int) -> None:
+        self._port, self._outcome, self._waiting = port, outcome, waiting
+        self._idle: list[Connection] = []
+        self._opening: set[asyncio.Task[None]] = set()
+        self.zero = time.perf_counter() + 0.05
+        self.done = asyncio.Event()
+
+    def send(self, planned: float, message: bytes) -> None:
+        # A server closes connections that have not sent anything for long.
+        while self._idle and self._idle[-1].transport.is_closing():
+            self._idle.pop()
+        if self._idle:
+            connection = self._idle.pop()
+            connection.request(message, partial(self._finish, planned, connection))
+        else:
+            # A task costs more than a request: only a new connection has one.
+            task = asyncio.create_task(self._open_for(planned, message))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _open_for(self, planned: float, message: bytes) -> None:
+        try:
+            connection = await connected(self._port)
+        except OSError:
+            self._finish(planned, None, 0)
+        else:
+            connection.request(message, partial(self._finish, planned, connection))
+
+    def _finish(self, planned: float, connection: Connection | None, status: int) -> None:
+        if planned > WARM_SECONDS:
+            self._outcome.add(status, 1_000 * (time.perf_counter() - self.zero - planned))
+        if connection is not None and not connection.transport.is_closing():
+            self._idle.append(connection)
+        self._waiting -= 1
+        if not self._waiting:
+            self.done.set()
+
+
 async def open_loop(port: int, requests: Sequence[bytes], rate: float, seconds: float) -> Outcome:
     """Requests start at random times of a mean rate, replied to or not; latency is from then."""
     rng = np.random.default_rng(1)
     starts = np.cumsum(rng.exponential(1 / rate, int(rate * seconds))).tolist()
-    outcome, waiting = Outcome(starts[-1] - WARM_SECONDS), len(starts)
-    everything = asyncio.Event()
-    idle: list[Connection] = []
-    opening: set[asyncio.Task[None]] = set()
-    zero = time.perf_counter() + 0.05
-
-    def finish(planned: float, connection: Connection | None, status: int) -> None:
-        nonlocal waiting
-        if planned > WARM_SECONDS:
-            outcome.add(status, 1_000 * (time.perf_counter() - zero - planned))
-        if connection is not None and not connection.transport.is_closing():
-            idle.append(connection)
-        waiting -= 1
-        if not waiting:
-            everything.set()
-
-    async def open_for(planned: float, message: bytes) -> None:
-        try:
-            connection = await connected(port)
-        except OSError:
-            finish(planned, None, 0)
-        else:
-            connection.request(message, partial(finish, planned, connection))
-
+    outcome = Outcome(starts[-1] - WARM_SECONDS)
+    arrivals = Arrivals(port, outcome, len(starts))
     for number, planned in enumerate(starts):
-        if (wait := zero + planned - time.perf_counter()) > 0.0005:
+        if (wait := arrivals.zero + planned - time.perf_counter()) > 0.0005:
             await asyncio.sleep(wait)
-        message = requests[number % len(requests)]
-        # A server closes connections that have not sent anything for long.
-        while idle and idle[-1].transport.is_closing():
-            idle.pop()
-        if idle:
-            connection = idle.pop()
-            connection.request(message, partial(finish, planned, connection))
-        else:
-            # A task costs more than a request, so only new connections have one.
-            opening.add(task := asyncio.create_task(open_for(planned, message)))
-            task.add_done_callback(opening.discard)
-    await everything.wait()
+        arrivals.send(planned, requests[number % len(requests)])
+    await arrivals.done.wait()
     return outcome
