@@ -11,9 +11,9 @@ import asyncio
 import resource
 import select
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Coroutine, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -216,18 +216,18 @@ class Connection(HttpToolsProtocol):
         if not at_once or (scope["method"], scope["path"]) not in LISTS:
             super()._start_asgi_task(cycle, app)
             return
-        running = cycle.run_asgi(app)
+        self._go_on(cycle.run_asgi(app))
 
-        def go_on(_: object = None) -> None:
-            with suppress(StopIteration):
-                waits_for = running.send(None)
-                if waits_for is None:  # as of ``asyncio.sleep(0)``
-                    self.loop.call_soon(go_on)
-                    return
-                waits_for._asyncio_future_blocking = False
-                waits_for.add_done_callback(go_on)
-
-        go_on()
+    def _go_on(self, running: Coroutine[Any, Any, None], _: object = None) -> None:
+        with suppress(StopIteration):
+            waits_for = running.send(None)
+            # Not a function in a function, which would be garbage that only a search finds.
+            go_on = partial(self._go_on, running)
+            if waits_for is None:  # as of ``asyncio.sleep(0)``
+                self.loop.call_soon(go_on)
+                return
+            waits_for._asyncio_future_blocking = False
+            waits_for.add_done_callback(go_on)
 
     def on_response_complete(self) -> None:
         """Begin the next request; without one `Connections.sweep` closes what stays idle."""
