@@ -137,8 +137,7 @@ class Arrivals:
             connection.request(message, partial(self._finish, planned, connection))
         else:
             # A task costs more than a request: only a new connection has one.
-            task = asyncio.create_task(self._open_for(planned, message))
-            self._opening.add(task)
+            self._opening.add(task := asyncio.create_task(self._open_for(planned, message)))
             task.add_done_callback(self._opening.discard)
 
     async def _open_for(self, planned: float, message: bytes) -> None:

@@ -30,7 +30,7 @@ def test_the_version_is_one_of_those_that_are_tested():
 
 
 METHODS = "connection_made connection_lost data_received on_headers_complete on_message_complete"
-METHODS += " on_response_complete send_400_response shutdown _start_asgi_task"
+METHODS += " on_body on_response_complete send_400_response shutdown _start_asgi_task"
 FIELDS = "default_headers disconnected flow keep_alive message_event more_body on_response"
 FIELDS += " response_complete response_started transport"
 
