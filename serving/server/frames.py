@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from serving.online.records import ID_LENGTH, ID_START
+from serving.online.store import new_request_id, time_of
+
 HEADER = struct.Struct("<QIII")
 MAX_KEPT_HEAD = 512
 """Bytes of the longest head whose JSON is parsed once: most requests have the same one."""
@@ -36,6 +39,18 @@ def packed(
     text = head if isinstance(head, bytes) else orjson.dumps(head)
     lengths = HEADER.pack(job, len(text), len(body), len(records))
     return b"".join((lengths, text, body, records))
+
+
+def with_new_id(frame: Frame) -> Frame:
+    """Replace the id of a shared list, and of its record; errors have none."""
+    if not frame.body.startswith(ID_START):
+        return frame
+    old = frame.body[len(ID_START) : len(ID_START) + ID_LENGTH]
+    own = new_request_id(time_of(old.decode()))
+    head = {**frame.head, "fields": {**frame.head["fields"], "request_id": own}}
+    parts = (frame.body, frame.records)
+    body, records = (part.replace(ID_START + old, ID_START + own.encode()) for part in parts)
+    return Frame(frame.job, head, body, records)
 
 
 @lru_cache(maxsize=64)

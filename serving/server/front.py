@@ -18,15 +18,13 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serving.log import log
 from serving.metrics import ServerMetrics, counted_route
-from serving.online.records import ID_LENGTH, ID_START
-from serving.online.store import new_request_id, time_of
 from serving.online.writer import EventWriter
 from serving.routes import find
 from serving.security.access import Access, Caller
 from serving.server.connections import Connections, leave, send_at_once, written
 from serving.server.dispatch import JobKind, Key, OverloadedError, WorkerDiedError, WorkerJob
 from serving.server.fleet import Fleet
-from serving.server.frames import Frame
+from serving.server.frames import Frame, with_new_id
 from serving.settings import Settings
 from serving.web.files import Files
 from serving.web.http import (
@@ -227,9 +225,8 @@ class Front:
             job = self._dispatcher.submit(kind, head, body, key=key)
             frame = await self._awaited(job, scope)
         except OverloadedError:
-            if self._dispatcher.workers:
-                raise _busy() from None
-            raise _busy("no_worker", "not_ready") from None
+            refusal = _busy() if self._dispatcher.workers else _busy("no_worker", "not_ready")
+            raise refusal from None
         except WorkerDiedError:
             log("request_killed_workers", {"path": counted_route(scope["path"])}, level=ERROR)
             raise failed() from None
@@ -257,8 +254,8 @@ class Front:
         finally:
             if connection is not None:
                 connection.waits_for = None
-        if mine > 1 and frame.body.startswith(ID_START):
-            frame = _with_new_id(frame)
+        if mine > 1:
+            frame = with_new_id(frame)
         if frame.records and self._fleet.request_log is not None:
             self._fleet.request_log.log(frame.records, frame.head["records"])
         return frame
@@ -301,13 +298,3 @@ class Front:
 def _busy(code: str = "overloaded", reason: str = "queue_full") -> RefusedError:
     message = f"the server is busy; try again in {RETRY_SECONDS} s"
     return RefusedError(503, code, message, headers=(RETRY,), reason=reason)
-
-
-def _with_new_id(frame: Frame) -> Frame:
-    """Replace the id of a shared reply, and of the record of its list."""
-    old = frame.body[len(ID_START) : len(ID_START) + ID_LENGTH]
-    own = new_request_id(time_of(old.decode()))
-    head = {**frame.head, "fields": {**frame.head["fields"], "request_id": own}}
-    parts = (frame.body, frame.records)
-    body, records = (part.replace(ID_START + old, ID_START + own.encode()) for part in parts)
-    return Frame(frame.job, head, body, records)
