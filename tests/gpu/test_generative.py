@@ -57,8 +57,8 @@ def queries(device: torch.device | str, shift: int = 0) -> JaggedBatch:
 
 def test_lists_and_loss_are_those_of_the_cpu(cuda: torch.device) -> None:
     model, on_gpu = model_on("cpu"), model_on(cuda)
-    expected = search_with(model).search(model.context(queries("cpu")), 60)
-    found = search_with(on_gpu).search(on_gpu.context(queries(cuda)), 60)
+    expected = search_with(model).lists(model.context(queries("cpu")), 60)
+    found = search_with(on_gpu).lists(on_gpu.context(queries(cuda)), 60)
     torch.testing.assert_close(found.scores.cpu(), expected.scores, rtol=1e-4, atol=1e-4)
     assert (found.item_rows.cpu() == expected.item_rows).float().mean() > 0.95
     loss, loss_on_gpu = model.loss(queries("cpu")), on_gpu.loss(queries(cuda))

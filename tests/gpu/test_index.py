@@ -21,7 +21,7 @@ def test_a_gpu_finds_what_the_cpu_does(share: float | None) -> None:
         torch.from_numpy(rng.integers(-3, 4, (rows, 16))).float() for rows in (NUM_ROWS, 12)
     )
     mask = None if share is None else ItemMask(rng.random(NUM_ROWS) < share)
-    index = index_of(items, device="cuda")
+    index = index_of(items.cuda())
     assert index.device.type == "cuda"
     truth = exact_top_k(queries, items, 20, mask)
     with without("topk_search"):

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from recsys.kernels.choice import config_for, shape_class
 
@@ -308,6 +309,17 @@ def _load_rows(base, rows, place, stride, width: tl.constexpr, block_w: tl.const
 
 
 @triton.jit
+def _load_tile(
+    tiles, base, begin, rows, place, stride, width: tl.constexpr, block_w: tl.constexpr
+):  # fmt: skip
+    """Load as `_load_rows`; tiles bring the next sequence's rows, where that would be zeros."""
+    if tiles is None:
+        return _load_rows(base, rows, place, stride, width, block_w)
+    else:
+        return tiles.load([(place[1] + begin).to(tl.int32), place[0] * width])
+
+
+@triton.jit
 def _store_rows(base, values, rows, place, stride, width: tl.constexpr, block_w: tl.constexpr):
     head, first, length = place[0], place[1], place[2]
     w = tl.arange(0, block_w)
@@ -327,13 +339,13 @@ def _place(offsets, pair, heads: tl.constexpr):
 
 @triton.jit
 def _forward_step(
-    acc, q, k_at, v_at, begin_m, begin, place, bias, scale, stride_k, stride_v,
+    acc, q, k_at, v_at, k_tiles, v_tiles, begin_m, begin, place, bias, scale, stride_k, stride_v,
     dim_k: tl.constexpr, dim_v: tl.constexpr, block_dk: tl.constexpr, block_dv: tl.constexpr,
     block_n: tl.constexpr, masked: tl.constexpr, on_gpu: tl.constexpr, exact: tl.constexpr,
 ):  # fmt: skip
     j = begin + tl.arange(0, block_n)
-    k = _load_rows(k_at, j, place, stride_k, dim_k, block_dk)
-    v = _load_rows(v_at, j, place, stride_v, dim_v, block_dv)
+    k = _load_tile(k_tiles, k_at, begin, j, place, stride_k, dim_k, block_dk)
+    v = _load_tile(v_tiles, v_at, begin, j, place, stride_v, dim_v, block_dv)
     span = _time_span(begin_m, q.shape[0], begin, block_n, place, bias)
     s = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
     s = _add_bias(s, begin_m, begin, span, place, bias, on_gpu, False)
@@ -346,9 +358,9 @@ def _forward_step(
 
 @triton.jit
 def _forward(
-    q_at, k_at, v_at, out, offsets, positions, position_stride, time_table, query_at,
-    known_at, spans, span_stride, scale, inverse_length, stride_q, stride_k, stride_v, stride_o,
-    heads: tl.constexpr, dim_k: tl.constexpr, dim_v: tl.constexpr, block_dk: tl.constexpr,
+    q_at, k_at, v_at, k_tiles, v_tiles, out, offsets, positions, position_stride, time_table,
+    query_at, known_at, spans, span_stride, scale, inverse_length, stride_q, stride_k, stride_v,
+    stride_o, heads: tl.constexpr, dim_k: tl.constexpr, dim_v: tl.constexpr, block_dk: tl.constexpr,
     block_dv: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, on_gpu: tl.constexpr,
     exact: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
@@ -365,15 +377,25 @@ def _forward(
         end = tl.minimum(begin_m + block_m, length)
         for begin in tl.range(0, whole, block_n, num_stages=stages):
             acc = _forward_step(
-                acc, q, k_at, v_at, begin_m, begin, place, bias, scale, stride_k, stride_v,
-                dim_k, dim_v, block_dk, block_dv, block_n, False, on_gpu, exact,
+                acc, q, k_at, v_at, k_tiles, v_tiles, begin_m, begin, place, bias, scale, stride_k,
+                stride_v, dim_k, dim_v, block_dk, block_dv, block_n, False, on_gpu, exact,
             )  # fmt: skip
         for begin in tl.range(whole, end, block_n, num_stages=1):
             acc = _forward_step(
-                acc, q, k_at, v_at, begin_m, begin, place, bias, scale, stride_k, stride_v,
-                dim_k, dim_v, block_dk, block_dv, block_n, True, on_gpu, exact,
+                acc, q, k_at, v_at, None, None, begin_m, begin, place, bias, scale, stride_k,
+                stride_v, dim_k, dim_v, block_dk, block_dv, block_n, True, on_gpu, exact,
             )  # fmt: skip
         _store_rows(out, acc * inverse_length, i, place, stride_o, dim_v, block_dv)
+
+
+def tiles_of(x: Tensor, rows: int) -> TensorDescriptor | None:
+    """Describe blocks of a head's rows to the copy engine of a GPU; None if it cannot copy them."""
+    width, step = x.shape[2], x.stride(0) * x.element_size()
+    old = x.is_cuda and torch.cuda.get_device_capability(x.device) < (9, 0)
+    if old or not len(x) or width < 16 or width & width - 1 or (x.data_ptr() | step) % 16:
+        return None
+    shape = [x.shape[0], x.shape[1] * width]
+    return TensorDescriptor(x, shape, [x.stride(0), 1], [rows, width])
 
 
 def half_scale(q: Tensor) -> float:
@@ -423,8 +445,9 @@ def forward(
     blocks = blocks_of("forward", q, v, biased=bias.present)
     grid = (triton.cdiv(max_length, blocks["block_m"]), (len(offsets) - 1) * q.shape[1])
     _forward[grid](
-        q, k, v, out, offsets, *bias.tensors(),
-        half_scale(q), 1.0 / max_length, q.stride(0), k.stride(0), v.stride(0), out.stride(0),
+        q, k, v, tiles_of(k, blocks["block_n"]), tiles_of(v, blocks["block_n"]), out, offsets,
+        *bias.tensors(), half_scale(q), 1.0 / max_length, q.stride(0), k.stride(0), v.stride(0),
+        out.stride(0),
         **bias.sizes(q), **kernel_widths(q, v), **blocks,
     )  # fmt: skip
     return out

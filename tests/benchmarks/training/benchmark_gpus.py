@@ -88,16 +88,7 @@ SUITE = (
     "-p",
     "no:benchmark",
 )
-LIMITS = {
-    "suite": 330,
-    "sequence": 240,
-    "beauty": 120,
-    "passes": 90,
-    "hstu": 90,
-    "hstu_steps": 90,
-    "hstu_rows": 90,
-    "ranks": 150,
-}
+LIMITS = {"suite": 330, "sequence": 240, "beauty": 120, "passes": 90, "hstu": 90, "ranks": 150}
 """Seconds that a part may take."""
 
 
@@ -203,18 +194,13 @@ def passes(options: argparse.Namespace) -> list[Row]:
 
 
 def hstu(options: argparse.Namespace) -> list[Row]:
-    """Time HSTU attention, its biases read from tables or by steps, in all kernels or but keys'."""
+    """Time HSTU attention without biases and with both."""
     from tests.benchmarks.kernels import benchmark_hstu_attention as benchmark
 
-    how = {"hstu": "tables", "hstu_steps": "by steps", "hstu_rows": "by steps but keys"}[
-        options.part
-    ]
-    if options.part != "hstu":
-        benchmark.switch_on(keys=options.part == "hstu_steps")
     rows: list[Row] = []
     for case in benchmark.CASES if not options.tiny else ():
-        rows += [replace(row, name=f"HSTU {how}, {row.name}") for row in benchmark.rows_of(case)]
-        write(options, options.part, rows)
+        rows += [replace(row, name=f"HSTU, {row.name}") for row in benchmark.rows_of(case)]
+        write(options, "hstu", rows)
     return rows
 
 
@@ -289,8 +275,6 @@ PARTS: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "beauty": beauty,
     "passes": passes,
     "hstu": hstu,
-    "hstu_steps": hstu,
-    "hstu_rows": hstu,
     "ranks": ranks,
 }
 

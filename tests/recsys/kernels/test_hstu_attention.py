@@ -135,7 +135,7 @@ def check_kernel(
             assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
 
 
-SMALL = [([5, 0, 70, 1], 1, 16, 8)]
+SMALL = [([5, 0, 140, 1], 1, 16, 16), ([70], 1, 16, 8)]
 LARGE = [
     ([5, 0, 130, 1, 64], 2, 16, 24),
     ([700, 3, 257], 3, 64, 64),
