@@ -27,7 +27,7 @@ from recsys.models.names import CONTENT
 from recsys.retrieval.blend.candidate_features import blended_lists
 from recsys.retrieval.blend.choices import kinds_of_rows
 from recsys.retrieval.blend.config import FILL, BlendConfig
-from recsys.retrieval.blend.demand import longest_absence
+from recsys.retrieval.blend.demand import longest_absences
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import FEATURES
 from recsys.retrieval.sources import joined_lists, lists_of_rows
@@ -375,22 +375,26 @@ def judged_demand(
 def judged_absence(
     learned: ProfileBlend, values: Tensor, examples: SourceLists, metric: str, device: torch.device
 ) -> tuple[ProfileBlend, Tensor, dict[str, Any]]:
-    """Find the days after which users are ranked by their own history; keep them if none lose.
+    """Find the days after which users are ranked by their own history.
+
+    Those that few who came back exceed are taken unless validation loses, else those that none
+    exceeds.
 
     Args:
         values: What the weights reach by query, [U].
     """
-    is_set = learned.served.config.absent_days is not None
-    days = learned.served.config.absent_days or longest_absence(examples.days_away)
-    if is_set or days is None:
-        return learned, values, {"days": days, "set": is_set}
-    found = learned.with_settings(absent_days=days)
-    measured = found.measured(examples, metric, by_half=True, device=device)
-    difference, error, _ = paired_difference(measured, values)
-    keeps = difference >= -ABSENCE_STANDARD_ERRORS * error
-    document = {"days": days if keeps else None, "set": False, "difference": difference}
-    document["standard_error"] = error
-    return (found, measured, document) if keeps else (learned, values, document)
+    if (days := learned.served.config.absent_days) is not None:
+        return learned, values, {"days": days, "set": True}
+    document: dict[str, Any] = {"days": None, "set": False}
+    for days in longest_absences(examples.days_away):
+        found = learned.with_settings(absent_days=days)
+        measured = found.measured(examples, metric, by_half=True, device=device)
+        difference, error, _ = paired_difference(measured, values)
+        tried = {"tried": days, "difference": difference, "standard_error": error}
+        document = tried | document
+        if difference >= -ABSENCE_STANDARD_ERRORS * error:
+            return found, measured, document | {"days": days}
+    return learned, values, document
 
 
 class OddsOfNew(NamedTuple):

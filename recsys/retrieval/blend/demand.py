@@ -206,11 +206,14 @@ def days_away(sequences: Sequences, positions: Rows) -> Tensor | None:
     return torch.from_numpy(np.where(is_first, 0.0, (now - last) / DAY))
 
 
-def longest_absence(days: Tensor | None) -> float | None:
-    """Return the days away that all but a few of these queries do not exceed; None of too few."""
+def longest_absences(days: Tensor | None) -> list[float]:
+    """Return the days away that all but a few of these queries, and that none of them, exceed.
+
+    Nothing of too few queries, or without an absence.
+    """
     if days is None or len(days) < MIN_QUERIES:
-        return None
-    return float(days.quantile(1 - LAPSED_SHARE)) or None
+        return []
+    return [longest for share in (1 - LAPSED_SHARE, 1) if (longest := float(days.quantile(share)))]
 
 
 def of_their_own(

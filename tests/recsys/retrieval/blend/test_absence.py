@@ -23,7 +23,7 @@ from recsys.retrieval.blend.demand import (
     LAPSED,
     PARTS,
     days_away,
-    longest_absence,
+    longest_absences,
     of_their_own,
 )
 from recsys.retrieval.blend.learned import LearnedBlend
@@ -47,7 +47,9 @@ def test_days_away_end_with_train_and_are_of_splits_by_time_alone() -> None:
     assert days_away(earlier, np.array([1, 3])) is None
     assert days_away(replace(log, times=np.full(5, DAY)), np.array([1, 3])) is None
     assert days_away(replace(log, times=None), np.array([1])) is None
-    assert longest_absence(torch.zeros(60)) is None
+    assert longest_absences(torch.zeros(60)) == []
+    assert longest_absences(torch.arange(60.0)[:49]) == []
+    assert longest_absences(torch.arange(101.0)) == [95.0, 100.0]
 
 
 def world(*, own: bool) -> SourceLists:
@@ -73,13 +75,17 @@ def world(*, own: bool) -> SourceLists:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_it_is_kept_unless_validation_loses(own: bool, tmp_path: Path) -> None:
+def test_the_days_are_those_that_lose_nothing(own: bool, tmp_path: Path) -> None:
     examples = world(own=own)
     found = fit_blend(examples, BlendConfig(), {}, "ndcg@10")
-    assert found.document["absence"]["days"] == (pytest.approx(379.05) if own else None)
+    # If those who were away longest lose by it, it is for users who are away for even longer.
+    days = 379.05 if own else 399.0
+    assert found.document["absence"]["days"] == pytest.approx(days)
+    assert found.document["absence"]["tried"] == pytest.approx(379.05)
+    assert bool((found.document["absence"]["difference"] > 0)) is own
     found.blend.served.save(tmp_path / "blend")
     again = LearnedBlend.load(tmp_path / "blend").as_of(1_000 * DAY)
-    assert again.lapsed_before == (pytest.approx(620.95 * DAY) if own else -math.inf)
+    assert again.lapsed_before == pytest.approx((1_000 - days) * DAY)
     first = found.blend.merged(examples, 10).item_rows[:, 0]
     lapsed = first[-20:] == examples.lists["ease"].item_rows[-20:, 0]
     assert bool(lapsed.all()) is own
