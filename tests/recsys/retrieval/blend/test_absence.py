@@ -82,7 +82,7 @@ def test_the_days_are_those_that_lose_nothing(own: bool, tmp_path: Path) -> None
     days = 379.05 if own else 399.0
     assert found.document["absence"]["days"] == pytest.approx(days)
     assert found.document["absence"]["tried"] == pytest.approx(379.05)
-    assert bool((found.document["absence"]["difference"] > 0)) is own
+    assert bool(found.document["absence"]["difference"] > 0) is own
     found.blend.served.save(tmp_path / "blend")
     again = LearnedBlend.load(tmp_path / "blend").as_of(1_000 * DAY)
     assert again.lapsed_before == pytest.approx((1_000 - days) * DAY)
