@@ -33,6 +33,8 @@ RESPAWN_SECONDS = 2.0
 """Time that jobs may wait where there is no worker, since one will soon be back."""
 PAUSE_SECONDS = 0.05
 """Before a dead worker's jobs are sent to another one."""
+TAKEN_SHARE = 0.8
+"""Share of the time that a list may wait for which it is let wait: more would often be in vain."""
 SMOOTHING = 0.05
 """Weight of the newest service time in the mean."""
 
@@ -214,7 +216,7 @@ class Dispatcher:
     def is_full(self) -> bool:
         """True if a list that comes now would wait too long."""
         waits = len(self.queue) * self.service_seconds / max(1, len(self.workers))
-        return waits > self._patience or len(self.queue) >= self.max_queue
+        return waits > TAKEN_SHARE * self._patience or len(self.queue) >= self.max_queue
 
     @property
     def _patience(self) -> float:
