@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -312,7 +313,8 @@ class _Build:
         self.written = write_all_sequences(
             events.ordered.ranges, events.places(), events.rows, files, self.first_day
         )
-        codes = frozenset[int]().union(*(one.type_codes for one in self.written))
+        codes = sum((one.type_counts for one in self.written), Counter[int]())
+        self.report.event_types = {names[code]: codes[code] for code in sorted(codes)}
         has_negative = 0 < int(negative[sorted(codes)].sum()) < len(codes)
         several = previous is not None or len(codes) > 1
         reads_types = self.config.history_event_types or has_negative

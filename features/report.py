@@ -24,6 +24,8 @@ class FeaturesReport:
     events: int = 0
     users: int = 0
     items: int = 0
+    event_types: dict[str, int] = field(default_factory=dict)
+    """Kept events of each type."""
     labels: dict[str, int] = field(default_factory=dict)
     """Events that can be predicted, per split; in train all but a user's first."""
     split_kind: str = "leave_one_out"

@@ -5,6 +5,7 @@ Axes: E kept events, D days from the first on.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -130,8 +131,8 @@ class WrittenSequences:
     """Kept events of each day from ``first_day`` to the last that has one; without times one."""
     span: tuple[int, int] | None
     """Earliest and latest time in microseconds."""
-    type_codes: frozenset[int]
-    """Codes of the types of kept events."""
+    type_counts: Counter[int]
+    """Kept events of each code of a type."""
 
 
 def write_sequences(
@@ -152,12 +153,13 @@ def write_sequences(
             file.write(place, part.seconds)
         else:
             file.write(place, part.context[Path(name).name])
-    codes = frozenset(np.unique(records["type"]).tolist())
+    codes, numbers = np.unique(records["type"], return_counts=True)
+    counts = Counter(dict(zip(codes.tolist(), numbers.tolist(), strict=True)))
     if not files.has_time or not len(records):
-        return WrittenSequences(day_counts=np.array([len(records)]), span=None, type_codes=codes)
+        return WrittenSequences(day_counts=np.array([len(records)]), span=None, type_counts=counts)
     days = records["time"] // (86_400 * MICROS) - first_day
     span = int(records["time"].min()), int(records["time"].max())
-    return WrittenSequences(day_counts=np.bincount(days), span=span, type_codes=codes)
+    return WrittenSequences(day_counts=np.bincount(days), span=span, type_counts=counts)
 
 
 def write_all_sequences(

@@ -110,6 +110,20 @@ def ranker(done: Measured) -> Candidate | str:
     return Candidate(name="ranker", what=what, choices=choices, seconds={"train_ranker": seconds})
 
 
+def kinds_of_events(done: Measured) -> Candidate | str:
+    """Read in the sequence model what was done: viewed, put into the cart, bought."""
+    if not done.config.sequence_training.enabled:
+        return NO_SEQUENCE
+    described = read_json(done.config.workspace / "build_features" / "features.json")
+    if not described.get("event_types"):
+        return "all events are of one kind, or kinds are not read (features.history_event_types)"
+    if done.config.sequence.reads_types:
+        return "the sequence model reads them from the beginning"
+    what = f"the sequence model reads {', '.join(described['event_types'])}"
+    choices: Table = {SEQUENCE.section: {"reads_types": True}}
+    return refitted("kinds of events", what, done, 1.0, choices)
+
+
 def further_member(done: Measured) -> Candidate | str:
     """Add an encoder with another kind of blocks to the sequence model."""
     model = done.config.sequence
@@ -213,6 +227,7 @@ def adapters(done: Measured) -> Candidate | str:
 
 
 CANDIDATES: Mapping[str, Callable[[Measured], Candidate | str]] = {
+    "kinds of events": kinds_of_events,
     "ranker": ranker,
     "further member": further_member,
     "generation": generation,

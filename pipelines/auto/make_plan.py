@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from features.schema import NEGATIVE_TYPES
 from pipelines.auto.first_round import TRAINED, plan_first
 from pipelines.auto.machine import Machine, TimedEncoder
 from pipelines.auto.plan import (
@@ -89,6 +90,7 @@ def make_plan(
         shape = replace(shape, text_share=0.0, text_characters=0.0)
     planner = Planner(shape, Costs(shape, machine), user, left, encoder, is_served)
     check_memory(planner)
+    note_kinds(planner)
     plan_first(planner)
     if planner.left > MIN_TRAINED_SECONDS and can_train(planner):
         plan_sequence(planner)
@@ -107,6 +109,28 @@ def check_memory(planner: Planner) -> None:
             f"{planner.shape.num_events:,} events; free some, take a larger machine, or keep fewer "
             "events (filters.max_user_events, filters.min_item_events)"
         )
+
+
+def note_kinds(planner: Planner) -> None:
+    """Note what was done, if that was not always the same, and what lists are for."""
+    kinds = planner.shape.kinds
+    if len(kinds) < 2:
+        return
+    counts = ", ".join(f"{kind} {number:,}" for kind, number in kinds.items())
+    targets = set_value(planner.user, "evaluation.target_types")
+    chosen = ", ".join(targets) if targets else "all of them"
+    planner.notes.append(
+        f"Kinds of events: {counts}. Lists are for {chosen} (evaluation.target_types); "
+        f"events that say no (filters.negative_types) are no labels"
+    )
+
+
+def reads_kinds(planner: Planner) -> bool:
+    """Return True if the sequence model reads kinds of events without a trial."""
+    own = set_value(planner.user, "filters.negative_types")
+    said_no = planner.shape.kinds.keys() & set(NEGATIVE_TYPES if own is None else own)
+    is_set = set_value(planner.user, "features.history_event_types")
+    return bool(said_no or is_set or len(planner.shape.kinds) < 2)
 
 
 def can_train(planner: Planner) -> bool:
@@ -142,11 +166,12 @@ def plan_sequence(planner: Planner) -> None:
     if best.share < MIN_SHARE:
         planner.leave_out(replace(part, what="", seconds=best.whole * MIN_SHARE + ends))
         return
+    model = replace(best.recipe.model, reads_types=reads_kinds(planner))
     choices = (
         content
         | MEASURED
         | {
-            names.SEQUENCE.section: plain(best.recipe.model),
+            names.SEQUENCE.section: plain(model),
             names.SEQUENCE.training: plain(best.training()),
             "semantic_ids": {
                 "method": "rq_kmeans",

@@ -50,7 +50,7 @@ from pipelines.presets.resolve import PLAN, ConfigSources
 from pipelines.stages.list import STAGES
 
 FEATURES = "build_features"
-PLAN_VERSION = 6
+PLAN_VERSION = 7
 """Plans of other versions are made again."""
 MIN_SHARE = 0.25
 """Share of the sequence model's estimated seconds below which its round is left out."""

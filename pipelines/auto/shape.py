@@ -22,7 +22,7 @@ Axes: E events, U user rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,6 +75,8 @@ class DataShape:
     num_categories: int
     num_days: int
     """Days with an event; 0 where events have no times."""
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    """Events of each type."""
 
     @property
     def has_times(self) -> bool:
@@ -118,6 +120,7 @@ def measure_shape(features: Path, content: ContentConfig) -> DataShape:
         text_characters=characters,
         num_categories=max(0, described["num_categories"] - 1),
         num_days=0 if times is None else len(np.unique(np.asarray(times) // DAY)),
+        kinds=report["event_types"],
     )
 
 
