@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
+from features.schema import NEGATIVE_TYPES
 from pipelines.datasets.raw_tables import RawTable, is_number, recognise
 from recsys.data.durable import write_durably
 
@@ -77,11 +78,15 @@ def type_lines(events: RawTable) -> list[str]:
             f"shown_types = {toml_value(shown)}   # impressions: only a ranker learns from them"
         )
     lines.append(f"# event_types = {toml_value(taken)}   # histories of these only; all by default")
-    if len(taken) > 1:
-        counts = ", ".join(f"{kind} {int((values == kind).sum()):,}" for kind in taken)
-        lines += ["", "[evaluation]", f"# of the first {len(values):,} rows: {counts}"]
-        example = toml_value([min(taken, key=lambda kind: int((values == kind).sum()))])
-        lines.append(f"# target_types = {example}   # lists are for these; for all by default")
+    if said_no := [kind for kind in taken if kind.lower() in NEGATIVE_TYPES]:
+        lines.append(f"negative_types = {toml_value(said_no)}   # read, neither labels nor counted")
+    wanted = [kind for kind in taken if kind not in said_no]
+    if len(wanted) > 1:
+        counts = {kind: int((values == kind).sum()) for kind in wanted}
+        named = ", ".join(f"{kind} {number:,}" for kind, number in counts.items())
+        rarest = toml_value([min(counts, key=lambda kind: counts[kind])])
+        lines += ["", "[evaluation]", f"# of the first {len(values):,} rows: {named}"]
+        lines.append(f"# target_types = {rarest}   # lists are for these; for all by default")
     return lines
 
 

@@ -85,16 +85,17 @@ def test_features_are_built_from_what_init_wrote(shape, tmp_path):
 
 
 def test_types_that_only_say_what_was_shown_stay_out_of_histories(tmp_path):
-    kinds = ["Impressions", "click", "purchase"] * 20
+    kinds = ["Impressions", "click", "purchase", "Dislike"] * 15
     table = pl.DataFrame(
         {"user_id": USERS, "item_id": ITEMS, "event_time": MOMENTS, "event": kinds}
     )
     table.write_parquet(tmp_path / "events.parquet")
     write_config([tmp_path / "events.parquet"], tmp_path / "shop.toml", force=False)
     text = (tmp_path / "shop.toml").read_text()
-    assert '# event_types = ["click", "purchase"]' in text
+    assert '# event_types = ["Dislike", "click", "purchase"]' in text
     config = resolve(tmp_path / "shop.toml")
     assert config.filters.shown_types == ("Impressions",)
+    assert config.filters.negative_types == ("Dislike",)
     assert config.filters.event_types == ()
 
 
@@ -111,12 +112,17 @@ def test_types_that_only_say_what_was_shown_stay_out_of_histories(tmp_path):
         ),
         ("condition", ["new", "like new", "used", "new", "like new", "used", "new"], False, True),
         ("stars", ["5", "3", "4", "1", "2", "5", "4"], False, False),
+        ("type", ["book", "game"] * 5, False, False),
     ],
 )
 def test_what_was_done_is_found_by_its_values_and_only_if_they_are_deeds(
     name, values, mapped, named, tmp_path
 ):
-    column = [values[n % len(values)] for n in range(60)]
+    # Ten values are those of the items.
+    column = [
+        values[int(item[1]) if len(values) == 10 else n % len(values)]
+        for n, item in enumerate(ITEMS)
+    ]
     table = pl.DataFrame({"user": USERS, "item": ITEMS, "time": MOMENTS, name: column})
     table.write_parquet(tmp_path / "events.parquet")
     found = write_config([tmp_path / "events.parquet"], tmp_path / "shop.toml", force=False)
@@ -125,16 +131,6 @@ def test_what_was_done_is_found_by_its_values_and_only_if_they_are_deeds(
     assert (f"if column '{name}'" in text) is named
     assert (f'# target_types = ["{min(values, key=column.count)}"]' in text) is mapped
     resolve(tmp_path / "shop.toml")
-
-
-@pytest.mark.parametrize("name", ["type", "class"])
-def test_a_column_that_says_the_same_of_each_item_is_no_event_type(name, tmp_path):
-    kinds = ["book" if item < "p5" else "game" for item in ITEMS]
-    table = pl.DataFrame({"user": USERS, "item": ITEMS, "time": MOMENTS, name: kinds})
-    table.write_parquet(tmp_path / "events.parquet")
-    found = write_config([tmp_path / "events.parquet"], tmp_path / "shop.toml", force=False)
-    assert "event_type" not in found["events"].columns
-    assert "[filters]" not in (tmp_path / "shop.toml").read_text()
 
 
 def test_swappable_day_and_month_are_offered(tmp_path):
