@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -185,19 +185,15 @@ class Sequences:
     def _where(self, kept: NDArray[np.bool_]) -> Sequences:
         """Keep some events, [E]; splits end before the same ones."""
         before = np.concatenate([[0], np.cumsum(kept)])
-        of_events = {
+        changed: dict[str, Any] = {
             name: None if values is None else np.asarray(values[kept])
             for name in ("item_rows", "times", "event_types", "targets", "negative")
             for values in [getattr(self, name)]
         }
-        ends = ("offsets", "train_end", "validation_end")
+        for name in ("offsets", "train_end", "validation_end"):
+            changed[name] = before[getattr(self, name)]
         context = {name: np.asarray(values[kept]) for name, values in self.context.items()}
-        return replace(
-            self,
-            **of_events,
-            **{name: before[getattr(self, name)] for name in ends},
-            context=context,
-        )
+        return replace(self, **changed, context=context)
 
     def histories(self, ends: Rows) -> Jagged:
         """Take each user's events before ``ends`` [U], U ragged item rows."""
