@@ -20,7 +20,6 @@ from recsys.data.filters import parse
 from recsys.models.names import (
     CONTENT,
     EASE,
-    ITEM_KNN,
     ITEM_TO_ITEM,
     MODELS,
     NAME,
@@ -228,10 +227,7 @@ RELATED = Surface(
 CART = Surface(
     name="cart",
     kind="cart",
-    weights={
-        **{one.name: 1.0 for one in (ITEM_TO_ITEM, EASE, ITEM_KNN, NEXT_BASKET, SEQUENCE)},
-        **OF_ITEMS,
-    },
+    weights={**{one.name: 1.0 for one in (ITEM_TO_ITEM, EASE, NEXT_BASKET, SEQUENCE)}, **OF_ITEMS},
     exclude_seen=True,
 )
 SESSION = replace(HOME, name="session", kind="session")

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from pipelines.auto.plan import BLENDED_FOR_EACH, EVALUATED_USERS, SEARCH, Planner, PlanPart
 from pipelines.config.toml import Table
-from recsys.models.names import EASE, ITEM_KNN, NEXT_BASKET, REPEATS
+from recsys.models.names import EASE, NEXT_BASKET, REPEATS
 
 FIRST = "first bundle"
 TRAINED = ("two_tower_training", "sequence_training", "generative_training", "ranker_training")
 """Sections of the models that are trained."""
-COUNTED = tuple(one.section for one in (EASE, ITEM_KNN, REPEATS, NEXT_BASKET))
+COUNTED = tuple(one.section for one in (EASE, REPEATS, NEXT_BASKET))
 REPEATS_FROM = 0.1
 """Share of held-out events that repeat an item, from which on lists may repeat the history."""
 POPULAR_ONLY = 15.0
@@ -21,14 +21,13 @@ HASTY_USERS = 200
 FIRST_SECONDS = 18.0
 """Seconds that EASE may take in the first round."""
 POSTPONED_FROM = 10.0
-"""Seconds from which text search waits for the next round, and item-kNN is left out."""
-LITTLE_WITH_EASE = "adds little to EASE for its time; item_knn.enabled = true fits it"
+"""Seconds from which text search waits for the next round."""
 MEASURED_SHARE, MEASURED_SECONDS = 0.3, 8.0
 """Share of the time left, and seconds, that blending and measuring may take in this round."""
 NUM_FIRST = 4
 """Sources of the first round."""
 FEW_ITEMS = 4_000
-"""Up to which validation chooses among settings of EASE and item-kNN; more take the usual ones."""
+"""Up to which validation chooses among settings of EASE; more take the usual ones."""
 MIN_EXACT_ITEMS = 500
 """Items of EASE; fewer are not worth it."""
 MEMORY_SHARE = 0.5
@@ -50,18 +49,15 @@ def plan_first(planner: Planner) -> None:
         planner.add_round(FIRST, choices, parts, 0.0)
         planner.left = 0.0
         return
-    for describe in (ease_part, repeats_part, knn_part, search_part):
+    for describe in (ease_part, repeats_part, search_part):
         part, chosen = describe(planner)
         section = next(iter(chosen), "")
         if not section or planner.is_off(part, f"{section}.enabled"):
             continue
-        takes_long = part.seconds > POSTPONED_FROM
         if not chosen[section]["enabled"]:
             planner.left_out.append(part)
-        elif takes_long and section == SEARCH:
+        elif part.seconds > POSTPONED_FROM and section == SEARCH:
             planner.postponed.append((part, chosen))
-        elif takes_long and section == ITEM_KNN.section and choices[EASE.section]["enabled"]:
-            planner.left_out.append(replace(part, why=LITTLE_WITH_EASE))
         else:
             parts.append(part)
             choices |= chosen
@@ -99,16 +95,6 @@ def first_choices(planner: Planner, users: int) -> Table:
         **dict.fromkeys((*TRAINED, *COUNTED), off),
         **({SEARCH: off} if shape.has_text else {}),
     }
-
-
-def knn_part(planner: Planner) -> tuple[PlanPart, Table]:
-    """Describe the models that count what occurs together."""
-    chosen: Table = {"enabled": True}
-    if planner.shape.num_items > FEW_ITEMS:
-        chosen |= {"length_weight": [0.7], "half_life_days": [0.0]}
-    what, why = "what occurs together, popular items less", "short lists of other models are filled"
-    part = PlanPart("item k-nearest neighbours", what, why, planner.costs.item_knn())
-    return part, {ITEM_KNN.section: chosen}
 
 
 def search_part(planner: Planner) -> tuple[PlanPart, Table]:

@@ -33,8 +33,8 @@ ENCODER_OPERATIONS = 21e6
 CHARACTERS_PER_TOKEN = 4.5
 ENCODER_START = 2.0
 """Seconds to load an encoder."""
-COUNT_SECONDS, KNN_SECONDS = 5e-6, 2e-5
-"""Seconds of one event in popularity and item-to-item, and in item k-nearest neighbours."""
+COUNT_SECONDS = 5e-6
+"""Seconds of one event in popularity and item-to-item."""
 SEARCH_SECONDS, SEARCH_CHARACTER = 12.0, 0.1
 """Seconds to fit a search by text, and those for each character of the mean text."""
 SEARCH_ITEMS = 500
@@ -77,10 +77,6 @@ class Costs:
     def counting(self) -> float:
         """Popularity and item-to-item, or repeats, fitted on train and on everything."""
         return self.slower * 2 * (0.5 + COUNT_SECONDS * self.shape.num_events)
-
-    def item_knn(self) -> float:
-        """Item k-nearest neighbours, fitted on train and on everything."""
-        return self.slower * 2 * (1.0 + KNN_SECONDS * self.shape.num_events)
 
     def search(self) -> float:
         """Fit what searches by a text."""

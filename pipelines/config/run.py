@@ -54,7 +54,6 @@ from recsys.evaluation.ranking import RankingConfig
 from recsys.models.configs import (
     ContentSimilarityConfig,
     EaseWeightsConfig,
-    ItemKnnConfig,
     ItemToItemConfig,
     NextBasketConfig,
     PopularityConfig,
@@ -206,7 +205,6 @@ class RunConfig:
     popularity: PopularityConfig = field(default_factory=PopularityConfig)
     item_to_item: ItemToItemConfig = field(default_factory=ItemToItemConfig)
     ease: EaseWeightsConfig = field(default_factory=EaseWeightsConfig)
-    item_knn: ItemKnnConfig = field(default_factory=ItemKnnConfig)
     repeats: RepeatsConfig = field(default_factory=RepeatsConfig)
     next_basket: NextBasketConfig = field(default_factory=NextBasketConfig)
     content_similarity: ContentSimilarityConfig = field(default_factory=ContentSimilarityConfig)

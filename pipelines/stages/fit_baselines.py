@@ -1,6 +1,6 @@
 """Stage fit_baselines: the models without a training, on train.
 
-Popularity, item-to-item, EASE, item-kNN and content similarity. Where a model may choose among
+Popularity, item-to-item, EASE and content similarity. Where a model may choose among
 settings, validation chooses, and refits take what it chose.
 
 Content similarity learns nothing from events; it is left out where items have no content. An

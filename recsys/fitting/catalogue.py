@@ -8,15 +8,7 @@ import numpy as np
 import torch
 
 from recsys.data.batch import JaggedBatch
-from recsys.fitting.counted import (
-    CONTENT,
-    EASE,
-    ITEM_KNN,
-    ITEM_TO_ITEM,
-    NEXT_BASKET,
-    POPULARITY,
-    REPEATS,
-)
+from recsys.fitting.counted import CONTENT, EASE, ITEM_TO_ITEM, NEXT_BASKET, POPULARITY, REPEATS
 from recsys.fitting.generative import GENERATIVE
 from recsys.fitting.queries import ModelInputs
 from recsys.fitting.sequence import ENSEMBLE, SEQUENCE
@@ -55,7 +47,6 @@ CATALOGUE = (
     POPULARITY,
     ITEM_TO_ITEM,
     EASE,
-    ITEM_KNN,
     REPEATS,
     NEXT_BASKET,
     CONTENT,

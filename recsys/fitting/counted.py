@@ -19,10 +19,8 @@ from recsys.data.dataset import FitSplit, Rows
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, measure
 from recsys.fitting.spec import NOT_TRAINED, Data, Fitted, ModelSpec, Start, vector_source
 from recsys.models.configs import (
-    NO_DECAY,
     ContentSimilarityConfig,
     EaseWeightsConfig,
-    ItemKnnConfig,
     ItemToItemConfig,
     NextBasketConfig,
     PopularityConfig,
@@ -38,18 +36,17 @@ from recsys.models.item_weights.ease import (
     most_frequent,
     shared_users,
 )
-from recsys.models.item_weights.item_knn import item_knn_model
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.item_weights.next_basket import Baskets, next_basket_model, repeats_model
 from recsys.models.popularity import Popularity
 from recsys.retrieval.sources import PopularSource, ScoredSource, Source, WeightsSource
 
-ConfigT = TypeVar("ConfigT", EaseWeightsConfig, ItemKnnConfig, RepeatsConfig)
+ConfigT = TypeVar("ConfigT", EaseWeightsConfig, RepeatsConfig)
 ModelT = TypeVar("ModelT", ItemWeights, ContentSimilarity)
 CPU = torch.device("cpu")
 METRIC = "ndcg@10"
 MAX_EVENTS = 500
-"""Latest events of a user that EASE and item-kNN read."""
+"""Latest events of a user that EASE reads."""
 CHOICE_ITEMS = 3_000
 """Items of the regressions that ``l2`` is chosen by, where there are several."""
 CHOICE_USERS = 2_000
@@ -82,7 +79,6 @@ def user_items(inputs: ModelInputs, split: FitSplit) -> UserItems:
         np.asarray(sequences.item_rows),
         np.asarray(sequences.offsets[:-1]),
         np.asarray(sequences.visible_end(split)),
-        None if sequences.times is None else np.asarray(sequences.times),
         inputs.sizes.num_item_rows,
         MAX_EVENTS,
     )
@@ -116,22 +112,6 @@ def fit_ease(
     check_memory(len(exact))
     model = ease_model(pairs, exact, shared_users(pairs, exact).to(place), config)
     return _best(_by_recency(model), judge, place)
-
-
-def fit_item_knn(
-    inputs: ModelInputs,
-    config: ItemKnnConfig,
-    split: FitSplit,
-    judge: EvaluationQueries | None,
-    device: torch.device = CPU,
-) -> ItemWeights:
-    """Weigh each item's neighbours; the arguments are those of ``fit_ease``."""
-    items = user_items(inputs, split)
-    if items.times is None:
-        config = replace(config, half_life_days=(NO_DECAY,))
-    each = _each(config, "length_weight", "half_life_days")
-    model = _best((item_knn_model(items, one) for one in each), judge, device)
-    return _best(_by_recency(model), judge, device)
 
 
 def fit_repeats(
@@ -215,7 +195,6 @@ def _spec(name: names.ModelName, config: type, fit: Callable[..., ItemWeights | 
 
 
 EASE = _spec(names.EASE, EaseWeightsConfig, fit_ease)
-ITEM_KNN = _spec(names.ITEM_KNN, ItemKnnConfig, fit_item_knn)
 REPEATS = _spec(
     names.REPEATS,
     RepeatsConfig,

@@ -52,9 +52,6 @@ def without_removed(
     return {name: value for name, value in settings.items() if name not in removed}
 
 
-NO_DECAY = 0.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class PopularityConfig:
     """Settings of Popularity."""
@@ -118,30 +115,6 @@ class EaseWeightsConfig:
     def __post_init__(self) -> None:
         check_bounds(self, l2="> 0", history_power=">= 0")
         check_bounds(self, exact_items=">= 1", extended_items=">= 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ItemKnnConfig:
-    """Whether item-kNN is a source of candidates, and its settings."""
-
-    enabled: bool = False
-    """Whether it is fitted, measured with the others and served."""
-    length_weight: tuple[float, ...] = (0.0, 0.7)
-    """How much a user's number of items takes from each pair, of which validation chooses."""
-    half_life_days: tuple[float, ...] = (NO_DECAY, 365.0)
-    """Ages at which an event counts half, of which validation chooses; 0 counts every event once,
-    as where events have no times."""
-    history_power: tuple[float, ...] = (0.6, 0.0, 0.3, 1.0)
-    """The r-th latest event of the history counts r ** -history_power, of which validation
-    chooses."""
-    num_neighbours: int = 200
-    """Strongest pairs of an item that are kept."""
-    max_history: int = 200
-    """Latest events of a history that count."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self, length_weight=">= 0", half_life_days=">= 0", history_power=">= 0")
-        check_bounds(self, num_neighbours=">= 1", max_history=">= 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,14 +78,6 @@ EASE = ModelName(
     reason="goes with the history",
     explanation="goes with items of the history by linear weights",
 )
-ITEM_KNN = ModelName(
-    name="item_knn",
-    is_weights=True,
-    label="item-kNN",
-    meaning="items that share users with those of the history (BM25, cosine)",
-    reason="goes with the history",
-    explanation="is taken by the same people as items of the history",
-)
 REPEATS = ModelName(
     name="repeats",
     is_weights=True,
@@ -145,7 +137,6 @@ MODELS = (
     POPULARITY,
     ITEM_TO_ITEM,
     EASE,
-    ITEM_KNN,
     REPEATS,
     NEXT_BASKET,
     CONTENT,

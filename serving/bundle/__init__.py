@@ -5,7 +5,7 @@
         users/          user ids, categorical features                serving/bundle/users.py
         histories/      what each user did, oldest first
         popularity/     the fallback                                  recsys/models/popularity.py
-        item_to_item/, ease/, item_knn/
+        item_to_item/, ease/
                         weights between items (may be absent)         recsys/models/item_weights
         content/        content.npy                                   serving/bundle/items.py
         two_tower/      model, item_vectors.npy                       serving/bundle/item_index.py

@@ -1,6 +1,6 @@
 """Models of a bundle that read a history and rank everything, and the blends of their lists.
 
-    item_to_item/, ease/, item_knn/
+    item_to_item/, ease/
                           settings, table of weights     recsys/models/item_weights/model.py
     content_similarity/   settings, mean of the content      recsys/models/content_similarity.py
     sequence/             settings, weights                  recsys/models/sequence/model.py
@@ -220,7 +220,7 @@ class HistoryModels:
     """Models of a bundle that read a history; those that it has."""
 
     item_weights: Mapping[str, ItemWeights]
-    """Item-to-item, EASE and item-kNN, by source."""
+    """Models of weights between items, by source."""
     content_similarity: ContentSimilarity | None
     sequence: SequenceModel | None
     ensemble: SequenceModel | None

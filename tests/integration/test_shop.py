@@ -114,18 +114,18 @@ def test_one_model_makes_lists_alone(
     events: pl.DataFrame, shop: Shop, recsys: Recsys, tmp_path: Path
 ) -> None:
     off = {"tracking": {"enabled": False}}
-    one = Shop.fit(events, model="item_knn", settings=off, folder=tmp_path, progress=False)
-    lines = [*_only("item_knn"), "tracking.enabled=false"]
+    one = Shop.fit(events, model="ease", settings=off, folder=tmp_path, progress=False)
+    lines = [*_only("ease"), "tracking.enabled=false"]
     settings = [part for line in lines for part in ("--set", line)]
     recsys(
         "run", tmp_path / "shop.toml", "--set", f"workspace={tmp_path / 'again'}", "-q", *settings
     )
     assert digests(tmp_path / "run") == digests(tmp_path / "again")
     found = one.recommend(["u0", "nobody"], k=3)
-    assert found.select("user_id", "source").rows() == [("u0", "item_knn")] * 3
+    assert found.select("user_id", "source").rows() == [("u0", "ease")] * 3
     assert one.recommend(["nobody"]).columns == found.columns
     assert [item[0] for item in one.similar("b1", k=3)["item_id"]] == ["b"] * 3
-    assert {"item_knn", "popularity"} <= set(one.evaluate()["model"])
+    assert {"ease", "popularity"} <= set(one.evaluate()["model"])
     loaded = Shop.load(shop.bundle, model="item_to_item")
     assert set(loaded.recommend(["u0"])["source"]) == {"item_to_item"}
     with pytest.raises(ValueError, match="no model 'als' in the catalogue; there are popularity,"):

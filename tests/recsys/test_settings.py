@@ -16,7 +16,6 @@ from recsys.kernels.embedding_bag.layout import OptimizerConfig
 from recsys.models.configs import (
     ContentSimilarityConfig,
     EaseWeightsConfig,
-    ItemKnnConfig,
     PopularityConfig,
     TwoTowerConfig,
 )
@@ -72,8 +71,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (EaseWeightsConfig, {"l2": (0.0,)}, "l2"),
     (EaseWeightsConfig, {"history_power": (-1.0,)}, "history_power"),
     (EaseWeightsConfig, {"exact_items": 0}, "exact_items"),
-    (ItemKnnConfig, {"half_life_days": (-1.0,)}, "half_life_days"),
-    (ItemKnnConfig, {"length_weight": ()}, "length_weight"),
     (ScheduleConfig, {"learning_rate": 0.0}, "learning_rate must be > 0"),
     (ScheduleConfig, {"learning_rate": math.inf}, "learning_rate must be > 0 and finite"),
     (ScheduleConfig, {"warmup_steps": -1}, "warmup_steps must be >= 0"),

@@ -1,7 +1,6 @@
 """How often two items have the same users, counted row by row of the items' matrix.
 
-Each user's item counts once, where it occurs last, by a value such as its age; each user by a
-weight such as the inverse of the history's length.
+Each user's item counts once.
 
 Axes: E events, U users, P distinct items of all users, N item rows, S items of a block, C columns.
 """
@@ -27,17 +26,6 @@ MAX_CELLS = 1 << 22
 """Cells of a block of rows, and pairs that are in memory at a time, about 200 MiB."""
 
 
-class CountedPairs(NamedTuple):
-    """Items that share users, without a cell for those that share none."""
-
-    rows: Rows
-    """[Q], ascending."""
-    others: Rows
-    """[Q], ascending within an item; the item itself is one."""
-    counts: Values
-    """[Q]"""
-
-
 @dataclass(frozen=True)
 class UserItems:
     """The distinct items of each user, users one after the other."""
@@ -46,19 +34,11 @@ class UserItems:
     """[P]"""
     offsets: Rows
     """[U + 1]"""
-    times: Rows | None
-    """[P] of each item's last event; None without times."""
     num_item_rows: int
 
     @classmethod
     def of(
-        cls,
-        item_rows: Rows,
-        starts: Rows,
-        ends: Rows,
-        times: Rows | None,
-        num_item_rows: int,
-        max_events: int,
+        cls, item_rows: Rows, starts: Rows, ends: Rows, num_item_rows: int, max_events: int
     ) -> UserItems:
         """Take the latest events of each user that a model may see.
 
@@ -66,7 +46,6 @@ class UserItems:
             item_rows: All users' events, oldest first within a user, [E]; row 0 is no item.
             starts: Where each user's visible events begin, [U].
             ends: Where they end (exclusive), [U].
-            times: Unix seconds of each event, [E].
         """
         starts = np.maximum(starts, ends - max_events)
         places = concatenated_ranges(starts, ends)
@@ -77,15 +56,12 @@ class UserItems:
                 f"item rows must be in [0, {num_item_rows}), got {rows.min()} to {rows.max()}; "
                 "were the events and the catalogue built by different runs?"
             )
-        # From the back, np.unique finds each item's last event.
-        codes, first = np.unique((users * num_item_rows + rows)[::-1], return_index=True)
-        kept = codes % num_item_rows != 0
-        codes, last = codes[kept], len(rows) - 1 - first[kept]
+        codes = np.unique(users * num_item_rows + rows)
+        codes = codes[codes % num_item_rows != 0]
         counts = np.bincount(codes // num_item_rows, minlength=len(starts))
         return cls(
             rows=codes % num_item_rows,
             offsets=np.concatenate([[0], np.cumsum(counts)]),
-            times=None if times is None else np.asarray(times[places[last]]),
             num_item_rows=num_item_rows,
         )
 
@@ -99,40 +75,21 @@ class UserItems:
 
 
 class CoOccurrence:
-    """Rows of the weighted matrix of users that items share."""
+    """Rows of the matrix of users that items share."""
 
-    def __init__(
-        self, items: UserItems, values: Values | None = None, user_weights: Values | None = None
-    ) -> None:
-        """Prepare the counting.
-
-        Args:
-            values: Of each of them, [P]; a pair counts their product. 1 by default.
-            user_weights: Of each user, [U]; 1 by default.
-        """
+    def __init__(self, items: UserItems) -> None:
         self.items, self.num_item_rows = items, items.num_item_rows
-        size = len(items.rows)
-        self.values = np.ones(size, np.float32) if values is None else values
         users = np.repeat(np.arange(len(items.offsets) - 1), items.lengths())
-        own = self.values if user_weights is None else self.values * user_weights[users]
-        order = np.argsort(items.rows, kind="stable")
         ends = np.cumsum(items.counts())
         self._ends, self._begins = ends, ends - items.counts()
-        self._users, self._own = users[order], own[order]
+        self._users = users[np.argsort(items.rows, kind="stable")]
 
-    def diagonal(self) -> Values:
-        """Weigh each item with itself, without the users' weights, [N]."""
-        squares = self.values.astype(np.float64) ** 2
-        found = np.bincount(self.items.rows, weights=squares, minlength=self.num_item_rows)
-        return found.astype(np.float32)
-
-    def blocks(self, item_rows: Rows, columns: Rows | None = None) -> Iterator[tuple[Rows, Values]]:
+    def blocks(self, item_rows: Rows, columns: Rows) -> Iterator[tuple[Rows, Values]]:
         """Cut items into blocks that fit into memory: their rows and their counts [S, C].
 
         Args:
-            columns: Items that they are counted with, [C]; all by default.
+            columns: Items that they are counted with, [C].
         """
-        columns = np.arange(self.num_item_rows) if columns is None else columns
         size = max(1, MAX_CELLS // max(1, len(columns)))
         for begin in range(0, len(item_rows), size):
             block = item_rows[begin : begin + size]
@@ -160,42 +117,8 @@ class CoOccurrence:
             pairs = concatenated_ranges(self.items.offsets[some], self.items.offsets[some + 1])
             code = np.repeat(source[first:end] * width, lengths[first:end])
             code += places[self.items.rows[pairs]]
-            amount = np.repeat(self._own[entries[first:end]], lengths[first:end])
-            amount *= self.values[pairs]
-            found += np.bincount(code, weights=amount, minlength=cells)
+            found += np.bincount(code, minlength=cells)
         return found.astype(np.float32).reshape(len(item_rows), width)[:, :-1]
-
-    def pair_blocks(self, item_rows: Rows) -> Iterator[CountedPairs]:
-        """Count what items share by pairs that there are: work by events, not by the catalogue."""
-        lengths = self.items.lengths()
-        totals = np.concatenate([[0], np.cumsum(lengths[self._users])])
-        work = totals[self._ends[item_rows]] - totals[self._begins[item_rows]]
-        begin = 0
-        while begin < len(item_rows):
-            inside = np.cumsum(work[begin:]) <= MAX_CELLS
-            end = begin + max(1, int(np.argmin(inside)) if not inside.all() else len(inside))
-            yield self._count_pairs(item_rows[begin:end], int(work[begin:end].sum()))
-            begin = end
-
-    def _count_pairs(self, item_rows: Rows, num_pairs: int) -> CountedPairs:
-        if num_pairs > MAX_CELLS:  # of one item with very many users
-            counts = self.rows_of(item_rows, np.arange(self.num_item_rows))[0]
-            others = np.flatnonzero(counts)
-            return CountedPairs(np.full(len(others), item_rows[0]), others, counts[others])
-        begins, ends = self._begins[item_rows], self._ends[item_rows]
-        entries = concatenated_ranges(begins, ends)
-        users = self._users[entries]
-        lengths = self.items.lengths()[users]
-        pairs = concatenated_ranges(self.items.offsets[users], self.items.offsets[users + 1])
-        code = np.repeat(np.repeat(item_rows, ends - begins), lengths) * self.num_item_rows
-        code += self.items.rows[pairs]
-        amount = np.repeat(self._own[entries], lengths) * self.values[pairs]
-        order = np.argsort(code, kind="stable")
-        code = code[order]
-        first = np.flatnonzero(np.diff(code, prepend=-1))
-        counts = np.add.reduceat(amount[order].astype(np.float64), first) if len(first) else amount
-        rows, others = np.divmod(code[first], self.num_item_rows)
-        return CountedPairs(rows, others, counts.astype(np.float32))
 
 
 class WeightBlock(NamedTuple):
@@ -230,25 +153,6 @@ class Strongest:
         self._sources.append(source[present])
         self._rows.append(rows[present].to(torch.int32))
         self._weights.append(weights[present])
-
-    def add_pairs(self, rows: Tensor, columns: Tensor, weights: Tensor) -> None:
-        """Keep the strongest of some items, each of whose pairs are all here.
-
-        Args:
-            rows: [Q] items that the weights are from, ascending.
-            columns: [Q] item rows that get them.
-            weights: [Q] float32; 0 is none.
-        """
-        present = (weights != 0) & (columns != 0)
-        rows, columns, weights = rows[present], columns[present], weights[present]
-        order = weights.abs().argsort(descending=True, stable=True)
-        order = order[rows[order].argsort(stable=True)]  # by item, the strongest first
-        rows = rows[order]
-        place = torch.arange(len(rows)) - torch.searchsorted(rows, rows)
-        kept = place < self._limit
-        self._sources.append(rows[kept])
-        self._rows.append(columns[order][kept].to(torch.int32))
-        self._weights.append(weights[order][kept])
 
     def table(self) -> WeightTable:
         sources, order = torch.cat(self._sources).sort(stable=True)

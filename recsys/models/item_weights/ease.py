@@ -172,7 +172,7 @@ def _weights(
         weights = torch.cat([-rows / diagonal, torch.sparse.mm(shared, rows.T).T], dim=1)
         weights[torch.arange(len(rows)), begin + torch.arange(len(rows))] = 0
         yield WeightBlock(exact[begin : begin + size], columns, weights)
-    own = torch.from_numpy(co_occurrence.diagonal()).to(device)
+    own = torch.from_numpy(co_occurrence.items.counts().astype(np.float32)).to(device)
     for rows_of_block, counts in co_occurrence.blocks(others, both):
         count = torch.from_numpy(counts).to(device)
         to_exact, to_others = count[:, : len(exact)], count[:, len(exact) :]
@@ -217,7 +217,7 @@ def fit_ease(
     by_user = np.argsort(user_rows, kind="stable")
     ends = np.cumsum(np.unique(user_rows, return_counts=True)[1])
     starts = np.concatenate([[0], ends])[:-1].astype(np.int64)
-    taken = UserItems.of(item_rows[by_user], starts, ends, None, num_item_rows, len(by_user))
+    taken = UserItems.of(item_rows[by_user], starts, ends, num_item_rows, len(by_user))
     # Counts are exact in float32.
     gram = shared_users(CoOccurrence(taken), kept).double()
     gram.diagonal().add_(l2)

@@ -7,7 +7,6 @@ export const SOURCES = {
   two_tower: { label: "two-tower", title: "two-tower model: fits the user's history" },
   item_to_item: { label: "co-occurs", title: "item-to-item: often in the same histories" },
   ease: { label: "goes with", title: "EASE: linear weights from the items of the history" },
-  item_knn: { label: "same users", title: "item-kNN: items that share users" },
   repeats: { label: "again", title: "repeats: was taken before" },
   next_basket: { label: "next basket", title: "next basket: follows the history's baskets" },
   content_similarity: { label: "similar", title: "similar content" },

@@ -56,7 +56,6 @@ def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) ->
         popularity=config.popularity,
         item_to_item=config.item_to_item,
         ease=config.ease,
-        item_knn=config.item_knn,
         content_similarity=config.content_similarity,
         two_tower=config.two_tower,
         two_tower_training=only_training(config.two_tower_training),

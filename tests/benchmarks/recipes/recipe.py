@@ -19,7 +19,6 @@ from recsys.fitting.queries import RetrievalSettings
 from recsys.models.configs import (
     ContentSimilarityConfig,
     EaseWeightsConfig,
-    ItemKnnConfig,
     ItemToItemConfig,
     PopularityConfig,
     TwoTowerConfig,
@@ -57,7 +56,6 @@ class Recipe:
     popularity: PopularityConfig = field(default_factory=PopularityConfig)
     item_to_item: ItemToItemConfig = field(default_factory=ItemToItemConfig)
     ease: EaseWeightsConfig = field(default_factory=EaseWeightsConfig)
-    item_knn: ItemKnnConfig = field(default_factory=ItemKnnConfig)
     content_similarity: ContentSimilarityConfig = field(default_factory=ContentSimilarityConfig)
     two_tower: TwoTowerConfig = field(default_factory=TwoTowerConfig)
     two_tower_training: TrainingConfig = field(default_factory=TrainingConfig)

@@ -16,7 +16,6 @@ NAMES = {
     "popularity": "popularity",
     "item_to_item": "item-to-item",
     "ease": "EASE",
-    "item_knn": "item-kNN",
     "repeats": "repeats",
     "next_basket": "next basket",
     "content_similarity": "content similarity",

@@ -20,7 +20,7 @@ SETTINGS = {
     "content": {"encoder": "none"},
     "semantic_ids": {"method": "none"},
     "two_tower_training": OFF,
-    **dict.fromkeys(("ease", "item_knn", "repeats", "next_basket"), OFF),
+    **dict.fromkeys(("ease", "repeats", "next_basket"), OFF),
     "blend": {"recent_demand": False, "max_queries": 400},
     "evaluation": {"exclude_history": False},
     "ranker": {

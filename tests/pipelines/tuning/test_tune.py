@@ -20,7 +20,7 @@ from pipelines.tuning.space import find_row, parse_space
 def test_ranges_and_lists_are_read():
     known = {
         "ease.max_events=100..900": Whole(100, 900),
-        "item_knn.max_history=1..100": Whole(1, 100, log=True),
+        "two_tower.max_history=1..100": Whole(1, 100, log=True),
         "sequence.dropout=0.0..0.5": Real(0.0, 0.5),
         "two_tower_training.schedule.learning_rate=1e-4..1e-2": Real(1e-4, 1e-2, log=True),
         "sequence.dim=32, 64,32": OneOf((32, 64)),

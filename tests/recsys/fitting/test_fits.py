@@ -16,7 +16,6 @@ from recsys.fitting.catalogue import CATALOGUE, index_of_model, tuning_queries
 from recsys.fitting.counted import (
     fit_content,
     fit_ease,
-    fit_item_knn,
     fit_item_to_item,
     fit_next_basket,
     fit_popularity,
@@ -30,7 +29,6 @@ from recsys.fitting.two_tower import fit_two_tower, untrained_two_tower
 from recsys.models.configs import (
     ContentSimilarityConfig,
     EaseWeightsConfig,
-    ItemKnnConfig,
     ItemToItemConfig,
     NextBasketConfig,
     PopularityConfig,
@@ -211,8 +209,6 @@ def test_validation_finds_that_the_latest_item_counts_most() -> None:
     assert model.settings["history_power"] == (2.0,)
     assert model.history.power == 2.0
     assert len(model.settings["l2"]) == 1
-    knn = fit_item_knn(inputs, ItemKnnConfig(history_power=powers), "train", judge_of(inputs))
-    assert knn.settings["history_power"] == (2.0,)
 
 
 def test_validation_chooses_the_columns_by_which_items_are_compared() -> None:
@@ -287,7 +283,6 @@ def test_events_that_say_no_are_counted_by_no_model() -> None:
         fits = (
             fit_item_to_item(given, ItemToItemConfig(), "train"),
             fit_ease(given, EaseWeightsConfig(), "train", None),
-            fit_item_knn(given, ItemKnnConfig(), "train", None),
             fit_next_basket(given, NextBasketConfig(), "train", None),
         )
         history = JaggedBatch({"history": Jagged.from_lists([[4, 7, 11]])})

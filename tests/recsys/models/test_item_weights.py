@@ -1,7 +1,7 @@
 """Item-to-item weights: each model against its definition."""
 
 from collections.abc import Callable
-from itertools import pairwise, permutations
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +10,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from recsys.models.configs import EaseWeightsConfig, ItemKnnConfig, NextBasketConfig, RepeatsConfig
-from recsys.models.item_weights import co_occurrence, ease, item_knn
+from recsys.models.configs import EaseWeightsConfig, NextBasketConfig, RepeatsConfig
+from recsys.models.item_weights import co_occurrence, ease
 from recsys.models.item_weights.co_occurrence import CoOccurrence, UserItems
 from recsys.models.item_weights.ease import (
     check_memory,
@@ -20,7 +20,6 @@ from recsys.models.item_weights.ease import (
     most_frequent,
     shared_users,
 )
-from recsys.models.item_weights.item_knn import item_knn_model
 from recsys.models.item_weights.model import HistoryWeights, ItemWeights, WeightTable
 from recsys.models.item_weights.next_basket import Baskets, next_basket_model, repeats_model
 from tests.recsys.testing.refusals import assert_refused
@@ -123,23 +122,14 @@ def test_rows_are_those_of_the_weighted_product(
     rng, num_rows, lengths = np.random.default_rng(3), 8, np.array([5, 0, 1, 9, 4])
     offsets = np.concatenate([[0], lengths.cumsum()])
     rows = rng.integers(0, num_rows, offsets[-1])
-    items = UserItems.of(rows, offsets[:-1], offsets[1:], None, num_rows, 99)
-    values = rng.random(len(items.rows)).astype(np.float32)
-    weights = rng.random(len(lengths)).astype(np.float32)
+    items = UserItems.of(rows, offsets[:-1], offsets[1:], num_rows, 99)
     taken = np.zeros((len(lengths), num_rows))
-    taken[np.repeat(np.arange(len(lengths)), items.lengths()), items.rows] = values
-    wanted = (taken * weights[:, None]).T @ taken
-    pairs = CoOccurrence(items, values, weights)
-    found, counted = np.zeros((2, num_rows, num_rows))
-    for own, block in pairs.blocks(np.arange(num_rows)):
+    taken[np.repeat(np.arange(len(lengths)), lengths), rows] = 1
+    taken[:, 0] = 0
+    found = np.zeros((num_rows, num_rows))
+    for own, block in CoOccurrence(items).blocks(np.arange(num_rows), np.arange(num_rows)):
         found[own] = block
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    for one in pairs.pair_blocks(np.arange(num_rows)):
-        assert (counted[one.rows, one.others] == 0).all()
-        assert (np.diff(one.rows * num_rows + one.others) > 0).all()
-        counted[one.rows, one.others] = one.counts
-    np.testing.assert_allclose(counted, wanted, rtol=1e-5)
-    np.testing.assert_allclose(pairs.diagonal(), (taken**2).sum(0), rtol=1e-5)
+    np.testing.assert_array_equal(found, taken.T @ taken)
 
 
 def dense(table: WeightTable) -> np.ndarray:
@@ -159,7 +149,7 @@ def test_rarer_items_extend_the_exact_regression_one_at_a_time(
     rng, config = np.random.default_rng(0), EaseWeightsConfig(l2=(5.0,), exact_items=3)
     rows = np.minimum(rng.integers(0, 9, 1_200), rng.integers(1, 10, 1_200))
     starts = np.arange(300) * 4
-    pairs = CoOccurrence(UserItems.of(rows, starts, starts + 4, None, 9, 99))
+    pairs = CoOccurrence(UserItems.of(rows, starts, starts + 4, 9, 99))
     taken = np.zeros((300, 9))
     taken[np.repeat(np.arange(300), 4), rows] = 1
     exact = most_frequent(pairs, 3)
@@ -182,50 +172,6 @@ def test_inverse_is_that_of_the_lower_triangle(block: int) -> None:
     given = matrix.tril()
     assert invert_in_place(given, block) is given
     torch.testing.assert_close(given, wanted)
-
-
-KNN_NUM_ROWS = 7
-DAY = 86_400
-
-
-def test_a_weight_is_bm25_times_the_cosine_with_decayed_events() -> None:
-    rng = np.random.default_rng(1)
-    histories = [
-        rng.choice(np.arange(1, KNN_NUM_ROWS), size, replace=False) for size in (2, 5, 3, 4)
-    ]
-    rows, offsets = np.concatenate(histories), np.cumsum([0, 2, 5, 3, 4])
-    days = rng.integers(0, 30, len(rows))
-    items = UserItems.of(rows, offsets[:-1], offsets[1:], days * DAY, KNN_NUM_ROWS, 99)
-    config = ItemKnnConfig(length_weight=(0.7,), half_life_days=(10.0,))
-    found = dense(item_knn_model(items, config).table)
-
-    taken = np.zeros((4, KNN_NUM_ROWS))
-    for user, (begin, end) in enumerate(pairwise(offsets)):
-        taken[user, rows[begin:end]] = 2.0 ** (-(days.max() - days[begin:end]) / 10 / 2)
-    lengths, count = (taken > 0).sum(1), (taken > 0).sum(0)
-    idf = np.log((4 - count + 0.5) / (count + 0.5) + 1)
-    per_user = 1 / (1 + 0.7 * lengths / lengths.mean())
-    root = np.sqrt((taken**2).sum(0))
-    for source, target in np.argwhere(found):
-        shared = (taken[:, source] * taken[:, target] * per_user).sum()
-        wanted = idf[source] * shared / root[source] / root[target]
-        assert found[source, target] == pytest.approx(wanted, rel=1e-5)
-        assert source != target != 0
-
-
-def test_a_large_catalogue_has_the_weights_of_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(2)
-    num_rows, num_users = 300, 400
-    rows = rng.integers(0, num_rows, (num_users, 9)).reshape(-1)
-    offsets = np.arange(num_users + 1) * 9
-    times = rng.integers(0, 90, len(rows)) * DAY
-    items = UserItems.of(rows, offsets[:-1], offsets[1:], times, num_rows, 99)
-    config = ItemKnnConfig(num_neighbours=20)
-    by_rows = item_knn_model(items, config).table
-    monkeypatch.setattr(item_knn, "PAIRS_FROM", 10)
-    by_pairs = item_knn_model(items, config).table
-    assert by_pairs.offsets.tolist() == by_rows.offsets.tolist()
-    np.testing.assert_allclose(by_pairs.weights, by_rows.weights, rtol=1e-5)
 
 
 def test_own_items_score_by_how_often_and_how_lately() -> None:
