@@ -292,7 +292,6 @@ def _with_history_models(parts: BundleParts, scratch: Path, size: SyntheticSize)
         parts.users.item_rows,
         parts.users.offsets[:-1],
         parts.users.offsets[1:],
-        None,
         size.num_items + 1,
         100,
     )
