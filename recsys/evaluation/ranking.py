@@ -332,12 +332,11 @@ def _slice(jagged: Jagged, begin: int, end: int) -> Jagged:
 
 def distinct_targets(targets: Jagged) -> Jagged:
     """Keep the first of equal targets of one query."""
-    pairs = torch.stack([targets.segments(), targets.values], dim=1)
-    _, group = torch.unique(pairs, dim=0, return_inverse=True)
-    first = torch.full((len(pairs),), len(pairs))
-    first.scatter_reduce_(0, group, torch.arange(len(pairs)), reduce="amin")
-    kept = torch.zeros(len(pairs), dtype=torch.bool)
-    kept[first[first < len(pairs)]] = True
+    pairs = torch.stack([targets.segments(), targets.values])  # [2, M]
+    order = pairs[1].argsort(stable=True)
+    order = order[pairs[0, order].argsort(stable=True)]
+    kept = torch.ones(len(order), dtype=torch.bool)
+    kept[order[1:]] = (pairs[:, order].diff() != 0).any(0)
     return Jagged(targets.values[kept], cut_offsets(kept.long())[targets.offsets])
 
 

@@ -16,8 +16,9 @@ from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.retrieval.blend.source_features import merge_lists
 
-BLOCK_QUERIES = 128
-"""Queries whose features are looked at together; small enough to stay in cache."""
+BLOCK_QUERIES, GPU_BLOCK_QUERIES = 128, 4096
+"""Queries whose features are looked at together: few enough to stay in a CPU's cache, and enough
+for a GPU, which each launch keeps waiting."""
 MAX_STEPS = 50
 TOLERANCE = 1e-7
 """Steps end where the next would gain less than this share of the loss."""
@@ -77,20 +78,22 @@ class FittedWeights(NamedTuple):
 def negative_log_likelihood(choices: Choices, weights: Tensor) -> LossCurve:
     """Sum over all queries, at weights [P]."""
     width = choices.features.shape[2]
-    value, gradient = 0.0, torch.zeros(width, dtype=torch.float64)
+    value = torch.zeros((), dtype=torch.float64)
+    gradient = torch.zeros(width, dtype=torch.float64)
     curvature = torch.zeros(width, width, dtype=torch.float64)
-    for begin in range(0, len(choices.features), BLOCK_QUERIES):
-        features, offsets, chosen = (part[begin : begin + BLOCK_QUERIES] for part in choices)
+    size = GPU_BLOCK_QUERIES if choices.features.is_cuda else BLOCK_QUERIES
+    for begin in range(0, len(choices.features), size):
+        features, offsets, chosen = (part[begin : begin + size] for part in choices)
         logits = (features @ weights.float() + offsets).double()  # [q, C]
         total = logits.logsumexp(1, keepdim=True)
-        value += float(torch.where(chosen > 0, chosen * (total - logits), 0.0).sum())
+        value += torch.where(chosen > 0, chosen * (total - logits), 0.0).sum()
         share = (logits - total).exp().float()
         mean = (share[:, None] @ features).squeeze(1)  # [q, P]
         gradient += (mean - (chosen[:, None] @ features).squeeze(1)).sum(0).double()
         flat = features.reshape(-1, width)
         spread = (flat * share.reshape(-1, 1)).T @ flat - mean.T @ mean
         curvature += spread.double()
-    return LossCurve(value, gradient, curvature)
+    return LossCurve(float(value), gradient, curvature)
 
 
 def fit_weights(

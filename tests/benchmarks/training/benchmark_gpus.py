@@ -293,7 +293,8 @@ def start(options: argparse.Namespace, part: str, gpu: str | None = None, size: 
     command += [__spec__.name, "--out", str(options.out), "--part", part, "--ranks", str(size or 1)]
     command += ["--tiny"] * options.tiny + ["--launched"] * options.launched
     command += ["--arrays", str(options.arrays)] if options.arrays else []
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "4")}
+    threads = (os.cpu_count() or 4) // max(1, torch.cuda.device_count())
+    environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
     begin = time.perf_counter()
