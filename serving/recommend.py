@@ -206,6 +206,7 @@ class Recommender:
             "semantic_ids": bundle.semantic_ids.version if bundle.semantic_ids else None,
             "adapters": dict(self.adapters.versions),
             "adapters_refused": dict(self.adapters.refused),
+            "reads_wishes": self.configuration.wishes is not None,
             "arm_bundles": {name: other.bundle.digest for name, other in self.others.items()},
         }
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from serving.bundle.manifest import Profile, PropertyKind
-from serving.schemas import Direction, ItemCard, Reply, Request
+from serving.schemas import Degraded, Direction, ItemCard, Reply, Request
 from serving.surfaces import Kind
 
 ErrorCode = Literal[
@@ -197,6 +197,8 @@ class TopicCard:
     """Items of the catalogue that match; absent in the reply to a change."""
     ignored: list[str] | None = None
     """Words that match nothing, so that the others count; absent if there are none."""
+    said_as: str | None = None
+    """The wish that a language model read it in; absent if rules read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,9 @@ class TopicsReply:
     """The topics of a user, those that were said first."""
 
     topics: list[TopicCard]
+    degraded: list[Degraded] | None = None
+    """Why no language model read a wish that rules leave unread in part; absent if one did, if
+    rules read all of it, or if the server has none."""
 
 
 @dataclass(frozen=True, slots=True)

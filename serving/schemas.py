@@ -52,6 +52,7 @@ DegradedCode = Literal[
     "no_word_found",
     "many_refusals",
     "unknown_wish",
+    "unread_wish",
 ]
 WhyNotCode = Literal[
     "unknown_item",

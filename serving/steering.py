@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +46,8 @@ NUM_LIKE = 50
 """Items that are similar to one, of small catalogues a twentieth of all."""
 MAX_VALUES = 50_000
 """Different values of a property that topics may name."""
+MAX_NAMES, MAX_NAME = 50, 60
+"""Values that a language model may choose from, and characters of the longest."""
 
 
 class TopicItems:
@@ -158,6 +161,15 @@ class TopicItems:
         if words.startswith(LIKE) or self._with_words(words).any():
             return []
         return [word for word in find_values(words, self._values)[1] if not self._meant(word)]
+
+    def names(self, wish: str) -> list[str]:
+        """List values that a wish may mean, the nearest to its words first, at most `MAX_NAMES`."""
+        search = self._bundle.text_search
+        meanings = None if search is None else search.meanings
+        near = () if meanings is None else meanings.nearest_values(words_of(wish, len(wish)))
+        keys = dict.fromkeys((*map(value_key, near), *self._values))
+        texts = (self._values[key][0][1] for key in keys if key in self._values)
+        return list(islice((one for one in texts if 0 < len(one) <= MAX_NAME), MAX_NAMES))
 
     def _meant(self, word: str) -> str | None:
         """Find the key of the value that a word means; None without."""

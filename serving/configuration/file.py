@@ -28,9 +28,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
 
+from recsys.content.config import EndpointConfig
 from serving.configuration.rules import Experiment, Rule
-from serving.surfaces import BUILT_IN, HOME, KINDS, SOURCES, Surface, suggest
+from serving.surfaces import BUILT_IN, HOME, KINDS, SOURCES, STRICT, Surface, suggest
 
 MAX_BYTES = 4 << 20
 SHOWN = 80
@@ -108,11 +110,23 @@ def list_variants(
                 yield words, arm.overrides.of(surface)
 
 
-MAX_TABLES = {"surfaces": 100, "rules": 1_000, "experiments": 100}
+MAX_TABLES = {"surfaces": 100, "rules": 1_000, "experiments": 100, "wishes": 100}
 
 Table = Mapping[str, Any]
-Part = TypeVar("Part", Rule, Experiment, Surface)
+Part = TypeVar("Part", Rule, Experiment, Surface, "WishModel")
 Listed = TypeVar("Listed", Rule, Experiment)
+
+
+@checked_dataclass(frozen=True, kw_only=True, config=STRICT)
+class WishModel(EndpointConfig):
+    """Language model that reads what rules leave unread of a wish."""
+
+    timeout_seconds: float = 2.0
+    """How long a wish waits for it, retries included; then the rules' reading is kept."""
+    max_retries: int = 1
+    first_wait_seconds: float = 0.2
+    concurrency: int = 4
+    """Wishes that are read at once; others are read by rules alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +136,7 @@ class ServingConfiguration:
     surfaces: Mapping[str, Surface] = field(default_factory=lambda: dict(BUILT_IN))
     rules: tuple[Rule, ...] = ()
     experiments: tuple[Experiment, ...] = ()
+    wishes: WishModel | None = None
     warnings: tuple[str, ...] = ()
     """Possible contradictions, a sentence each."""
     version: str = "built-in"
@@ -175,6 +190,7 @@ def check_configuration(
     surfaces = reader.read_surfaces(table.get("surfaces", {}))
     rules = reader.read_list(Rule, "rules", table, surfaces)
     experiments = reader.read_list(Experiment, "experiments", table, surfaces)
+    wishes = reader.read(WishModel, table["wishes"], "[wishes]") if "wishes" in table else None
     reader.raise_any()
     try:
         list(list_variants(surfaces, experiments))
@@ -188,6 +204,7 @@ def check_configuration(
         surfaces=surfaces,
         rules=tuple(rules),
         experiments=tuple(experiments),
+        wishes=wishes,
         warnings=tuple(sentence for sentence, _ in clashes(rules)),
         version=version,
         source=source,
@@ -225,7 +242,7 @@ class _Reader:
                 self.add(place, "unknown key 'name'; the table's own name is the surface's")
             elif (base := self._base(name, table, place)) is not None:
                 whole = TypeAdapter(Surface).dump_python(base, mode="json", by_alias=True) | table
-                if (surface := self._read(Surface, whole, place)) is not None:
+                if (surface := self.read(Surface, whole, place)) is not None:
                     found[name] = surface
         return found
 
@@ -261,7 +278,7 @@ class _Reader:
             place = f"[[{name}]] {which}"
             if not isinstance(one, Mapping):
                 self.add(place, f"is {_shown(one)}; write a table")
-            elif (part := self._read(kind, one, place)) is not None:
+            elif (part := self.read(kind, one, place)) is not None:
                 if part.name in found:
                     self.add(place, "there are two of this name; give each a name of its own")
                 for surface in part.surfaces or ():
@@ -276,7 +293,7 @@ class _Reader:
             self.add(name, f"are {len(tables)}; at most {MAX_TABLES[name]} are allowed")
         return few
 
-    def _read(self, kind: type[Part], table: Table, place: str) -> Part | None:
+    def read(self, kind: type[Part], table: Table, place: str) -> Part | None:
         try:
             # JSON is where strict types take a list for a tuple, and a text for a time.
             text = json.dumps(table, default=str)

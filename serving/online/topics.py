@@ -31,6 +31,8 @@ class SaidTopic(Strict):
     """At 1 the place of an item is divided (more) or multiplied (less) by 8."""
     until: Annotated[float, Field(ge=0, lt=1 << 40, allow_inf_nan=False)] | None = None
     """Unix second at which it ends; by default it holds for good."""
+    said_as: Annotated[str, Field(max_length=MAX_WORDS)] | None = None
+    """Begin of the wish that a language model read it in; absent if rules read it."""
 
     @property
     def wanted(self) -> tuple[str, Direction, float]:
@@ -55,10 +57,14 @@ class TopicsRequest(Strict):
         """Return what is said at a unix second."""
         return said_topics(self.wish or "", now) if self.topics is None else self.topics
 
-    def change(self, kept: str, now: float) -> str:
-        """Make the topics that are kept after this request from those before."""
+    def change(self, kept: str, now: float, said: Sequence[SaidTopic] | None = None) -> str:
+        """Make the topics that are kept after this request from those before.
+
+        Args:
+            said: What is said, by default as rules read it.
+        """
         before = read_topics(kept) if self.topics is None else []
-        return write_topics([*before, *self.said(now)], now)
+        return write_topics([*before, *(self.said(now) if said is None else said)], now)
 
 
 _TOPICS = TypeAdapter(list[SaidTopic])

@@ -87,6 +87,22 @@ class Fleet:
         late = time.monotonic() - self.last_poll
         return late < 10 * self.settings.poll_seconds + LOAD_SECONDS
 
+    def readiness(self, *, draining: bool) -> dict[str, Any]:
+        """Describe what is served, as ``/readyz`` does."""
+        workers = len(self.dispatcher.workers)
+        return {
+            "status": "draining" if draining else "ready" if workers else "no_worker",
+            **self.info,
+            "workers": workers,
+            "watching": self.watching,
+            "loaded_at": self.state.loaded_at,
+            "num_swaps": self.state.num_swaps,
+            "num_refused": self.state.num_refused,
+            "num_restarts": self.state.num_restarts,
+            "num_deduplicated": self.dispatcher.num_deduplicated,
+            "refused": self.state.refused,
+        }
+
     async def start(self) -> None:
         """Load the published bundle and start its workers."""
         check_published(self.settings.followed)

@@ -39,7 +39,7 @@ from serving.web.http import (
     request_head,
     unrouted,
 )
-from serving.web.writes import write
+from serving.web.writes import Reading, WishReader, write
 
 CLOSE = (b"connection", b"close")
 JOBS: Mapping[str, JobKind] = {"list": "recommend", "batch": "batch", "worker": "other"}
@@ -65,7 +65,7 @@ class Front:
         metrics: ServerMetrics,
         writer: EventWriter | None = None,
     ) -> None:
-        self._writer, self._num_writes, self._files = writer, 0, Files()
+        self._writer, self._num_writes, self._files, self.wishes = writer, 0, Files(), WishReader()
         self._settings, self._access = settings, access
         self._fleet, self._connections = fleet, connections
         self._dispatcher, self._metrics = fleet.dispatcher, metrics
@@ -173,7 +173,7 @@ class Front:
             shown=caller.shows_users,
         )
         if route.kind == "write":
-            return await self._written(head, body, fields)
+            return await self._written(scope, head, packed, body, fields)
         key: Key | None = None
         if route.kind == "list":
             # A list begun before a write was acknowledged is not given to a request after it.
@@ -184,14 +184,27 @@ class Front:
             self._access.charge(caller, fields["num_requests"])
         return HttpAnswer(frame.head["status"], frame.body, {})
 
-    async def _written(self, head: Head, body: bytes, fields: dict[str, Any]) -> HttpAnswer:
+    async def _read_wish(self, scope: Scope, packed: bytes, body: bytes) -> Reading | None:
+        """Let a language model read what a worker's rules leave unread of a wish."""
+        try:
+            frame = await self._worked(scope, "other", packed, body, None, {})
+        except RefusedError:
+            return await self.wishes.read(None)
+        return await self.wishes.read(frame.body)
+
+    async def _written(
+        self, scope: Scope, head: Head, packed: bytes, body: bytes, fields: dict[str, Any]
+    ) -> HttpAnswer:
         # No list of a user who is forgotten may be on its way to the store.
         request_log = self._fleet.request_log if head["route"] == "forget" else None
         try:
             if request_log is not None and not await request_log.flushed():
                 message = "lists are still being written; nothing was removed, send it again in 1 s"
                 raise RefusedError(503, "store_busy", message)
-            answer = await write(self._writer, head, body)
+            reading = None
+            if head["route"] == "put_topics" and self._fleet.info.get("reads_wishes"):
+                reading = await self._read_wish(scope, packed, body)
+            answer = await write(self._writer, head, body, reading)
         except RefusedError as error:
             if error.status == 503:
                 error.headers.append(RETRY)
@@ -263,22 +276,8 @@ class Front:
     def _health(self, path: str) -> HttpAnswer:
         if path == "/healthz":
             return HttpAnswer(200, b'{"status":"alive"}', {})
-        ready = bool(self._dispatcher.workers) and not self.draining
-        status = "draining" if self.draining else "ready" if ready else "no_worker"
-        state = self._fleet.state
-        document = {
-            "status": status,
-            **self._fleet.info,
-            "workers": len(self._dispatcher.workers),
-            "watching": self._fleet.watching,
-            "loaded_at": state.loaded_at,
-            "num_swaps": state.num_swaps,
-            "num_refused": state.num_refused,
-            "num_restarts": state.num_restarts,
-            "num_deduplicated": self._dispatcher.num_deduplicated,
-            "refused": state.refused,
-        }
-        return HttpAnswer(200 if ready else 503, orjson.dumps(document), {})
+        document = self._fleet.readiness(draining=self.draining)
+        return HttpAnswer(200 if document["status"] == "ready" else 503, orjson.dumps(document), {})
 
     def _measured(self) -> HttpAnswer:
         metrics, dispatcher = self._metrics, self._dispatcher

@@ -11,6 +11,7 @@ from types import FrameType
 
 import uvicorn
 
+from serving.configuration.file import read_configuration
 from serving.log import log, log_to_stderr
 from serving.metrics import ServerMetrics
 from serving.online.opening import open_writer
@@ -114,6 +115,8 @@ async def _serve(
     )
     try:
         await fleet.start()
+        if settings.config is not None and (model := read_configuration(settings.config).wishes):
+            front.wishes.connect(model)
         # Cycles are looked for seldom, and never among what stays: where thousands of requests
         # waited, full searches of 100 ms took a fifth of the front's time.
         gc.collect()

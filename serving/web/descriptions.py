@@ -119,7 +119,9 @@ def list_topics(recommender: Recommender, user_id: str, visitor: Visitor) -> lis
     said = in_time(read_topics(visitor.topics), now)
     found = [(int(np.count_nonzero(items.mask(one.words))), one) for one in said]
     cards = [
-        TopicCard(*one.wanted, "said", one.until, number, items.ignored(one.words) or None)
+        TopicCard(
+            *one.wanted, "said", one.until, number, items.ignored(one.words) or None, one.said_as
+        )
         for number, one in found
     ]
     query = hydrate(Request(user_id=user_id), recommender.bundle, HOME, visitor, int(now))

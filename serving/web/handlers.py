@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Sequence
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from functools import cached_property
 from random import Random
 
@@ -20,6 +20,7 @@ from serving.exclusions import CursorError
 from serving.explanation.served_list import explain_list
 from serving.list_record import write_items, write_record
 from serving.online.store import RequestRecord, StoreError
+from serving.online.topics import TopicsRequest, said_topics
 from serving.query import RequestError, UnknownItemError
 from serving.recommend import Made, Recommender
 from serving.refine import refine
@@ -229,6 +230,16 @@ class Handlers:
             raise RefusedError(503, "store_failed", "the online store did not answer in time")
         reply = TopicsReply(list_topics(self._recommender, head["value"], found))
         return HttpAnswer(200, to_json(reply), {})
+
+    def put_topics(self, given: TopicsRequest, _: Head) -> HttpAnswer:
+        """List what rules read of a wish, and names that a language model may find in the rest."""
+        items, model = self._recommender.steering.items, self._recommender.configuration.wishes
+        said = [one.words for one in said_topics(given.wish or "", 0.0)]
+        read = [words for words in said if items.mask(words).any() and not items.ignored(words)]
+        all_read = model is None or not given.wish or (said and read == said)
+        names = [] if all_read else items.names(given.wish or "")
+        unread = {"read": read, "names": names, "model": model and asdict(model)}
+        return HttpAnswer(200, to_json(unread | {"wish": given.wish}), {})
 
     def history(self, given: HistoryParameters, head: Head) -> HttpAnswer:
         bundle, user_id = self._recommender.bundle, head["value"]

@@ -7,12 +7,17 @@ once it is durable.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Sequence
+from typing import NamedTuple, TypeVar
 
+import orjson
+
+from recsys.content.name_choice import BUSY, NameChoice, NameChooser
+from recsys.models.text_search.wishes import DAY, value_key
+from serving.configuration.file import WishModel
 from serving.online.events import Event, EventsRequest
 from serving.online.store import StoreError
-from serving.online.topics import TopicsRequest, read_topics, without_topic
+from serving.online.topics import MAX_WORDS, SaidTopic, TopicsRequest, read_topics, without_topic
 from serving.online.writer import EventWriter, WriterBusyError
 from serving.replies import (
     EventsReply,
@@ -23,14 +28,58 @@ from serving.replies import (
     TopicsReply,
 )
 from serving.routes import BY_NAME
-from serving.schemas import ItemsRequest, TopicParameters, to_json
+from serving.schemas import Degraded, Direction, ItemsRequest, TopicParameters, to_json
 from serving.web.http import NO_STORE, Head, HttpAnswer, RefusedError, read_input
 
 Written = TypeVar("Written")
 
 
-async def write(writer: EventWriter | None, head: Head, body: bytes) -> HttpAnswer:
+class Reading(NamedTuple):
+    """What a language model read in a wish that rules had left unread in part."""
+
+    wish: str
+    read: Sequence[str]
+    """Words of the topics that rules read whole; these are kept."""
+    choice: NameChoice
+
+    def join(self, rules: list[SaidTopic], now: float) -> list[SaidTopic]:
+        """Put the model's topics in place of those that rules do not read whole."""
+        more, less, days, fault = self.choice
+        if fault is not None:
+            return rules
+        kept = [one for one in rules if one.words in self.read]
+        until = next((one.until for one in rules if one not in kept and one.until), None)
+        until, known = now + days * DAY if days else until, {value_key(one.words) for one in kept}
+        ways: tuple[tuple[Direction, Sequence[str]], ...] = ("more", more), ("less", less)
+        return kept + [
+            SaidTopic(words=name, direction=way, until=until, said_as=self.wish[:MAX_WORDS])
+            for way, names in ways
+            for name in names
+            if value_key(name) not in known
+        ]
+
+
+class WishReader(NameChooser):
+    """Lets a language model read what rules leave unread of a wish."""
+
+    async def read(self, unread: bytes | None) -> Reading | None:
+        """Read what a worker says of a wish, see ``Handlers.put_topics``; None if no worker did."""
+        if unread is None:
+            return Reading("", (), NameChoice(fault=BUSY))
+        given = orjson.loads(unread)
+        if not (names := given.get("names")):
+            return None
+        choice = await self.choose(given["wish"], names, WishModel(**given["model"]))
+        return Reading(given["wish"], given["read"], choice)
+
+
+async def write(
+    writer: EventWriter | None, head: Head, body: bytes, reading: Reading | None = None
+) -> HttpAnswer:
     """Answer a request to a route that writes.
+
+    Args:
+        reading: What a language model read in a wish.
 
     Raises:
         RefusedError: Nothing of it counts.
@@ -41,30 +90,36 @@ async def write(writer: EventWriter | None, head: Head, body: bytes) -> HttpAnsw
     if isinstance(given, ItemsRequest):
         return await _change_items(writer, given)
     if isinstance(given, TopicsRequest | TopicParameters):
-        return await _change_topics(writer, given, head)
+        return await _change_topics(writer, given, head, reading)
     return await _forget(writer, head["value"])
 
 
 async def _change_topics(
-    writer: EventWriter | None, given: TopicsRequest | TopicParameters, head: Head
+    writer: EventWriter | None,
+    given: TopicsRequest | TopicParameters,
+    head: Head,
+    reading: Reading | None,
 ) -> HttpAnswer:
     """Keep or delete topics of a user.
 
     The reply lists all that are kept, to a caller who may not read users those that were sent.
     """
     now = time.time()
+    sent = given.said(now) if isinstance(given, TopicsRequest) else []
+    sent = sent if reading is None else reading.join(sent, now)
 
     def change(kept: str) -> str:
         if isinstance(given, TopicsRequest):
-            return given.change(kept, now)
+            return given.change(kept, now, sent)
         return without_topic(kept, given.words, now)
 
     kept = read_topics(await _written(_required(writer).change_topics(head["value"], change)))
     if not head["shown"]:
-        sent = given.said(now) if isinstance(given, TopicsRequest) else []
         kept = [topic for topic in kept if topic in sent]
-    cards = [TopicCard(*one.wanted, "said", one.until) for one in kept]
-    return HttpAnswer(200, to_json(TopicsReply(cards)), {"num_topics": len(cards)})
+    cards = [TopicCard(*one.wanted, "said", one.until, said_as=one.said_as) for one in kept]
+    fault = None if reading is None else reading.choice.fault
+    unread = None if fault is None else [Degraded("unread_wish", fault)]
+    return HttpAnswer(200, to_json(TopicsReply(cards, unread)), {"num_topics": len(cards)})
 
 
 async def _take_events(writer: EventWriter | None, sent: EventsRequest) -> HttpAnswer:

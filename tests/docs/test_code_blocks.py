@@ -133,7 +133,7 @@ def test_a_command_that_there_is_not_is_found(line: str, kind: str, message: str
 @pytest.mark.parametrize("block", of("toml"), ids=str)
 def test_configurations_are_read(block: Block, tmp_path: Path) -> None:
     table = tomllib.loads(block.text)
-    if set(table) <= {"surfaces", "rules", "experiments"}:
+    if set(table) <= {"surfaces", "rules", "experiments", "wishes"}:
         check_configuration(table)
     elif "criteria" in table:
         validate(Rubric, table, "rubric.toml")

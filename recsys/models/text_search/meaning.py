@@ -105,6 +105,14 @@ class Meanings:
         best, place = (self.value_vectors @ self.encode([word])).max(0)
         return self.values[int(place)] if best >= MIN_COSINE else None
 
+    def nearest_values(self, words: Sequence[str]) -> list[str]:
+        """List all values, the nearest to any of some words first; unknown words have no part."""
+        vectors = self._vectors(words)
+        if not len(vectors):
+            return list(self.values)
+        near = (normalize(vectors, dim=1) @ self.value_vectors.T).max(0).values
+        return [self.values[place] for place in torch.argsort(-near, stable=True).tolist()]
+
     def _vectors(self, words: Sequence[str]) -> Tensor:
         """Look up the words that are known, [W, D], as long as each counts."""
         rows = (row for row in map(self._rows, words) if row)

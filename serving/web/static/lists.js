@@ -217,6 +217,7 @@ export function showTopics(list, topics, remove) {
     const facts = topic.source === "said" ? [] : ["from the history"];
     if (topic.source === "said" && topic.num_items !== undefined) facts.push(`${topic.num_items} items`);
     if (topic.ignored) facts.push(`\u201c${topic.ignored.join(" ")}\u201d matches nothing`);
+    if (topic.said_as) facts.push(`a language model read \u201c${topic.said_as}\u201d`);
     if (topic.until) facts.push(`until ${day.format(new Date(1000 * topic.until))}`);
     element.append(words, made("span", "quiet when", facts.join(", ")));
     if (topic.source === "said") {

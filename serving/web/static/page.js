@@ -170,8 +170,8 @@ function keepHere(words, topics) {
 async function changeTopics(change, said) {
   try {
     await named();
-    await change();
-    at("wish-note").textContent = said;
+    const further = await change();
+    at("wish-note").textContent = further ? `${said} ${further}` : said;
     await Promise.all([showSaid(), refresh()]);
   } catch (error) {
     at("wish-note").textContent = error.message;
@@ -202,10 +202,11 @@ function say(event) {
   const wish = naming(at("wish").value.trim());
   if (!wish) return;
   changeTopics(async () => {
-    const { topics } = await server.say(state.user, wish);
+    const { topics, degraded } = await server.say(state.user, wish);
     if (!topics.length) throw new Error("Nothing in this can be looked up; name a category or a title.");
     keepHere(topics.map(({ words }) => words), topics);
     at("wish").value = "";
+    return degraded && `Rules alone read it: ${degraded[0].detail}.`;
   }, "Kept; the list follows.");
 }
 

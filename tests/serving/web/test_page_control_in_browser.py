@@ -5,6 +5,7 @@ import json
 import pytest
 
 from recsys.models.text_search.tokens import words_of
+from tests.recsys.content.openai_server import chat_reply, openai_server
 from tests.serving.web.try_it_page import ask, choose_title, listed, new_list, serving, until
 
 pytestmark = pytest.mark.slow
@@ -29,21 +30,32 @@ kind = "boost"
 where = "category = 'even'"
 places = 3
 surfaces = ["cart"]
+
+[wishes]
+model = "scripted"
 """
+
+
+def read_wish(request):
+    """Answer as a language model that knows one wish."""
+    known = '{"more": ["Comedy"], "less": null, "days": 7}'
+    return chat_reply(known if "gloomy" in str(request["messages"]) else "It is slow.")
 
 
 @pytest.fixture(scope="module")
 def controlled(page_bundles, tmp_path_factory):
     """A server with an online store, rules, and leave to hide items."""
     folder = tmp_path_factory.mktemp("controlled")
-    (folder / "serving.toml").write_text(CONFIGURATION)
     environment = {
         "store": f"sqlite:{folder / 'online'}",
         "config": str(folder / "serving.toml"),
         "allow_admin": "true",
     }
-    with serving(page_bundles, **environment) as (address, _):
-        yield address
+    with openai_server(chat=read_wish) as model:
+        address = f'base_url = "{model.base_url}"\n'
+        (folder / "serving.toml").write_text(CONFIGURATION + address)
+        with serving(page_bundles, **environment) as (address, _):
+            yield address
 
 
 def test_a_click_is_stored_and_the_list_follows(open_page, controlled):
@@ -137,6 +149,7 @@ def test_a_newcomer_says_less_and_more_sees_why_and_takes_it_back(open_page, con
     with new_list(page):
         page.press("#wish", "Enter")
     assert "Since the last list" in page.inner_text("#notes")
+    assert "Rules alone read it: the language model" in page.inner_text("#wish-note")
     after = described(page, controlled)
     funny, funny_before = (
         sum("Comedy" in card["categories"] for card in some) for some in (after, cards)
@@ -155,6 +168,15 @@ def test_a_newcomer_says_less_and_more_sees_why_and_takes_it_back(open_page, con
             page.click("#topics .remove >> nth=0")
     assert listed(page) == before
     assert page.inner_text("#topics") == "Nothing said yet."
+    page.fill("#wish", "nichts gloomy")
+    with new_list(page):
+        page.press("#wish", "Enter")
+    assert "more Comedy" in page.inner_text("#topics")
+    read = "a language model read \u201cnichts gloomy\u201d, until"
+    assert read in page.inner_text("#topics .when")
+    with new_list(page):
+        page.click("#topics .remove")
+    assert listed(page) == before
 
 
 def test_a_list_is_corrected_and_its_question_answered(open_page, controlled):
