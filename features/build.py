@@ -317,7 +317,8 @@ class _Build:
         self.report.event_types = {names[code]: codes[code] for code in sorted(codes)}
         has_negative = 0 < int(negative[sorted(codes)].sum()) < len(codes)
         several = previous is not None or len(codes) > 1
-        reads_types = self.config.history_event_types or has_negative
+        # An increment reads what the models before it read.
+        reads_types = self.config.history_event_types or has_negative or previous is not None
         self.event_types = types if several and reads_types else types.clear()
         kept = {EVENT_TYPES: len(self.event_types), NEGATIVE: has_negative}
         for name, keeps in (kept | {TARGETS: chosen or has_negative}).items():

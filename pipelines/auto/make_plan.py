@@ -111,6 +111,12 @@ def check_memory(planner: Planner) -> None:
         )
 
 
+def refused_kinds(planner: Planner) -> list[str]:
+    """List the kinds of events that say no, of those that the log has."""
+    own = set_value(planner.user, "filters.negative_types")
+    return sorted(planner.shape.kinds.keys() & set(NEGATIVE_TYPES if own is None else own))
+
+
 def note_kinds(planner: Planner) -> None:
     """Note what was done, if that was not always the same, and what lists are for."""
     kinds = planner.shape.kinds
@@ -119,18 +125,16 @@ def note_kinds(planner: Planner) -> None:
     counts = ", ".join(f"{kind} {number:,}" for kind, number in kinds.items())
     targets = set_value(planner.user, "evaluation.target_types")
     chosen = ", ".join(targets) if targets else "all of them"
-    planner.notes.append(
-        f"Kinds of events: {counts}. Lists are for {chosen} (evaluation.target_types); "
-        f"events that say no (filters.negative_types) are no labels"
-    )
+    note = f"Kinds of events: {counts}. Lists are for {chosen} (evaluation.target_types)"
+    if said_no := refused_kinds(planner):
+        note += f"; {', '.join(said_no)} count for no item (filters.negative_types)"
+    planner.notes.append(note)
 
 
 def reads_kinds(planner: Planner) -> bool:
     """Return True if the sequence model reads kinds of events without a trial."""
-    own = set_value(planner.user, "filters.negative_types")
-    said_no = planner.shape.kinds.keys() & set(NEGATIVE_TYPES if own is None else own)
     is_set = set_value(planner.user, "features.history_event_types")
-    return bool(said_no or is_set or len(planner.shape.kinds) < 2)
+    return bool(is_set or len(planner.shape.kinds) < 2 or refused_kinds(planner))
 
 
 def can_train(planner: Planner) -> bool:
