@@ -170,11 +170,14 @@ def sequence(options: argparse.Namespace) -> list[Row]:
 
 
 def beauty(options: argparse.Namespace) -> list[Row]:
-    """Train and measure what profile ``fast`` of Beauty's recipe serves."""
+    """Train and measure what profile ``fast`` of Beauty's recipe serves, then once more."""
     if options.arrays is None or options.tiny:
         return []
-    found = whole_recipe(options.arrays, SERVED_FAST)
-    rows = [Row(name="Beauty's recipe", value=found["seconds"], unit="s", at_most=30)]
+    first, found = (whole_recipe(options.arrays, SERVED_FAST) for _ in range(2))
+    rows = [
+        Row(name="Beauty's recipe, kernels compiled meanwhile", value=first["seconds"], unit="s"),
+        Row(name="Beauty's recipe", value=found["seconds"], unit="s", at_most=30),
+    ]
     return rows + [
         Row(
             name=f"Beauty's recipe, {name} (NDCG@10 {one['ndcg@10']:.4f})",
