@@ -414,7 +414,7 @@ def kernel_widths(q: Tensor, v: Tensor) -> dict[str, int]:
     }
 
 
-def blocks_of(kernel: str, q: Tensor, v: Tensor, *, biased: bool = False) -> dict[str, int | None]:
+def blocks_of(kernel: str, q: Tensor, v: Tensor, *, biased: bool = False) -> dict[str, Any]:
     """Choose tiles by the widest head, or as tuned; measured on an H200 for 16-bit types.
 
     Other tiles add in another order: bits depend on the inputs and on these numbers.
