@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -51,6 +52,7 @@ def run(
         str | None, typer.Option(help="Where to work: local, or torchrun (several GPUs).")
     ] = None,
     quiet: Quiet = False,
+    config: Annotated[Path | None, typer.Option(hidden=True, help="RUN, as it was named.")] = None,
 ) -> None:
     """Run the stages from raw events to a released bundle.
 
@@ -72,7 +74,7 @@ def run(
 
     values = {"engine": engine} if engine else {}
     given = {**values, "auto": {"budget": budget}} if budget else values
-    sources = config_sources(name, preset, assignments, given)
+    sources = config_sources(name or config, preset, assignments, given)
     stages = (stage or [], until, force or [])
     with recorded(None, "run") as recording:
         run_recorded(recording, sources, stages, show_progress=not quiet)

@@ -55,6 +55,12 @@ def test_a_folder_is_read_with_the_configuration_of_its_last_run(tmp_path):
         config_sources(None)
 
 
+def test_a_run_may_still_be_named_by_an_option(tmp_path):
+    runs = [told("run", *option, str(tmp_path / "no.toml")) for option in ([], ["--config"])]
+    assert runs[0] == runs[1]
+    assert runs[0][0] == 2
+
+
 def test_help_waits_neither_for_torch_nor_for_polars():
     code = "import sys, pipelines.cli.main; sys.exit(bool({'torch', 'polars'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
