@@ -19,6 +19,7 @@ import math
 import struct
 import threading
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -159,6 +160,8 @@ measured (tests/benchmarks/results/serving/filters.md)."""
 MASK_POWER = 0.75
 """Effort grows with this power of how much a mask thins out. At 1M and 10M items 1 takes up to 3
 times as long and finds .5% more of the best 100; 0.5 loses 3% under masks of few clusters."""
+MORE = 8
+"""Lists are multiplied by this for a query that found too few items."""
 ROWS_AT_ONCE = 2048
 CHECKED_AT_ONCE = 1 << 17
 _read_limits = threading.Lock()
@@ -189,7 +192,7 @@ class FaissIndex:
     def num_item_rows(self) -> int:
         return int(self._index.ntotal)
 
-    @property
+    @cached_property
     def max_effort(self) -> int:
         """Effort beyond which a search finds nothing more: all lists."""
         if self.kind == "flat":
@@ -207,15 +210,18 @@ class FaissIndex:
             self._flat = self._vectors()
         return self._flat
 
-    def search(self, queries: Tensor, k: int, mask: ItemMask | None = None) -> TopK:
+    def search(
+        self, queries: Tensor, k: int, mask: ItemMask | None = None, *, times: int = 1
+    ) -> TopK:
         """Find about the k best items of each query, among those the mask allows.
 
         Within a list ties are ordered by item row; which of equal items at its end are found
-        is the index's choice. A selective mask is answered exactly, and so is a query for which
-        the index finds fewer items than the mask could give.
+        is the index's choice. A selective mask is answered exactly. A query for which the index
+        finds fewer items than the mask could give is repeated in more of its lists, then exactly.
 
         Args:
             queries: [B, D], finite.
+            times: Multiplies the effort.
         """
         check_queries(queries, self.dim)
         lists = no_items(len(queries), k)
@@ -227,7 +233,8 @@ class FaissIndex:
 
         # Row 0 may come back where no mask forbids it, so one more is requested.
         width = min(k + 1, self.num_item_rows)
-        scores, rows = self._best(queries, width, num_allowed, mask)
+        effort = min(self.max_effort, times * self._probed(num_allowed, MASK_POWER))
+        scores, rows = self._best(queries, width, effort, mask)
         if len(queries) == 1:
             lists = _one_list(scores[0], rows[0], k)
         else:
@@ -240,8 +247,12 @@ class FaissIndex:
 
         short = (lists.item_rows != NO_ROW).sum(1) < min(k, num_allowed)
         if short.any():
-            exact = exact_top_k(queries[short.to(queries.device)].cpu(), self._vectors(), k, mask)
-            lists.scores[short], lists.item_rows[short] = exact.scores, exact.item_rows
+            left = queries[short.to(queries.device)]
+            if effort < self.max_effort:
+                found = self.search(left, k, mask, times=MORE * times)
+            else:
+                found = exact_top_k(left.cpu(), self._vectors(), k, mask)
+            lists.scores[short], lists.item_rows[short] = found.scores, found.item_rows
         return lists
 
     def search_one(self, query: Tensor, k: int, mask: ItemMask) -> OneList:
@@ -349,10 +360,10 @@ class FaissIndex:
         return cls(index, cast("Kind", meta.kind), effort=meta.effort, num_threads=num_threads)
 
     def _best(
-        self, queries: Tensor, width: int, num_allowed: int, mask: ItemMask | None
+        self, queries: Tensor, width: int, effort: int, mask: ItemMask | None
     ) -> tuple[Tensor, Tensor]:
         """Search faiss for scores and rows, [B, width] each."""
-        parameters = self._parameters(num_allowed, mask)
+        parameters = self._parameters(effort, mask)
         with faiss_threads(self.num_threads):
             scores, rows = self._index.search(as_float32(queries), width, params=parameters)
         return torch.from_numpy(scores), torch.from_numpy(rows)
@@ -365,13 +376,12 @@ class FaissIndex:
             )
         return mask.count()
 
-    def _parameters(self, num_allowed: int, mask: ItemMask | None) -> Any:
-        """Search parameters; the effort grows as a mask thins out the hits."""
+    def _parameters(self, effort: int, mask: ItemMask | None) -> Any:
+        """Search parameters."""
         faiss = load_faiss()
         selector = None
-        if mask is not None and num_allowed < self.num_item_rows - 1:
+        if mask is not None and mask.count() < self.num_item_rows - 1:
             selector = faiss.IDSelectorBitmap(mask.bytes)
-        effort = self._probed(num_allowed, MASK_POWER)
         if self.kind == "flat":
             return faiss.SearchParameters(sel=selector)
         lists = faiss.SearchParametersIVF(nprobe=effort, sel=selector)
