@@ -44,3 +44,17 @@ def test_events_at_other_times_change_what_is_served_without_a_fit(tmp_path: Pat
     assert found[1].odds is not None
     assert not torch.equal(found[0].odds, found[1].odds)
     assert scores[0] != scores[1]
+
+
+def test_events_that_say_no_are_read_from_disk_and_counted_for_no_item(parts, tmp_path) -> None:
+    users = parts.users
+    negative = np.arange(len(users.item_rows)) % 3 == 0
+    said_no = replace(parts, users=replace(users, negative=negative.astype(np.int64)))
+    bundle = load_bundle(write_bundle(tmp_path / "bundles", said_no, version="v1"))
+    rows, times = np.asarray(users.item_rows)[~negative], np.asarray(users.times)[~negative]
+    counts = np.bincount(rows, minlength=bundle.num_item_rows)
+    assert bundle.item_counts.tolist() == counts.tolist()
+    demand = bundle.users.measure_demand(bundle.num_item_rows)
+    assert torch.equal(demand, item_demand(rows, times, bundle.num_item_rows))
+    # Histories keep them, so that lists leave their items out.
+    assert np.array_equal(bundle.users.item_rows, users.item_rows)
