@@ -9,13 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from recsys.data.filters import AnyOf, parse
-from recsys.models.text_search.turns import (
-    NumberTest,
-    Split,
-    change_texts,
-    most_even_split,
-    read_turn,
-)
+from recsys.models.text_search.turns import NumberTest, Split, best_split, change_texts, read_turn
 from recsys.models.text_search.wishes import parse_wish
 from serving.bundle.load import Bundle
 from serving.bundle.properties import NumberColumn
@@ -89,7 +83,7 @@ def refine(
     rows = [row for row in rows if row not in shown][:MAX_SPLIT]
     columns = {CATEGORY: bundle.catalogue.categories, **bundle.properties.columns}
     values = {name: [one.value_of(row) for row in rows] for name, one in columns.items()}
-    return made, following, reading or most_even_split(values, numbers, " ".join(texts))
+    return made, following, reading or best_split(values, numbers, " ".join(texts))
 
 
 def _tested(test: NumberTest, column: NumberColumn, before: Request, bundle: Bundle) -> str | None:

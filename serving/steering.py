@@ -106,7 +106,7 @@ class TopicItems:
             return None
         either, other = np.logical_or.reduce(found), self.mask(words)
         differ = either.any() and other.any() and (either != other).any()
-        return Split(question, answers, 0.5) if differ else None
+        return Split(question, answers) if differ else None
 
     def spelt(self, words: str) -> str:
         """Spell values as the catalogue does where no item has the word: of ``comedies`` Comedy."""

@@ -1,24 +1,27 @@
 """Turns of a conversation: corrections that change a request, and the question that helps most.
 
 A correction has topics (`wishes`) and tests of numbers, such as "price up to 50", "cheaper" or
-"older", which compare with what was shown. A question names the value that the next items are split
-by most evenly; each of its answers is a correction.
+"older", which compare with what was shown. A question names the value whose answer saves the most
+turns; each of its answers is a correction.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from recsys.models.text_search.tokens import fold, words_of
 from recsys.models.text_search.wishes import LIKE, Topic, parse_wish, value_key
 
 Operator = Literal["<", "<=", ">", ">="]
-LEAST_SHARE = 0.2
-"""Share of the items from which a value may be a question."""
+UNSAID = 0.2
+"""Chance that a value of a list that the item has is not said, fitted on simulated users."""
+SHOWN = 10
+"""Items of a list, as a question counts turns."""
 LEAST_KNOWN = 0.9
 """Share of the items that must have a number, for a question about it."""
 MAX_QUERY, MAX_STEER_BYTES = 200, 1_024
@@ -68,8 +71,6 @@ class Split(NamedTuple):
     question: str
     answers: tuple[str, str]
     """Answers that choose each part."""
-    share: float
-    """Share of the items in the first part."""
 
 
 def read_turn(said: str, numbers: Iterable[str]) -> Turn:
@@ -150,40 +151,58 @@ def _latest(parts: list[str], between: str, most: int) -> list[str]:
     return parts
 
 
-def most_even_split(
+def best_split(
     columns: Mapping[str, Sequence[object]], ordered: Iterable[str], said: str
 ) -> Split | None:
-    """Find what splits items most evenly; None if nothing splits them.
+    """Find the question after which the fewest further turns are needed; None if none splits.
+
+    An earlier item is the one that is looked for with more chance, and so is one whose lists, such
+    as its categories, have been said. Ten items are shown a turn, and each further question halves
+    those that are left of the part that the answer chooses.
 
     Args:
-        columns: Values of the items by property: a text, a list of texts, a number or None.
+        columns: Values of the items by property, in the order in which items are shown: a text, a
+            list of texts, a number or None.
         ordered: Names of the properties that are numbers or dates.
         said: What was said so far; no question is about a value in it.
     """
     known = set(map(value_key, words_of(said, len(said))))
-    splits, numbers = list[Split](), set(ordered)
+    parts, numbers = list[tuple[Split, list[bool]]](), set(ordered)
+    chances = np.arange(1, 1 + max(map(len, columns.values()), default=0)) ** -0.5  # [n]
     for name, values in columns.items():
-        splits += _thresholds(name, values) if name in numbers else _shares(values, known)
-    even = [one for one in splits if LEAST_SHARE <= one.share <= 1 - LEAST_SHARE]
-    return min(even, key=lambda split: abs(split.share - 0.5), default=None)
+        parts += _thresholds(name, values) if name in numbers else _parts(values, known)
+        lists = [one if isinstance(one, list) else [] for one in values]
+        unsaid = {one: value_key(one) not in known for one in chain.from_iterable(lists)}
+        chances *= UNSAID ** np.array([sum(map(unsaid.__getitem__, one)) for one in lists])
+    if not parts:
+        return None
+    inside = np.array([one for _, one in parts])  # [S, n]
+    places = np.where(inside, inside.cumsum(1), (~inside).cumsum(1))
+    turns = np.log2(np.maximum(places / SHOWN, 1)) @ chances
+    shares = inside.mean(1)
+    turns[(shares == 0) | (shares == 1)] = np.inf
+    best = np.lexsort((np.abs(shares - 0.5), turns))[0]
+    return parts[best][0] if np.isfinite(turns[best]) else None
 
 
-def _shares(values: Sequence[object], known: set[str]) -> Iterator[Split]:
+def _parts(values: Sequence[object], known: set[str]) -> Iterator[tuple[Split, list[bool]]]:
     """Split by each text that a wish can name and none has yet."""
-    texts = [set(one) if isinstance(one, list) else {one} for one in values if one is not None]
-    for text, number in Counter(text for one in texts for text in one).items():
+    texts = [set(one) if isinstance(one, list) else {one} - {None} for one in values]
+    for text in dict.fromkeys(text for one in texts for text in sorted(map(str, one))):
         topics = parse_wish(f"no {text}")
-        is_new = not known.issuperset(map(value_key, words_of(str(text))))
-        if is_new and [value_key(one.words) for one in topics] == [value_key(str(text))]:
-            yield Split(f"{text}, or not?", (f"more {text}", f"no {text}"), number / len(values))
+        is_new = not known.issuperset(map(value_key, words_of(text)))
+        if is_new and [value_key(one.words) for one in topics] == [value_key(text)]:
+            answers = f"more {text}", f"no {text}"
+            yield Split(f"{text}, or not?", answers), [text in one for one in texts]
 
 
-def _thresholds(name: str, values: Sequence[object]) -> Iterator[Split]:
+def _thresholds(name: str, values: Sequence[Any]) -> Iterator[tuple[Split, list[bool]]]:
     """Split after each number or date."""
     known: list[Any] = sorted(one for one in values if one is not None)
     if len(known) >= LEAST_KNOWN * len(values):
-        for place, (value, after) in enumerate(pairwise(known), start=1):
+        for value, after in pairwise(known):
             if value != after:
                 number = str(value).partition("T")[0].removesuffix(".0")
                 below, above = f"{_label(name)} up to {number}", f"{_label(name)} over {number}"
-                yield Split(f"{below}, or over?", (below, above), place / len(values))
+                within = [one is not None and one <= value for one in values]
+                yield Split(f"{below}, or over?", (below, above)), within

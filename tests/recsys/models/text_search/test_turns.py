@@ -2,7 +2,7 @@
 
 import pytest
 
-from recsys.models.text_search.turns import change_texts, most_even_split, read_turn
+from recsys.models.text_search.turns import best_split, change_texts, read_turn
 
 NUMBERS = ("release_year", "price", "listed_date")
 
@@ -59,17 +59,17 @@ def test_a_question_is_about_the_value_that_splits_items_most_evenly_and_can_be_
         "brand": ["Acme"] * 4,
         "price": [5.0, 7.5, None, 9.0],
     }
-    split = most_even_split(columns, ["price"], "slow")
+    split = best_split(columns, ["price"], "slow")
     assert (split.question, split.answers) == ("Drama, or not?", ("more Drama", "no Drama"))
     # Not asked: what was said, "Arts and Crafts", which is two wishes, and a price with gaps.
-    split = most_even_split(columns, ["price"], "drama")
+    split = best_split(columns, ["price"], "drama")
     assert split.answers == ("more War", "no War")
     columns["price"][2] = 6.0
-    split = most_even_split(columns, ["price"], "drama")
+    split = best_split(columns, ["price"], "drama")
     assert split.answers == ("price up to 6", "price over 6")
     assert read_turn(split.answers[1], ["price"]).tests == [("price", ">", "6")]
     dates = {"listed_date": ["2026-01-01T00:00:00Z", "2026-03-01T00:00:00Z"]}
-    answer = most_even_split(dates, dates, "").answers[1]
+    answer = best_split(dates, dates, "").answers[1]
     assert read_turn(answer, dates).tests[0].value == "2026-01-01"
-    assert most_even_split({}, [], "") is None
-    assert most_even_split({"category": []}, [], "") is None
+    assert best_split({}, [], "") is None
+    assert best_split({"category": []}, [], "") is None
