@@ -18,10 +18,8 @@ from recsys.models.text_search.tokens import fold, words_of
 from recsys.models.text_search.wishes import LIKE, Topic, parse_wish, value_key
 
 Operator = Literal["<", "<=", ">", ">="]
-UNSAID = 0.2
-"""Chance that a value of a list that the item has is not said, fitted on simulated users."""
-SHOWN = 10
-"""Items of a list, as a question counts turns."""
+UNSAID, SHOWN = 0.2, 10
+"""Chance that a value that an item has is not said, fitted on simulated users; items of a list."""
 LEAST_KNOWN = 0.9
 """Share of the items that must have a number, for a question about it."""
 MAX_QUERY, MAX_STEER_BYTES = 200, 1_024
@@ -156,13 +154,11 @@ def best_split(
 ) -> Split | None:
     """Find the question after which the fewest further turns are needed; None if none splits.
 
-    An earlier item is the one that is looked for with more chance, and so is one whose lists, such
-    as its categories, have been said. Ten items are shown a turn, and each further question halves
-    those that are left of the part that the answer chooses.
+    Earlier items are likelier, and so are those whose lists, such as categories, have been said.
+    Ten items are shown a turn, and each further question halves the part that is left.
 
     Args:
-        columns: Values of the items by property, in the order in which items are shown: a text, a
-            list of texts, a number or None.
+        columns: Values of the items by property, in order: a text, list of texts, number or None.
         ordered: Names of the properties that are numbers or dates.
         said: What was said so far; no question is about a value in it.
     """
@@ -178,9 +174,8 @@ def best_split(
         return None
     inside = np.array([one for _, one in parts])  # [S, n]
     places = np.where(inside, inside.cumsum(1), (~inside).cumsum(1))
-    turns = np.log2(np.maximum(places / SHOWN, 1)) @ chances
     shares = inside.mean(1)
-    turns[(shares == 0) | (shares == 1)] = np.inf
+    turns = np.where(shares % 1 == 0, np.inf, np.log2(np.maximum(places / SHOWN, 1)) @ chances)
     best = np.lexsort((np.abs(shares - 0.5), turns))[0]
     return parts[best][0] if np.isfinite(turns[best]) else None
 
