@@ -18,7 +18,8 @@ from recsys.content.config import EndpointConfig
 from recsys.content.endpoint import Endpoint
 from recsys.content.prompt import Completion, LanguageModel, Prompt, Schema
 
-logger = logging.getLogger(__name__)
+# Below the logger of a server, which writes its events as lines of JSON.
+logger = logging.getLogger("recsys.serving.wishes")
 MAX_CHOSEN = 8
 """Names that are wanted more, and less."""
 MAX_DAYS = 3_650
