@@ -92,12 +92,10 @@ class RecordFile:
             data, offset = data[got:], offset + got
         return records
 
-    def slices(self, bounds: Sequence[int] | Rows | None = None) -> Iterator[Records]:
-        """Read front to back, in slices between ``bounds`` or of SLICE_RECORDS."""
-        if bounds is None:
-            bounds = [*range(0, self.length, SLICE_RECORDS), self.length]
-        for start, end in pairwise(bounds):
-            yield self.read(int(start), int(end))
+    def slices(self) -> Iterator[Records]:
+        """Read front to back, in slices of SLICE_RECORDS."""
+        for start, end in pairwise([*range(0, self.length, SLICE_RECORDS), self.length]):
+            yield self.read(start, end)
 
     def close(self) -> None:
         self._file.close()
@@ -107,16 +105,17 @@ def partition(
     parts: Iterator[Records],
     target: RecordFile,
     mapped: Callable[[Records], Records],
-    key: Callable[[Records], NDArray[Any]],
+    key: Callable[[Records], NDArray[np.uint16]],
     counts: Rows,
-    starts: Rows | None = None,
+    starts: Rows,
 ) -> None:
     """Write records by ascending key, those of one key in the order they come (counting sort).
 
     Args:
-        key: Range of each mapped record, in [0, K).
+        key: Range of each mapped record, in [0, K); numpy sorts 16-bit integers by radix, many
+            times faster than wider ones.
         counts: Mapped records of each range, [K].
-        starts: Where those of each range go, [K]; one range after another by default.
+        starts: Where those of each range go, [K].
     """
 
     def grouped(part: Records) -> tuple[Records, Rows]:
@@ -124,13 +123,10 @@ def partition(
         if len(counts) == 1:
             return part, np.array([len(part)])
         ranges = key(part)
-        # numpy sorts 16-bit integers by radix, many times faster than wider ones.
-        narrow = ranges.astype(np.uint16) if len(counts) <= 1 << 16 else ranges
-        order = np.argsort(narrow, kind="stable")
+        order = np.argsort(ranges, kind="stable")
         return take(part, order), np.bincount(ranges, minlength=len(counts))
 
-    cursor = np.cumsum(counts) - counts if starts is None else starts.copy()
-    ends = cursor + counts
+    cursor, ends = starts.copy(), starts + counts
     for part, sizes in in_order(grouped, parts):
         start = 0
         for number in np.flatnonzero(sizes).tolist():

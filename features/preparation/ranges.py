@@ -49,7 +49,7 @@ class RangeShare(NamedTuple):
 def place_partition(share: RangeShare, cuts: Rows, path: Path) -> None:
     """Write a partition's records, with ranks for codes, into the ranges of users."""
     users, items = read_ranks(share.part, "user"), read_ranks(share.part, "item")
-    numbers = np.arange(len(share.sizes), dtype=np.uint32)
+    numbers = np.arange(len(share.sizes), dtype=np.uint16)
     range_of_user = np.repeat(numbers, np.diff(cuts))
 
     def ranked(part: Records) -> Records:

@@ -2,7 +2,7 @@
 
 enrichment.parquet      item_row, item_id, attribute, values, model, prompt_version, time
 not_enriched.parquet    item_row, item_id, reason
-enrichment.json         model, kinds of attributes, counts, tokens and cost of all runs
+enrichment.json         model, kinds of attributes, counts and tokens of all runs
 """
 
 from __future__ import annotations
@@ -92,7 +92,6 @@ def enrich_items(context: StageContext) -> StageRows:
         "prompt_version": extraction.version,
         "kinds": {name: type_of(one) for name, one in extraction.schema["properties"].items()},
         "num_left_out": result.num_left_out,
-        "cost": config.cost(*result.spent),
         "budget_reached": result.budget_reached,
         **result.spent._asdict(),
     }

@@ -182,10 +182,6 @@ class EnrichmentConfig:
     """Attributes to read off a text; empty reads none."""
     token_budget: int = 0
     """Tokens, read and written, over all items and runs; 0 sends nothing."""
-    prompt_price: float = 0.0
-    """Money for a million tokens read."""
-    completion_price: float = 0.0
-    """Money for a million tokens written."""
     max_reply_tokens: int = 400
     """Longest answer for one item."""
     max_attempts: int = 2
@@ -198,11 +194,6 @@ class EnrichmentConfig:
 
     def __post_init__(self) -> None:
         check_attributes(self.attributes)
-        check_bounds(self, token_budget=">= 0", prompt_price=">= 0", completion_price=">= 0")
+        check_bounds(self, token_budget=">= 0")
         whole = ("max_reply_tokens", "max_attempts", "max_text_chars", "max_unreachable")
         check_bounds(self, **dict.fromkeys(whole, ">= 1"))
-
-    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """Price tokens."""
-        read = prompt_tokens * self.prompt_price
-        return (read + completion_tokens * self.completion_price) / 1e6

@@ -44,7 +44,15 @@ def test_partition_is_a_stable_sort_and_writes_over_an_old_file(tmp_path: Path) 
     counts = np.bincount(records["user"], minlength=7)
     parts = (records[start : start + 90] for start in range(0, 1_000, 90))
     counts[0] = 0
-    partition(parts, target, lambda part: part[part["user"] > 0], lambda part: part["user"], counts)
+    starts = np.cumsum(counts) - counts
+    partition(
+        parts,
+        target,
+        lambda part: part[part["user"] > 0],
+        lambda part: part["user"],
+        counts,
+        starts,
+    )
     kept = records[records["user"] > 0]
     order = np.argsort(kept["user"], kind="stable")
     assert (np.concatenate(list(target.slices())) == kept[order]).all()

@@ -106,7 +106,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (EmbeddingEndpointConfig, {**ENDPOINT, "dim": 1, "batch_size": 0}, "batch_size must be >= 1"),
     (EnrichmentConfig, {"attributes": (KIND, KIND)}, "each of another name"),
     (EnrichmentConfig, {"token_budget": -1}, "token_budget must be >= 0, got -1"),
-    (EnrichmentConfig, {"prompt_price": -0.5}, "prompt_price must be >= 0"),
     (EnrichmentConfig, {"max_attempts": 0}, "max_attempts must be >= 1"),
     (
         lambda **given: JaggedBatch({n: Jagged.one_each(torch.ones(s)) for n, s in given.items()}),

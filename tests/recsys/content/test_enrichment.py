@@ -205,15 +205,6 @@ def test_attributes_follow_the_beginning_of_a_text_for_embedding():
     assert long.count("word") == 300
 
 
-def test_tokens_are_priced(tmp_path):
-    config = replace(PLENTY, token_budget=600, prompt_price=2.0, completion_price=4.0)
-    script = Script()
-    result = enrich([f"item {i}" for i in range(50)], script, tmp_path, config)
-    # A request is charged 60 + 40 tokens before it is sent, and costs 40 millionths.
-    assert result.budget_reached
-    assert config.cost(*result.spent) == pytest.approx(0.00004 * len(script.requested))
-
-
 def test_a_server_that_does_not_say_what_it_took_is_charged_the_bound(tmp_path):
     def silent(request: Request) -> Reply:
         return Reply({**good(request).body, "usage": None})
