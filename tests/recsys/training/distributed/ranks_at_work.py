@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,7 @@ CASES = {
     "clipped": ("adam", 0.002),
 }
 """Rule of the tables and norm of a row's gradient."""
-OTHERS = ("sequence", "ranker")
+OTHERS = ("sequence", "ranker", "ranker_copies")
 """Further models, of which every rank holds all weights."""
 NUM_STEPS = 6
 
@@ -172,6 +173,8 @@ def fitted(case: str, folder: Path | None) -> dict[str, torch.Tensor]:
         stop = Refit(best_step=NUM_STEPS, num_examples=42)
         trained = fit_sequence(inputs, config, training, run, stop).model
     else:
+        if case == "ranker_copies":
+            run = replace(run, ranks=run.ranks.copies())
         torch.manual_seed(0)
         trained = Ranker(CONFIG, INPUTS, CATALOGUE, torch.ones(INPUTS.num_item_rows))
         loss = ranker_loss(trained, examples(), EVERYONE, TRAINING, 0, CPU, run.ranks)
