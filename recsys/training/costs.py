@@ -40,8 +40,8 @@ EVENT_ITEM_MS, EVENT_BLOCK_MS, SAMPLED_EVENT_MS = 6.8e-9, 8.7e-5, 1.07e-3
 """A sequence model's event at width 64: by item that is ranked, by block, and if some are drawn."""
 SEQUENCE_MS, SEQUENCE_RANKS_MS = 3.6, 15.0
 """Least step of a sequence model: captured, and launched kernel by kernel as by two GPUs."""
-RANKER_MS, RANKER_ITEM_MS, RANKER_RANKS_MS = 2.6, 5.1e-5, 28.0
-"""Step of the default ranker, more by item; least step of two GPUs, launched kernel by kernel."""
+RANKER_MS, RANKER_ITEM_MS = 2.6, 5.1e-5
+"""Step of the default ranker, more by item."""
 SLOTS = {"dense": 3.0, "adam": 2.0, "rowwise_adam": 1.0, "rowwise_adagrad": 0.0}
 """Optimizer's numbers (and gradients that are kept) for each weight of a table."""
 PAGE = "tests/benchmarks/results/{}.md"
@@ -151,7 +151,7 @@ def count_windows(config: SequenceConfig, shop: Counts) -> int:
 def sequence_cost(
     config: SequenceConfig, training: TrainingConfig, shop: Counts, gpus: int
 ) -> Cost:
-    """Scale a pass over 10M events on one H100; on two GPUs no step was measured."""
+    """Scale a pass over 10M events on one H100; on two GPUs only a large model was measured."""
     dim, windows = config.embedding_dim, count_windows(config, shop)
     events = min(training.batch_size, windows) * shop.events / windows / gpus
     tables, optimizer, _ = table_memory(
@@ -172,11 +172,10 @@ def sequence_cost(
 
 
 def ranker_cost(dim: int, training: RankerFitConfig, shop: Counts, queries: int, gpus: int) -> Cost:
-    """Scale the step of the default ranker on one H200; on two GPUs no step was measured."""
-    one, sharding = RANKER_MS + RANKER_ITEM_MS * shop.items, ShardingConfig()
+    """Scale the step of the default ranker on one H200; of several GPUs each trains the whole."""
+    ms, sharding = RANKER_MS + RANKER_ITEM_MS * shop.items, ShardingConfig()
     elements = (shop.items + shop.rows) * dim
     tables, optimizer, _ = table_memory(elements, dim, training.optimizer, sharding, 1)
-    candidates = training.batch_size * (1 + training.num_hard + training.num_random) / gpus
+    candidates = training.batch_size * (1 + training.num_hard + training.num_random)
     memory = tables, optimizer, STEP_GIB + 64 * candidates * dim * FLOAT / GIB
-    ms = one if gpus == 1 else max(RANKER_RANKS_MS, one / gpus)
     return cost_on_gpus(RANKER, gpus, training, queries, memory, ms, "training/ranker_steps")
