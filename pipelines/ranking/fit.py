@@ -101,10 +101,9 @@ def fit_ranker(
     device, metric = run.device, config.evaluation.primary_metric
     split = split_by_user(examples, training.validation_users, config.seed)
     model = model.to(device)
-    if device.type == "cuda":
-        # Captured steps of one GPU are faster than launched ones of two.
-        run = replace(run, ranks=run.ranks.copies())
-    loss_at = ranker_loss(model, examples, split.train, training, config.seed, device, run.ranks)
+    # Captured steps of one GPU are faster than launched ones of two.
+    run = replace(run, ranks=run.ranks.copies())
+    loss_at = ranker_loss(model, examples, split.train, training, config.seed, device)
 
     def evaluate(_: nn.Module) -> dict[str, float]:
         return {metric: float(metric_by_query(model, examples, split.held_out, metric).nanmean())}

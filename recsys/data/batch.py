@@ -169,12 +169,7 @@ class StepShare:
         return labels
 
     def weight(self, labels: Tensor) -> Tensor | float:
-        """Weigh a mean over this part's labels so that the mean over processes is the whole's.
-
-        Args:
-            labels: Item rows, [P], or one column a task, [P, T], each with a mean of its own; 0 is
-                no label.
-        """
+        """Weigh a mean over this part's labels, [P], 0 for none, to that of the whole batch."""
         return 1.0
 
     def draws(self, device: torch.device) -> torch.Generator | None:

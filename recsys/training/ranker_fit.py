@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from recsys.data.batch import WHOLE, StepShare
 from recsys.data.windows import BatchOrder
 from recsys.layers.moe.experts import SparseMoe
 from recsys.layers.moe.router import BiasedRouter, without_autocast
@@ -25,7 +23,6 @@ from recsys.models.ranker.network import Correction, Ranked, RankingBatch
 from recsys.training.captured import FixedShapeLoss
 from recsys.training.passes import RankerFitConfig
 from recsys.training.ranking_examples import Drawn, FixedLists, RankingExamples, draw_places
-from recsys.training.ranks import ALONE, Ranks
 
 RESETTLE_ROUNDS, RESETTLE_RATE = 15, 0.01
 """For biases that were settled a step ago."""
@@ -97,7 +94,7 @@ NEVER = -1e4
 """Logit where there is no candidate."""
 
 
-def listwise_loss(logits: Tensor, drawn: Drawn, share: StepShare = WHOLE) -> Tensor:
+def listwise_loss(logits: Tensor, drawn: Drawn) -> Tensor:
     """Softmax cross entropy of the first candidate, a positive, among its query's, a scalar.
 
     The mean over tasks of the mean over queries whose first candidate has the task's feedback.
@@ -109,8 +106,7 @@ def listwise_loss(logits: Tensor, drawn: Drawn, share: StepShare = WHOLE) -> Ten
     absent = drawn.labels[:, :, :1].isnan()
     among = (logits + drawn.log_weights[:, :, None]).masked_fill(absent, NEVER).log_softmax(1)
     wanted = (drawn.labels[:, 0] == 1).to(among.dtype)  # [B, T]
-    per_task = -(among[:, 0] * wanted).sum(0) / wanted.sum(0).clamp(min=1)
-    return (per_task * share.weight(wanted)).mean()
+    return -((among[:, 0] * wanted).sum(0) / wanted.sum(0).clamp(min=1)).mean()
 
 
 def ranker_loss(
@@ -120,7 +116,6 @@ def ranker_loss(
     config: RankerFitConfig,
     seed: int,
     device: torch.device,
-    ranks: Ranks = ALONE,
 ) -> Callable[[int], Tensor]:
     """Fit the linear correction of a base score, and return the loss of each training step.
 
@@ -133,14 +128,14 @@ def ranker_loss(
         candidates = examples.candidates.take(chosen)
         model.correction.fit_scale(candidates.features[candidates.present].to(device))
         fit_line(model.correction, examples, chosen)
-    losses = StepLosses(model, examples, chosen, config, seed, device, ranks)
+    losses = StepLosses(model, examples, chosen, config, seed, device)
     settle = settling(model, examples.candidates.item_rows[chosen], device)
 
     def loss_at(step: int) -> Tensor:
         settle(step)
         return losses(step)
 
-    fixes = device.type == "cuda" and ranks.size == 1 and has_one_shape(model, losses)
+    fixes = device.type == "cuda" and has_one_shape(model, losses)
     return fixed_loss(loss_at, losses, settle) if fixes else loss_at
 
 
@@ -234,10 +229,9 @@ class StepLosses:
         config: RankerFitConfig,
         seed: int,
         device: torch.device,
-        ranks: Ranks = ALONE,
     ) -> None:
         self._model, self._examples, self._chosen = model, examples, chosen
-        self._config, self._seed, self._device, self._ranks = config, seed, device, ranks
+        self._config, self._seed, self._device = config, seed, device
         num_queries = min(config.batch_size, len(chosen))
         self._order = BatchOrder(len(chosen), num_queries, seed)
         num_hard = min(config.num_hard, examples.labels.shape[1] - 1)
@@ -246,30 +240,27 @@ class StepLosses:
         self.shape = FixedLists.of(model.inputs, num_queries, num_candidates, max_history)
 
     def draw(self, step: int) -> tuple[RankingBatch, Drawn]:
-        """Draw this process's part of a step, on the host."""
+        """Draw a step, on the host."""
         queries = self._chosen[torch.from_numpy(self._order.indices(step))]
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + step)
         labels, config = self._examples.labels[queries], self._config
-        # Of the whole step, so that its draws do not depend on the number of ranks.
         drawn = draw_places(labels, config.num_hard, config.num_random, generator)
-        own = torch.from_numpy(self._ranks.part(np.arange(len(queries))))
-        drawn = Drawn(*(part[own] for part in drawn))
-        return self._examples.batch(queries[own], drawn.places), drawn
+        return self._examples.batch(queries, drawn.places), drawn
 
     def __call__(self, step: int) -> Tensor:
         batch, drawn = self.draw(step)
         ranked = self._model(batch.to(self._device))
         drawn = Drawn(*(part.to(self._device) for part in drawn))
-        return self._loss(ranked, drawn, self._ranks.share(step, self._seed))
+        return self._loss(ranked, drawn)
 
     def of_inputs(self, inputs: Tensor) -> Tensor:
         """Compute the loss of what ``shape`` laid out, on the device."""
         batch, drawn = self.shape.read(inputs)
-        return self._loss(self._model.of_full_lists(batch), drawn, WHOLE)
+        return self._loss(self._model.of_full_lists(batch), drawn)
 
-    def _loss(self, ranked: Ranked, drawn: Drawn, share: StepShare) -> Tensor:
-        listwise = listwise_loss(ranked.logits.view(*drawn.labels.shape), drawn, share)
-        tasks = self._model.loss_of(ranked, drawn.labels.flatten(0, 1), share)
+    def _loss(self, ranked: Ranked, drawn: Drawn) -> Tensor:
+        listwise = listwise_loss(ranked.logits.view(*drawn.labels.shape), drawn)
+        tasks = self._model.loss_of(ranked, drawn.labels.flatten(0, 1))
         return listwise + TASK_SHARE * tasks
 
 

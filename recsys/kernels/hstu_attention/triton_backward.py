@@ -221,14 +221,6 @@ def _add_to(totals, ds, bucket):
 
 
 @triton.jit
-def _add_runs(totals, run, next_run, bucket):
-    """Add sums by row to the totals of a bucket and of the next one."""
-    one = tl.arange(0, totals.shape[0])
-    totals = tl.where(one == bucket, totals + tl.sum(run), totals)
-    return tl.where(one == bucket + 1, totals + tl.sum(next_run), totals)
-
-
-@triton.jit
 def _add_times(
     totals, run, next_run, current, ds, begin_m, begin_n, span, place, bias, num_times: tl.constexpr
 ):  # fmt: skip
@@ -236,7 +228,7 @@ def _add_times(
     low, high = tl.minimum(span[0], num_times - 1), tl.minimum(span[1], num_times - 1)
     if high <= low + 1:
         if low != current:
-            totals = _add_runs(totals, run, next_run, current)
+            totals = _add_to(_add_to(totals, run, current), next_run, current + 1)
             run, next_run = tl.zeros_like(run), tl.zeros_like(run)
             current = low
         if low < high:
@@ -313,8 +305,7 @@ def _backward_biases(
         tl.store(position_parts + row * num_positions + one, sums, mask=one < num_positions)
     if num_times > 0:
         one = tl.arange(0, block_t)
-        times = _add_runs(times, run, next_run, current)
-        times = times * inverse_length
+        times = _add_to(_add_to(times, run, current), next_run, current + 1) * inverse_length
         tl.store(time_parts + row * num_times + one, times, mask=one < num_times)
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recsys.data.batch import WHOLE, Jagged, JaggedBatch, StepShare, latest
+from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.kernels.one_query.op import functions
 from recsys.kernels.one_query.ranker_op import NetworkOfOne, TasksOfOne
 from recsys.layers.attention.target import TargetAttention
@@ -206,8 +206,8 @@ class Ranker(CatalogueModel):
             None,
         )
 
-    def loss_of(self, ranked: Ranked, labels: Tensor, share: StepShare = WHOLE) -> Tensor:
-        """Compute the weighted loss of all tasks, for this process's share.
+    def loss_of(self, ranked: Ranked, labels: Tensor) -> Tensor:
+        """Compute the weighted loss of all tasks.
 
         Args:
             labels: 0 or 1, NaN where not observed, [M, T].
@@ -217,7 +217,7 @@ class Ranker(CatalogueModel):
         losses = functional.binary_cross_entropy_with_logits(ranked.logits, truth, reduction="none")
         per_task = (losses * observed).sum(0) / observed.sum(0).clamp(min=1)  # [T]
         # A weight for each task is learned (Kendall et al., arXiv:1705.07115).
-        weighted = torch.exp(-self.log_variances) * (per_task * share.weight(observed))
+        weighted = torch.exp(-self.log_variances) * per_task
         total: Tensor = (weighted + self.log_variances / 2).sum()
         return total
 

@@ -294,9 +294,6 @@ class Copies(Ranks):
 
     agreed, in_turn = SeveralRanks.agreed, SeveralRanks.in_turn
 
-    def begin(self, model: nn.Module) -> None:
-        self.whole(model, {})
-
     def whole(self, model: nn.Module, best: Mapping[str, Tensor]) -> None:
         super().whole(model, best)
         for value in model.state_dict().values():

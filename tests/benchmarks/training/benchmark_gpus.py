@@ -264,10 +264,9 @@ def ranks(options: argparse.Namespace) -> list[Row]:
                 settings, sizes, ItemCatalogue.empty(num_items + 1), torch.ones(num_items + 1)
             ).to(device)
             training = RankerFitConfig(batch_size=batch)
-            alone = present.copies() if device.type == "cuda" else present
-            run = replace(run, curve=(times := Times()), ranks=alone)
+            run = replace(run, curve=(times := Times()), ranks=present.copies())
             everyone = torch.arange(len(examples.labels))
-            loss = ranker_loss(model, examples, everyone, training, 0, device, alone)
+            loss = ranker_loss(model, examples, everyone, training, 0, device)
             run_training(model, loss, training, training.for_steps(steps, steps), run, None)
             note(case, times)
     return rows

@@ -1,6 +1,5 @@
 """A step in parts has the gradient of the whole step."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,21 +10,10 @@ from torch import Tensor, nn
 from recsys.data.batch import Jagged, JaggedBatch, StepShare
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
-from recsys.training.ranker_fit import ranker_loss
 from recsys.training.ranks import ALONE, Ranks, Rows
-from tests.recsys.training.test_ranker_shapes import (
-    CATALOGUE,
-    CONFIG,
-    CPU,
-    EVERYONE,
-    INPUTS,
-    TRAINING,
-    examples,
-)
 
 SEED = 3
 
@@ -83,16 +71,6 @@ def two_parts() -> list[list[OneOfTwo]]:
     ]
 
 
-def ranker_gradients(ranks: Ranks) -> list[Tensor]:
-    """Compute a step without dropout, which each part would draw for itself."""
-    torch.manual_seed(0)
-    model = Ranker(replace(CONFIG, trunk="dense"), INPUTS, CATALOGUE).eval()
-    training = replace(TRAINING, batch_size=21)
-    loss_at = ranker_loss(model, examples(), EVERYONE, training, 0, CPU, ranks)
-    loss_at(3).backward()  # type: ignore[no-untyped-call]
-    return gradients_of(model)
-
-
 NUM_ITEMS, DRAWS = 50, 8
 SIZES = FeatureSizes(num_item_rows=NUM_ITEMS)
 # Parts of 3 and 2 sequences with different numbers of labels.
@@ -124,11 +102,9 @@ def retriever_gradients(model: str, chosen: Tensor, share: StepShare) -> list[Te
     return gradients_of(made)
 
 
-@pytest.mark.parametrize("model", ["ranker", "two_tower", "sequence"])
+@pytest.mark.parametrize("model", ["two_tower", "sequence"])
 def test_the_mean_over_parts_is_the_gradient_of_the_whole_step(model: str) -> None:
     def gradients(rank: Ranks, share: StepShare) -> list[Tensor]:
-        if model == "ranker":
-            return ranker_gradients(rank)
         chosen = torch.from_numpy(rank.part(np.arange(len(LENGTHS))))
         return retriever_gradients(model, chosen, share)
 

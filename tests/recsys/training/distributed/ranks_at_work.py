@@ -57,8 +57,8 @@ CASES = {
     "clipped": ("adam", 0.002),
 }
 """Rule of the tables and norm of a row's gradient."""
-OTHERS = ("sequence", "ranker", "ranker_copies")
-"""Further models, of which every rank holds all weights."""
+OTHERS = ("sequence", "ranker")
+"""Further models, of which every rank holds all weights; each trains the whole ranker."""
 NUM_STEPS = 6
 
 
@@ -173,11 +173,10 @@ def fitted(case: str, folder: Path | None) -> dict[str, torch.Tensor]:
         stop = Refit(best_step=NUM_STEPS, num_examples=42)
         trained = fit_sequence(inputs, config, training, run, stop).model
     else:
-        if case == "ranker_copies":
-            run = replace(run, ranks=run.ranks.copies())
+        run = replace(run, ranks=run.ranks.copies())
         torch.manual_seed(0)
         trained = Ranker(CONFIG, INPUTS, CATALOGUE, torch.ones(INPUTS.num_item_rows))
-        loss = ranker_loss(trained, examples(), EVERYONE, TRAINING, 0, CPU, run.ranks)
+        loss = ranker_loss(trained, examples(), EVERYONE, TRAINING, 0, CPU)
         run_training(trained, loss, TRAINING, TRAINING.for_steps(NUM_STEPS, 1), run, None)
     state = {name: value.clone() for name, value in trained.state_dict().items()}
     return state | {"losses": torch.tensor(losses.found)}
