@@ -35,7 +35,7 @@ class Ranks:
 
     def copies(self) -> Ranks:
         """Train the whole model on every rank, without an exchange in its steps."""
-        return self
+        return self if self.size == 1 else Copies(self)
 
     def part(self, examples: Rows) -> Rows:
         """Take this rank's examples of a step, or all where ranks are fewer."""
@@ -98,6 +98,24 @@ class Ranks:
         """Make the model one that a single process can use, on every rank."""
         if best:
             model.load_state_dict(dict(best))
+
+
+class Copies(Ranks):
+    """One rank of several, each of which trains the whole; the first one's weights count."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks, self.rank = ranks, ranks.rank
+
+    def agreed(self, value: float) -> float:
+        return self._ranks.agreed(value)
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        return self._ranks.in_turn(work)
+
+    def whole(self, model: nn.Module, best: Mapping[str, Tensor]) -> None:
+        super().whole(model, best)
+        for value in model.state_dict().values():
+            torch.distributed.broadcast(value, src=0)
 
 
 ALONE = Ranks()

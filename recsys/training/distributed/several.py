@@ -156,9 +156,6 @@ class SeveralRanks(Ranks):
         # What the next step needs must not wait for this step's exchanges, which one group orders.
         self._ahead: dist.ProcessGroup | None = dist.new_group()
 
-    def copies(self) -> Ranks:
-        return Copies()
-
     def part(self, examples: Rows) -> Rows:
         if len(examples) < self.size:
             return examples
@@ -284,20 +281,6 @@ class SeveralRanks(Ranks):
     def _replicated(self, model: nn.Module) -> list[nn.Parameter]:
         sharded = set() if self._tables is None else self._tables.parameters
         return [one for one in model.parameters() if id(one) not in sharded]
-
-
-class Copies(Ranks):
-    """One rank of several, each of which trains the whole; the first one's weights count."""
-
-    def __init__(self) -> None:
-        self.rank = dist.get_rank()
-
-    agreed, in_turn = SeveralRanks.agreed, SeveralRanks.in_turn
-
-    def whole(self, model: nn.Module, best: Mapping[str, Tensor]) -> None:
-        super().whole(model, best)
-        for value in model.state_dict().values():
-            dist.broadcast(value, src=0)
 
 
 def _known(states: Mapping[str, Tensor]) -> dict[str, Tensor]:
