@@ -212,3 +212,13 @@ def test_a_loaded_index_answers_like_the_saved_one(kind, tmp_path):
         ours, theirs = (one.search(NEAR_CLUSTERED, 40, chosen) for one in (index, loaded))
         assert all(map(torch.equal, ours, theirs))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["items.faiss", "items.faiss.json"]
+
+
+def test_a_query_that_finds_too_few_items_is_repeated_in_more_lists(monkeypatch):
+    monkeypatch.setattr("recsys.retrieval.faiss_index.exact_top_k", None)
+    index = build_index(ITEMS, FaissIndexConfig(kind="ivf_sq8", effort=1))
+    # A list holds about 39 items.
+    found = index.search(QUERIES, 150)
+    assert int(found.item_rows.min()) > 0
+    # Eight of 76 lists hold a tenth of the items, and more of the best.
+    assert measure_recall(index, QUERIES, ITEMS, 150) > 0.2
