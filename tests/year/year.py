@@ -180,7 +180,7 @@ def killed_task(year: Year, events: pl.DataFrame) -> None:
     if late:
         shop.arrive(monday)
     fault = year.inject("killed task")
-    ended = shop.process("update", "-q", kill_after=shop.random.uniform(0, 2))
+    ended = shop.process("update", "-q", kill_after=shop.random.uniform(0, 0.5))
     year.ended("update that is killed", ended, -9, 0)
     year.update()
     if ended.exit_code == 0:

@@ -1,6 +1,7 @@
 // A text field with a list of suggestions (the combobox pattern of WAI-ARIA 1.2).
 
 const WAIT_MS = 60;
+const RETRY_MS = 1000; // after a request that failed, as those of a busy server do
 
 export class Combobox {
   // options: suggest(text, signal) -> [choice]; show(choice) -> {main, side}; choose(choice);
@@ -42,9 +43,9 @@ export class Combobox {
     });
   }
 
-  later() {
+  later(milliseconds = WAIT_MS) {
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.ask(), WAIT_MS);
+    this.timer = setTimeout(() => this.ask(), milliseconds);
   }
 
   async ask() {
@@ -55,7 +56,9 @@ export class Combobox {
       const choices = await this.options.suggest(this.input.value, signal);
       if (!signal.aborted && document.activeElement === this.input) this.open(choices);
     } catch (error) {
-      if (error.name !== "AbortError") this.close();
+      if (error.name === "AbortError") return;
+      this.close();
+      if (document.activeElement === this.input) this.later(RETRY_MS);
     }
   }
 
