@@ -108,7 +108,7 @@ def test_what_is_explored_is_logged_and_can_be_made_again(of, bundle, method):
     recommender.connect(lambda: store, keeps_lists=True)
     request = Request(user_id="user-2", k=10)
     lists = set()
-    for _ in range(10):
+    for _ in range(50):
         made = recommender.make(request)
         record = orjson.loads(write_record(recommender, made))
         assert all(0 < slot["propensity"] <= 1 for slot in record["items"])
