@@ -28,7 +28,7 @@ import polars as pl
 
 from features.encoding import extended, find_rows, read_vocabulary, write_vocabulary
 from features.event_tables import write_event_tables
-from features.events import MICROS, as_text
+from features.events import as_text
 from features.ingest import OPTIONAL_FIELDS, SHOWN, open_events, record_dtype
 from features.parallel import in_order
 from features.people import APPLIED, FORGOTTEN, ForgottenUsers, read_applied
@@ -51,6 +51,7 @@ from features.preparation.prepare import (
 from features.preparation.ranges import order_events, ranges
 from features.preparation.sequences import (
     EVENT_TYPES,
+    MICROS_PER_DAY,
     NEGATIVE,
     TARGETS,
     DenseRows,
@@ -160,7 +161,7 @@ class _Build:
         self.features = tuple(
             name for name in names_of if ingested.has_time or not FEATURES[name].needs_time
         )
-        self.first_day = min_time // (86_400 * MICROS)
+        self.first_day = min_time // MICROS_PER_DAY
         return ingested
 
     def _prepare(self) -> list[Prepared]:

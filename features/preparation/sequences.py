@@ -87,6 +87,7 @@ EVENT_TYPES = "event_types"
 """File of the rows of the events' types, and key of the types by row, from 1."""
 
 TARGETS, NEGATIVE = "targets", "negative"
+MICROS_PER_DAY = 86_400 * MICROS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +158,7 @@ def write_sequences(
     counts = Counter(dict(zip(codes.tolist(), numbers.tolist(), strict=True)))
     if not files.has_time or not len(records):
         return WrittenSequences(day_counts=np.array([len(records)]), span=None, type_counts=counts)
-    days = records["time"] // (86_400 * MICROS) - first_day
+    days = records["time"] // MICROS_PER_DAY - first_day
     span = int(records["time"].min()), int(records["time"].max())
     return WrittenSequences(day_counts=np.bincount(days), span=span, type_counts=counts)
 

@@ -137,9 +137,7 @@ def candidate_builder(
         vectors: Item vectors of a sequence model fitted on the same events, [N, D].
     """
     sequences = inputs.sequences
-    visible = sequences.positions_before(ends)
-    if sequences.negative is not None:
-        visible = visible[~sequences.negative[visible]]
+    visible = sequences.without_negative(sequences.positions_before(ends))
     ease = fit_ease(
         sequences.users_of(visible),
         np.asarray(sequences.item_rows[visible]),

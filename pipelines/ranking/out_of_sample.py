@@ -90,9 +90,7 @@ def hold_back(
     if by_time and sequences.times is not None:
         ends = ends_before_moment(sequences, config.share_held_back)
     last = np.minimum(sequences.train_end, ends + config.max_held_back)
-    positions = concatenated_ranges(ends, np.asarray(last))
-    if sequences.negative is not None:
-        positions = positions[~sequences.negative[positions]]
+    positions = sequences.without_negative(concatenated_ranges(ends, np.asarray(last)))
     if len(positions) > config.max_queries:
         rng = np.random.default_rng([seed, len(positions)])
         positions = np.sort(rng.choice(positions, config.max_queries, replace=False))

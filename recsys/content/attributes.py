@@ -83,7 +83,12 @@ def checked_value(name: str, kind: Schema, value: object) -> Value | None:
             return checked_number(name, said)
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"{name} is no list but {type(value).__name__}")
-    return tuple(dict.fromkeys(listed(name, kind["items"]["enum"], one) for one in value))
+    entries = tuple(dict.fromkeys(listed(name, kind["items"]["enum"], one) for one in value))
+    if len(entries) > kind["maxItems"]:
+        raise ValueError(
+            f"{name} has {len(entries)} distinct entries, allowed are up to {kind['maxItems']}"
+        )
+    return entries
 
 
 def listed(name: str, allowed: Sequence[str | None], value: object) -> str:

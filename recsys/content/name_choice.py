@@ -108,8 +108,8 @@ def read_choice(answer: str, wish: str, names: Sequence[str]) -> NameChoice:
     """
     values = parse_reply(answer, Prompt("", wish).mark, schema_of(names))
     more, less = values.get("more", ()), values.get("less", ())
-    if set(more) & set(less) or max(len(more), len(less)) > MAX_CHOSEN:
-        raise ValueError(f"the reply wants more of {more} and less of {less}")
+    if both := set(more) & set(less):
+        raise ValueError(f"the reply wants more and less of {', '.join(sorted(both))}")
     days = float(str(values["days"])) if "days" in values else None
     if days is not None and not 0 < days <= MAX_DAYS:
         raise ValueError(f"days is {days:g}, allowed are up to {MAX_DAYS}")

@@ -169,7 +169,7 @@ class StepShare:
         return labels
 
     def weight(self, labels: Tensor) -> Tensor | float:
-        """Weigh a mean over this part's labels, [P], 0 for none, to that of the whole batch."""
+        """Weigh a mean over labels, [P] (0 is none), so that the processes' mean is the whole's."""
         return 1.0
 
     def draws(self, device: torch.device) -> torch.Generator | None:

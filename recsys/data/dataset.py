@@ -128,12 +128,14 @@ class Sequences:
         Train labels leave out each user's first event, which has no history; ``all`` is every
         event but those. Validation and test labels may have an empty history.
         """
-        positions = concatenated_ranges(*self._label_bounds(split))
-        if self.negative is not None:
-            positions = positions[~self.negative[positions]]
+        positions = self.without_negative(concatenated_ranges(*self._label_bounds(split)))
         if self.targets is None or split in get_args(FitSplit):
             return positions
         return np.asarray(positions[self.targets[positions]])
+
+    def without_negative(self, positions: Rows) -> Rows:
+        """Leave out the positions of negative events."""
+        return positions if self.negative is None else positions[~self.negative[positions]]
 
     def num_labels(self, split: Split) -> int:
         """Count the labels of a split without listing them."""
@@ -205,9 +207,8 @@ class Sequences:
         """Count each item's events before each user's ``ends``, [num_item_rows]."""
         counts = np.zeros(num_item_rows, np.int64)
         for positions in self.slices_before(ends):
-            if self.negative is not None:
-                positions = positions[~self.negative[positions]]
-            counts += np.bincount(self.item_rows[positions], minlength=num_item_rows)
+            rows = self.item_rows[self.without_negative(positions)]
+            counts += np.bincount(rows, minlength=num_item_rows)
         return torch.from_numpy(counts)
 
     def labels(self, positions: Rows) -> Tensor:

@@ -138,7 +138,9 @@ class ContentSimilarity:
             row = int((~torch.isfinite(content)).any(1).nonzero()[0])
             raise ValueError(f"content of item row {row} is not finite; embed the items again")
         if isinstance(config.columns, tuple):
-            raise ValueError(f"columns must be one number by now, got {config.columns}")
+            raise ValueError(
+                f"columns must be one number, got {config.columns}: fit_content chooses one"
+            )
         content = content.detach()[:, : config.columns].float()
         if bool(content[0].any()):
             content = content.clone()

@@ -94,9 +94,7 @@ def demand_before(sequences: Sequences, ends: Rows, num_item_rows: int) -> Tenso
     """Measure demand by each user's events before ``ends`` [U]; None without times."""
     if sequences.times is None:
         return None
-    places = sequences.positions_before(ends)
-    if sequences.negative is not None:
-        places = places[~sequences.negative[places]]
+    places = sequences.without_negative(sequences.positions_before(ends))
     rows, times = np.asarray(sequences.item_rows[places]), np.asarray(sequences.times[places])
     return item_demand(rows, times, num_item_rows)
 
