@@ -31,7 +31,13 @@ def naming(path: Path, next_row: int | None = None) -> Iterator[None]:
     try:
         yield
     except (pl.exceptions.PolarsError, OSError, UnicodeError) as error:
-        advice = ragged_line(path) if path.suffix in SEPARATED else None
+        advice = None
+        if path.suffix in SEPARATED and "utf-8" in str(error):
+            advice = (
+                f"if it is in Windows' encoding, iconv -f CP1252 -t UTF-8 {path.name} > new.csv"
+            )
+        elif path.suffix in SEPARATED:
+            advice = ragged_line(path)
         advice = advice or "check that it is whole, or write it again"
         raise ValueError(f"cannot read {path}{place}: {first_line(error)}; {advice}") from error
     except BaseException as error:

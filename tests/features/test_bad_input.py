@@ -207,13 +207,14 @@ FILES = {
     "header.csv": (HEADER, "no data rows"),
     "events.xlsx": ("x", "'.xlsx'"),
     "long.csv": (f"{HEADER}u,i,1700000000\nu,i,j,17\n", "line 3 has 4 fields, the header 3"),
+    "windows.csv": (f"{HEADER}K\udce4the,i,1700000000\n", "iconv -f CP1252"),  # 0xe4, no UTF-8
     "broken.jsonl": ('{"user_id": "u", "item_id": "i", "event_time": 17}\n{"user_id": \n', ""),
 }
 
 
 def test_a_file_that_holds_no_events_is_refused_by_name(tmp_path: Path) -> None:
     for name, (text, says) in FILES.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, errors="surrogateescape")
         refused(tmp_path / name, tmp_path / "out", name, says)
 
 
