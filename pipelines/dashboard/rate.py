@@ -1,6 +1,6 @@
-"""Page ``rate``: people rate a run's lists by a rubric, a language model too, and how they agree.
+"""Page ``rate``: people rate a run's lists by a rubric, and how far they agree.
 
-Both get the same words of the same lists, which are those of validation if a run has any.
+All see the same lists, which are those of validation if a run has any.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -20,13 +19,13 @@ from pipelines.dashboard.data.answers import Split, answers, served_model
 from pipelines.dashboard.data.items import load_items, past_events
 from pipelines.dashboard.data.sides import newest_with_lists, run_control, suggest_runs
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
+from pipelines.dashboard.rubric import Ratings, Rubric
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages import document
 from pipelines.pages.charts import counts, numbers, shares, texts
 from recsys.content.enrichment_ledger import text_key
 from recsys.content.prompt import clean_text
 from recsys.data.dataset import Sequences
-from recsys.evaluation.rubric import PEOPLE, PERSON, Ratings, Rubric, stand_in_lines
 
 HISTORY = 15
 """Newest events that a rater sees."""
@@ -35,23 +34,17 @@ SPLITS: tuple[Split, Split] = ("validation", "test")
 ANSWERS = {"yes": True, "no": False}
 
 
-class RatedList(NamedTuple):
-    """A list as raters see it."""
-
-    text: str
-    """What a language model reads of it."""
-    shown: document.Lists
-    """What people see of it; its key is of the text, so no answer meets another list."""
-
-
 def read_rubric(path: Path) -> tuple[Rubric, Ratings]:
-    """Read a rubric and its answers, in the folder ``<rubric>.answers`` next to it."""
+    """Read a rubric and its answers, in the file ``<rubric>.answers.jsonl`` next to it."""
     rubric = validate(Rubric, read_toml(path), str(path))
-    return rubric, Ratings(path.with_suffix(".answers"), rubric)
+    return rubric, Ratings(path.with_suffix(".answers.jsonl"), rubric)
 
 
-def draw_lists(run: Run, rubric: Rubric) -> list[RatedList]:
-    """Draw users by the rubric's seed, and what raters see of each: history and served list."""
+def draw_lists(run: Run, rubric: Rubric) -> list[document.Lists]:
+    """Draw users by the rubric's seed, and what raters see of each: history and served list.
+
+    The key of what they see is a digest of its words, so no answer meets another list.
+    """
     found = answers(run, SPLITS)
     if found.features is None:
         raise NotFoundError(f"{run.name} is a bundle, which keeps no lists; choose a run")
@@ -79,7 +72,7 @@ def draw_lists(run: Run, rubric: Rubric) -> list[RatedList]:
             listed("Recommended", rows[: rubric.k]),
         ]
         text = ". ".join(f"{part.title}: {_line(part.entries)}" for part in parts)
-        lists.append(RatedList(text, document.Lists(key=text_key(text)[:16], lists=parts)))
+        lists.append(document.Lists(key=text_key(text)[:16], lists=parts))
     return lists
 
 
@@ -88,7 +81,9 @@ def _line(entries: Sequence[document.Entry]) -> str:
     return "; ".join(f"{place}. {one}" for place, one in enumerate(words, 1)) or "nothing"
 
 
-def choose_lists(context: Context, query: Query) -> tuple[Run, Rubric, Ratings, list[RatedList]]:
+def choose_lists(
+    context: Context, query: Query
+) -> tuple[Run, Rubric, Ratings, list[document.Lists]]:
     """Read the run of a page, the rubric with its answers, and the served lists to rate."""
     named = query.text("run")
     run = context.stores.run(named) if named else newest_with_lists(context, 1)
@@ -119,11 +114,10 @@ def save(context: Context, query: Query) -> dict[str, bool]:
     _, rubric, ratings, lists = choose_lists(context, query)
     if not (rater := read_rater(query)):
         raise QueryError("rater is empty; give your name")
-    texts = {one.shown.key: one.text for one in lists}
-    text = texts[query.choice("list", texts, "")]
+    key = query.choice("list", [one.key for one in lists], "")
     criterion = query.choice("criterion", [one.name for one in rubric.criteria], "")
     passes = ANSWERS[query.choice("answer", ANSWERS, "")]
-    ratings.keep(rater, text, criterion, passes)
+    ratings.keep(rater, key, criterion, passes)
     return {"kept": True}
 
 
@@ -131,54 +125,51 @@ def build(context: Context, query: Query) -> document.Page:
     """Build the page: lists and the rater's own answers, and what all raters found."""
     run, rubric, ratings, lists = choose_lists(context, query)
     rater = read_rater(query)
-    people = [one.removeprefix(PERSON) for one in ratings.by_rater if one.startswith(PERSON)]
     name = document.Control(
         name="rater",
         label="Your name",
         kind="search",
         value=rater,
-        options=[document.Option(value=one, label=one) for one in people],
+        options=[document.Option(value=one, label=one) for one in ratings.by_rater],
     )
     rating = document.Rating(
         key="rating",
-        lists=[one.shown for one in lists],
+        lists=lists,
         questions=[(one.name, one.description) for one in rubric.criteria],
-        answers=[ratings.of(f"{PERSON}{rater}", one.text) for one in lists],
+        answers=[ratings.of(rater, one.key) for one in lists],
         parameters={"run": run.key, "rater": rater},
     )
     lead = "Give your name to rate the lists one by one; you continue where you stopped."
     return document.Page(
         title="Rate",
         lead=lead,
-        blocks=[*([rating] if rater else []), *describe_agreement(rubric, ratings)],
+        blocks=[*([rating] if rater else []), describe_agreement(rubric, ratings)],
         controls=[*run_control(context, run), name],
     )
 
 
-def describe_agreement(rubric: Rubric, ratings: Ratings) -> tuple[document.Words, document.Table]:
-    """Tabulate by criterion what passed and who agrees, and say what a model may do."""
+def describe_agreement(rubric: Rubric, ratings: Ratings) -> document.Table:
+    """Tabulate by criterion what passed and how far raters agree."""
     rows: list[list[document.Cell]] = []
     for one in rubric.criteria:
-        for rater in (PEOPLE, *ratings.models):
-            said = [passes for each in ratings.said(one.name, rater).values() for passes in each]
-            found = ratings.agreement(one.name, rater) or [None] * 5
-            cells = [None if cell is None or math.isnan(cell) else cell for cell in found]
-            rows.append([one.name, rater, sum(said) / len(said) if said else None, *cells])
-    table = document.Table(
+        said = [passes for each in ratings.said(one.name).values() for passes in each]
+        found = ratings.agreement(one.name) or [None] * 3
+        cells = [None if cell is None or math.isnan(cell) else cell for cell in found]
+        rows.append([one.name, sum(said) / len(said) if said else None, *cells])
+    return document.Table(
         key="agreement",
-        title="What passed, and agreement with people",
-        note="Lists are those that both rated, of any run. Kappa is agreement beyond chance: 1 for "
-        "all, 0 for who ignores the list; its interval of 95% is over lists.",
+        title="What passed, and how far raters agree",
+        note="Lists are those that two people rated, of any run. Kappa is agreement beyond chance: "
+        "1 for all, 0 for raters who ignore the list.",
         columns=[
-            *texts("criterion", "rater"),
+            *texts("criterion"),
             *shares("passed"),
             *counts("lists"),
             *shares("equal answers"),
-            *numbers("kappa", "from", "to"),
+            *numbers("kappa"),
         ],
         rows=rows,
     )
-    return document.Words(lines=stand_in_lines(rubric, ratings), tone="note"), table
 
 
 ENTRY = PageEntry(

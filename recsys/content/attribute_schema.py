@@ -41,9 +41,7 @@ class Extraction(NamedTuple):
         return Prompt(self.instructions, text, repair)
 
 
-def build_extraction(
-    attributes: Sequence[AttributeConfig], instructions: str = INSTRUCTIONS
-) -> Extraction:
+def build_extraction(attributes: Sequence[AttributeConfig]) -> Extraction:
     """Write the schema and the prompt of attributes."""
     check_attributes(attributes)
     schema = {
@@ -52,7 +50,7 @@ def build_extraction(
         "required": [one.name for one in attributes],
         "additionalProperties": False,
     }
-    instructions = "\n".join([instructions, *(one.line() for one in attributes)])
+    instructions = "\n".join([INSTRUCTIONS, *(one.line() for one in attributes)])
     digest = hashlib.sha256(json.dumps([instructions, schema]).encode()).hexdigest()[:8]
     return Extraction(schema, instructions, f"own-{digest}")
 

@@ -45,16 +45,11 @@ def enrich(
     cache_dir: Path,
     config: EnrichmentConfig,
     progress: Callable[[int, int], None] | None = None,
-    extraction: Extraction | None = None,
 ) -> Enrichment:
-    """Find the attributes of texts: from the ledger, or else from the model.
-
-    Args:
-        extraction: Prompt and schema, if they are not those of ``config.attributes``.
-    """
+    """Find the attributes of texts: from the ledger, or else from the model."""
     lines = [clean_text(text)[: config.max_text_chars].rstrip() for text in texts]
     keys = [text_key(line) for line in lines]
-    extraction = extraction or build_extraction(config.attributes)
+    extraction = build_extraction(config.attributes)
     with open_ledger(cache_dir, model.name, extraction.version, extraction.schema) as ledger:
         wanted = {key: line for key, line in zip(keys, lines, strict=True) if line}
         session = Session(ledger, model, config, wanted, progress, extraction)

@@ -127,14 +127,14 @@ def tokens_of(spent: Tokens | None) -> dict[str, int]:
 
 @contextmanager
 def open_ledger(
-    cache_dir: Path, model: str, prompt_version: str, schema: Schema, *, wait: bool = False
+    cache_dir: Path, model: str, prompt_version: str, schema: Schema
 ) -> Iterator[EnrichmentLedger]:
-    """Open the ledger of a model and prompt for this process alone; refuse, or wait for another."""
+    """Open the ledger of a model and prompt for this process alone, or refuse."""
     cache_dir.mkdir(parents=True, exist_ok=True)
     readable = re.sub(r"[^A-Za-z0-9._-]", "_", model)[:80]
     digest = hashlib.sha256(f"{model}\0{prompt_version}".encode()).hexdigest()[:8]
     path = cache_dir / f"{readable}-{prompt_version}-{digest}.jsonl"
-    with locked(path, wait=wait) as held, path.open("ab+") as file:
+    with locked(path, wait=False) as held, path.open("ab+") as file:
         if not held:
             raise ValueError(
                 f"another process enriches items with {model} ({path} is locked); "

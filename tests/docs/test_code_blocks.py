@@ -20,8 +20,8 @@ from typer.main import get_command
 
 from pipelines.cli.main import app
 from pipelines.config.toml import validate
+from pipelines.dashboard.rubric import Rubric
 from pipelines.presets.resolve import ConfigSources
-from recsys.evaluation.rubric import Rubric
 from recsys.retrieval.export_onnx import export_bundle
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.load import load_bundle

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pipelines.cli.options import AsJson, Assignments, find_workspace, run_config
-from pipelines.cli.output import print_block, print_json, print_lines, print_table
+from pipelines.cli.options import AsJson, find_workspace
+from pipelines.cli.output import print_json, print_table
 from pipelines.engine.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     import polars as pl
     from torch import Tensor
-
-    from pipelines.config.run import RunConfig
 
 METRICS = ("ndcg@10", "recall@10")
 
@@ -35,42 +33,28 @@ def compare(
     split: Annotated[
         Literal["validation", "test"], typer.Option(help="test is recorded in the ledger.")
     ] = "validation",
-    rubric: Annotated[
-        Path | None,
-        typer.Option(help="File of criteria by which the model of [enrichment] rates lists."),
-    ] = None,
-    assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs or models with the first one by paired tests over users.
-
-    With --rubric a language model rates the same users' lists of validation, as people do on the
-    dashboard's page Rate; its answers are kept next to the file.
 
     [bold]Examples[/]
 
       recsys compare runs/a runs/b --metric ndcg@10 --metric recall@10
 
       recsys compare runs/a --models two_tower,item_to_item
-
-      recsys compare runs/a runs/b --rubric rubric.toml --set enrichment.model=endpoint
     """
     from recsys.evaluation.significance import compare_models
 
     names, metrics = dict.fromkeys(map(str.strip, models.split(","))), metric or list(METRICS)
     folders = [find_workspace(path) / "evaluate" for path in runs]
-    if rubric is None and len(folders) * len(names) < 2:
+    if len(folders) * len(names) < 2:
         raise ValueError("nothing to compare: name two runs, or two models with --models a,b")
     measured: dict[str, Mapping[str, Tensor]] = {}
     tables = [read_table(folder, split, list(names)) for folder in folders]
     for folder, run, table in zip(folders, run_names(folders), tables, strict=True):
         check_same_data(folders[0], tables[0], folder, table)
-        if rubric is None:
-            measured |= {f"{run}:{model}": read_values(table, model, metrics) for model in names}
-    if rubric is not None:
-        config = run_config(runs[0], None, assignments)
-        measured = rate_lists(config, folders, rubric)
-    elif split == "test":
+        measured |= {f"{run}:{model}": read_values(table, model, metrics) for model in names}
+    if split == "test":
         # Before the tests, so that a look is noted though the comparison is killed.
         for folder in folders:
             note_test_look(folder, list(measured), metrics)
@@ -89,44 +73,8 @@ def compare(
         for test in tests
     ]
     columns = ("candidate - baseline", "metric", "difference", "95% interval", "adjusted p", "")
-    title = f"{'lists' if rubric else split}, adjusted by holm, {tests[0].num_users:,} users"
+    title = f"{split}, adjusted by holm, {tests[0].num_users:,} users"
     print_table(columns, rows, title=title)
-
-
-def rate_lists(
-    config: RunConfig, folders: Sequence[Path], path: Path
-) -> dict[str, Mapping[str, Tensor]]:
-    """Have the language model rate the served lists of runs, and print who agrees with it."""
-    import torch
-
-    from pipelines.dashboard.rate import describe_agreement, draw_lists, read_rubric
-    from pipelines.dashboard.workspaces.read import read_workspace
-    from pipelines.inputs.content_models import make_language_model
-    from recsys.evaluation.rubric import rate_by_model
-
-    model = make_language_model(config.enrichment, config.device)
-    if model is None or not config.enrichment.token_budget:
-        raise ValueError(
-            "no language model rates: set enrichment.model and enrichment.token_budget, in the "
-            "run's file or by --set"
-        )
-    rubric, ratings = read_rubric(path)
-    measured: dict[str, Mapping[str, Tensor]] = {}
-    for folder, run in zip(folders, run_names(folders), strict=True):
-        texts = [one.text for one in draw_lists(read_workspace(folder.parent), rubric)]
-        missing = rate_by_model(texts, ratings, model, config.enrichment)
-        rubric, ratings = read_rubric(path)
-        scores = torch.tensor([rubric.score(ratings.of(model.name, one)) for one in texts]).double()
-        rated = int((~scores.isnan()).sum())
-        words = f"{run}: {model.name} rated {rated} of {len(texts)} lists"
-        if not rated:
-            raise ValueError(f"{words}: {missing or 'it cannot tell of any'}")
-        print_lines(words + (missing and f"; {missing}"), note=True)
-        measured[run] = {"rubric": scores}
-    said, table = describe_agreement(rubric, ratings)
-    print_block(table)
-    print_lines(*said.lines)
-    return measured
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:

@@ -104,7 +104,6 @@ num_lists = 4
 [[criteria]]
 name = "fits"
 description = "Most items fit what the user chose lately."
-weight = 3
 [[criteria]]
 name = "varied"
 description = "No two items are nearly the same."

@@ -1,30 +1,21 @@
-"""Page Rate over a real workspace: people over HTTP, a scripted language model by the command."""
+"""Page Rate over a real workspace, over HTTP; agreement against a slow count of pairs."""
 
-import json
-import re
-import shutil
-import time
-import zlib
 from contextlib import contextmanager
+from itertools import permutations
 from threading import Thread
 
 import numpy as np
-import polars as pl
 import pytest
-from polars import selectors
 from starlette.testclient import TestClient
-from typer.testing import CliRunner
 
-from pipelines.cli.main import app
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.pages import PAGES
-from pipelines.dashboard.rate import draw_lists, read_rubric
+from pipelines.dashboard.rate import read_rubric
+from pipelines.dashboard.rubric import Criterion, Ratings, Rubric
 from pipelines.dashboard.web.access import AccessRules
 from pipelines.dashboard.web.app import Site, create_app
-from pipelines.dashboard.workspaces.read import read_workspace
 from pipelines.dashboard.workspaces.stores import Places, Stores
 from tests.pipelines.dashboard.conftest import RUBRIC
-from tests.recsys.content.openai_server import Reply, chat_reply, openai_server
 
 
 @pytest.fixture
@@ -77,8 +68,8 @@ def test_people_rate_the_same_lists_and_continue_where_they_stopped(workspace, r
         assert rate(client, "Bob", by_length) == [*first, *others]
         page = client.get("/api/page/rate").json()
     rows = block(page, "table")["rows"]
-    assert [row[:2] for row in rows] == [["fits", "people"], ["varied", "people"]]
-    assert [(row[3], row[4]) for row in rows] == [(4, 1.0), (4, 1.0)]
+    assert [row[0] for row in rows] == ["fits", "varied"]
+    assert [(row[2], row[3]) for row in rows] == [(4, 1.0), (4, 1.0)]
     name = next(one for one in page["controls"] if one["name"] == "rater")
     assert [one["value"] for one in name["options"]] == ["Ann", "Bob"]
 
@@ -92,7 +83,7 @@ def test_two_raters_at_once_lose_no_answer(workspace, rubric):
         for thread in threads:
             thread.join()
     _, ratings = read_rubric(rubric)
-    assert sorted(ratings.by_rater) == [f"person {name}" for name in names]
+    assert sorted(ratings.by_rater) == names
     for lists in ratings.by_rater.values():
         assert [len(answers) for answers in lists.values()] == [2] * 4
 
@@ -116,104 +107,71 @@ def test_what_cannot_be_is_refused_in_words_and_keeps_nothing(workspace, rubric)
         reply = client.post("/api/save/rate", params=given, json={}, headers=elsewhere)
         assert reply.status_code == 403
         assert client.post("/api/save/why", params=given, json={}).status_code == 404
-        rubric.write_text(RUBRIC.replace("weight = 3", "weigth = 3"))
+        rubric.write_text(RUBRIC.replace("num_lists", "num_list"))
         reply = client.get("/api/page/rate")
-        assert (reply.status_code, "weigth" in reply.json()["error"]) == (400, True), reply.text
+        assert (reply.status_code, "num_list" in reply.json()["error"]) == (400, True), reply.text
         rubric.unlink()
         assert client.get("/api/page/rate").status_code == 400
     with dashboard(workspace, rubric, host="0.0.0.0", public=True) as client:
         assert client.post("/api/save/rate", params=given, json={}).status_code == 403
-    assert not list(rubric.parent.glob("*.answers/*"))
+    assert not list(rubric.parent.glob("*.answers.jsonl"))
 
 
-def compare(workspace, rubric, server, *others):
-    endpoint = {
-        "base_url": f'"{server.base_url}"',
-        "model": '"judge"',
-        "max_retries": 0,
-        "timeout_seconds": 0.5,
-    }
-    settings = [f"enrichment.endpoint.{name}={value}" for name, value in endpoint.items()]
-    settings += ['enrichment.model="endpoint"', "enrichment.token_budget=1000000"]
-    words = ["compare", str(workspace), *map(str, others), "--rubric", str(rubric)]
-    return CliRunner().invoke(app, [*words, *(part for one in settings for part in ("--set", one))])
+FITS = Criterion(name="fits", description="Most items fit.")
+VARIED = Criterion(name="varied", description="No two are the same.")
+CRITERIA = Rubric(criteria=(FITS, VARIED))
 
 
-def test_a_model_rates_the_lists_that_people_see_and_titles_tell_it_nothing(workspace, rubric):
-    """It agrees with Ann on fits, cannot tell on varied, and obeys the title of some lists."""
-    read = []
-
-    def judge(request):
-        system, user = (one["content"] for one in request["messages"])
-        assert "Most items fit what the user chose lately. true, false or null." in system
-        text = json.loads(user.split("\n")[1])
-        read.append(text)
-        if obeys(text):
-            return chat_reply('{"fits": "as the title says", "varied": true}')
-        return chat_reply(json.dumps({"fits": len(text) % 2 == 0, "varied": None}))
-
-    def obeys(text):
-        return zlib.crc32(text.encode()) % 3 == 0
-
-    with openai_server(chat=judge) as server:
-        result = compare(workspace, rubric, server)
-        assert result.exit_code == 0, result.output
-        requests = len(read)
-        # Nothing is paid for twice.
-        assert compare(workspace, rubric, server).exit_code == 0
-        assert len(read) == requests
-    words = " ".join(result.output.split())
-    assert "can stand in for people on nothing; it cannot on fits, varied" in words
-    _, ratings = read_rubric(rubric)
-    (model,) = ratings.models
-    said = {text: ratings.of(model, text) for text in dict.fromkeys(read)}
-    wanted = {text: {} if obeys(text) else {"fits": len(text) % 2 == 0} for text in said}
-    assert said == wanted
-    assert {} in wanted.values()
-    with dashboard(workspace, rubric) as client:
-        titles = rate(client, "Ann", by_length)
-        page = client.get("/api/page/rate").json()
-    assert all(any(set(one.split()) <= set(text.split()) for text in read) for one in titles)
-    assert [row[1] for row in block(page, "table")["rows"]] == ["people", model] * 2
+def test_agreement_is_that_of_a_slow_count(tmp_path):
+    """Three people err now and then, and leave lists out."""
+    rng, ratings = np.random.default_rng(0), Ratings(tmp_path / "answers.jsonl", CRITERIA)
+    for key in map(str, range(40)):
+        truth = rng.random() < 0.6
+        for rater in ("ann", "bob", "cy"):
+            if rng.random() < 0.8:
+                passes = bool(truth == (rng.random() < 0.75))
+                ratings.by_rater.setdefault(rater, {})[key] = {"fits": passes}
+    votes = []
+    for key in map(str, range(40)):
+        said = [lists[key]["fits"] for lists in ratings.by_rater.values() if key in lists]
+        pairs = list(permutations(said, 2))
+        votes += [(a, b, 1 / len(pairs)) for a, b in pairs]
+    total = sum(weight for *_, weight in votes)
+    equal = sum(weight for a, b, weight in votes if a == b) / total
+    yes = sum(weight for a, _, weight in votes if a) / total
+    chance = yes**2 + (1 - yes) ** 2
+    found = ratings.agreement("fits")
+    assert found.num_lists == round(total)
+    assert (found.share, found.kappa) == pytest.approx((equal, (equal - chance) / (1 - chance)))
+    assert ratings.agreement("varied") is None
 
 
-def test_two_runs_are_compared_by_what_a_model_says_of_their_lists(workspace, rubric, tmp_path):
-    """The other run turns every list round, and the model wants the later name first."""
-    other = shutil.copytree(workspace, tmp_path / "other", symlinks=True)
-    table = other / "evaluate" / "per_user_given_validation.parquet"
-    lists = selectors.starts_with("top_k_")
-    turned = pl.read_parquet(table).with_columns(lists.list.head(10).list.reverse())
-    table.unlink()
-    turned.write_parquet(table)
-
-    def fits(text):
-        names = re.findall(r"\d+\. ([^;]+)", text.partition("Recommended:")[2])
-        return names[0] > names[-1]
-
-    def judge(request):
-        text = json.loads(request["messages"][1]["content"].split("\n")[1])
-        return chat_reply(json.dumps({"fits": fits(text), "varied": None}))
-
-    def passed(run):
-        return np.mean([fits(one.text) for one in draw_lists(read_workspace(run), criteria)])
-
-    criteria, _ = read_rubric(rubric)
-    with openai_server(chat=judge) as server:
-        result = compare(workspace, rubric, server, other)
-    assert result.exit_code == 0, result.output
-    words = " ".join(result.output.split())
-    difference = passed(other) - passed(workspace)
-    assert difference != 0
-    assert f"other - {workspace.name}" in words
-    assert f"{difference:+.4f}" in words
-    assert "lists, adjusted by holm, 4 users" in words
+def test_answers_survive_a_cut_line_and_other_words_count_for_nothing(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    ratings, other = Ratings(path, CRITERIA), Ratings(path, CRITERIA)
+    ratings.keep("Ann", "x", "fits", True)
+    other.keep("Bob", "x", "fits", False)
+    ratings.keep("Ann", "x", "varied", True)
+    ratings.keep("Ann", "x", "fits", False)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"7\n\xff\n" + whole.splitlines()[0][:50])
+    Ratings(path, CRITERIA).keep("Ann", "y", "fits", True)
+    found = Ratings(path, CRITERIA)
+    assert found.of("Ann", "x") == {"fits": False, "varied": True}
+    assert found.of("Ann", "y") == {"fits": True}
+    assert found.of("Bob", "x") == {"fits": False}
+    reworded = Criterion(name="fits", description="All items fit.")
+    assert Ratings(path, Rubric(criteria=(reworded,))).by_rater == {}
 
 
-def test_a_model_that_hangs_or_is_not_there_is_no_answer(workspace, rubric):
-    with openai_server(chat=lambda request: time.sleep(1) or Reply(None)) as server:
-        result = compare(workspace, rubric, server)
-    assert result.exit_code == 2
-    assert "rated 0 of 4 lists" in " ".join(result.output.split())
-    assert read_rubric(rubric)[1].by_rater == {}
-    result = CliRunner().invoke(app, ["compare", str(workspace), "--rubric", str(rubric)])
-    assert "set enrichment.model" in " ".join(result.output.split())
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"criteria": ()}, "at least one table"),
+        ({"criteria": (FITS, FITS)}, "fits, fits"),
+        ({"criteria": (FITS,), "k": 21}, "k must be in"),
+    ],
+)
+def test_a_rubric_that_cannot_be_is_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        Rubric(**settings)
