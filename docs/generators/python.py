@@ -22,7 +22,7 @@ OBJECTS = {
     ],
     "Judge lists": ["recsys.evaluation.ranking", "recsys.evaluation.paired"],
     "Search vectors": ["recsys.retrieval.index.ExactIndex"],
-    "Models": ["recsys.models.two_tower.TwoTower", "recsys.models.item_to_item.ItemToItem"],
+    "Models": ["recsys.models.two_tower.TwoTower", "recsys.models.item_to_item.item_to_item_model"],
     "Train": ["recsys.training.loop.train"],
 }
 

@@ -33,8 +33,8 @@ ENCODER_OPERATIONS = 21e6
 CHARACTERS_PER_TOKEN = 4.5
 ENCODER_START = 2.0
 """Seconds to load an encoder."""
-COUNT_SECONDS = 5e-6
-"""Seconds of one event in popularity and item-to-item."""
+COUNT_SECONDS = 7e-6
+"""Seconds of one event in popularity and item-to-item, of which validation chooses the settings."""
 SEARCH_SECONDS, SEARCH_CHARACTER = 12.0, 0.1
 """Seconds to fit a search by text, and those for each character of the mean text."""
 SEARCH_ITEMS = 500

@@ -11,7 +11,7 @@ from pipelines.config.run import RunConfig
 from pipelines.inputs.tensors import retrieval_settings
 from pipelines.training.fitters import is_on, pick_settings
 from recsys.data.dataset import FitSplit
-from recsys.fitting.counted import CHOICE_USERS
+from recsys.fitting.counted import choice_users
 from recsys.fitting.queries import EvaluationQueries, ModelInputs
 from recsys.fitting.spec import Data, ModelSpec, Start, TrainingRun, device_named
 
@@ -39,7 +39,7 @@ def fit_untrained(
     judge = None
     if chosen is None:
         judge = EvaluationQueries.of(inputs, "validation", retrieval_settings(config))
-        judge = judge.sample(CHOICE_USERS, config.seed)
+        judge = judge.sample(choice_users(inputs.sizes.num_item_rows), config.seed)
     data = Data(inputs=inputs, settings=retrieval_settings(config))
     run = TrainingRun(seed=config.seed, device=device_named(config.device))
     models = {}

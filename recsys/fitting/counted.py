@@ -25,9 +25,10 @@ from recsys.models.configs import (
     NextBasketConfig,
     PopularityConfig,
     RepeatsConfig,
+    choices_of,
 )
 from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.item_to_item import ItemToItem
+from recsys.models.item_to_item import item_to_item_model
 from recsys.models.item_weights.co_occurrence import CoOccurrence, UserItems
 from recsys.models.item_weights.ease import (
     check_memory,
@@ -41,7 +42,7 @@ from recsys.models.item_weights.next_basket import Baskets, next_basket_model, r
 from recsys.models.popularity import Popularity
 from recsys.retrieval.sources import PopularSource, ScoredSource, Source, WeightsSource
 
-ConfigT = TypeVar("ConfigT", EaseWeightsConfig, RepeatsConfig)
+ConfigT = TypeVar("ConfigT", EaseWeightsConfig, ItemToItemConfig, RepeatsConfig)
 ModelT = TypeVar("ModelT", ItemWeights, ContentSimilarity)
 CPU = torch.device("cpu")
 METRIC = "ndcg@10"
@@ -49,8 +50,13 @@ MAX_EVENTS = 500
 """Latest events of a user that EASE reads."""
 CHOICE_ITEMS = 3_000
 """Items of the regressions that ``l2`` is chosen by, where there are several."""
-CHOICE_USERS = 2_000
-"""Validation users that settings are chosen by."""
+CHOICE_USERS, LEAST_USERS, CHOICE_SCORES = 2_000, 200, 40_000_000
+"""Validation users that settings are chosen by at most and at least, and scores of all of them."""
+
+
+def choice_users(num_item_rows: int) -> int:
+    """Choose how many validation users settings are chosen by; fewer where there are many items."""
+    return min(CHOICE_USERS, max(LEAST_USERS, CHOICE_SCORES // num_item_rows))
 
 
 def counted(model: Any) -> Fitted[Any] | None:
@@ -114,6 +120,24 @@ def fit_ease(
     return _best(_by_recency(model), judge, place)
 
 
+def fit_item_to_item(
+    inputs: ModelInputs,
+    config: ItemToItemConfig,
+    split: FitSplit,
+    judge: EvaluationQueries | None,
+    device: torch.device = CPU,
+) -> ItemWeights:
+    """Count which items occur near each other; the arguments are those of ``fit_ease``."""
+    sequences = inputs.sequences.positive
+    starts, ends = np.asarray(sequences.offsets[:-1]), np.asarray(sequences.visible_end(split))
+    rows, num_item_rows = np.asarray(sequences.item_rows), inputs.sizes.num_item_rows
+    counted = (
+        item_to_item_model(rows, starts, ends, num_item_rows, one)
+        for one in _each(config, "distance_power")
+    )
+    return _best((read for model in counted for read in _by_recency(model)), judge, device)
+
+
 def fit_repeats(
     inputs: ModelInputs, config: RepeatsConfig, judge: EvaluationQueries | None
 ) -> ItemWeights:
@@ -141,7 +165,7 @@ def fit_next_basket(
 
 def _each(config: ConfigT, *names: str) -> list[ConfigT]:
     """List the combinations of settings that are tuples, each as tuples of one."""
-    values = product(*(getattr(config, name) for name in names))
+    values = product(*(choices_of(getattr(config, name)) for name in names))
     ones: Iterable[dict[str, Any]] = (
         {name: (value,) for name, value in zip(names, some, strict=True)} for some in values
     )
@@ -150,7 +174,7 @@ def _each(config: ConfigT, *names: str) -> list[ConfigT]:
 
 def _by_recency(model: ItemWeights) -> Iterator[ItemWeights]:
     """Read a model's table by each power of the history's recency that its settings name."""
-    for power in model.settings["history_power"]:
+    for power in choices_of(model.settings["history_power"]):
         settings = {**model.settings, "history_power": (power,)}
         yield ItemWeights(model.table, replace(model.history, power=power), settings)
 
@@ -194,6 +218,7 @@ def _spec(name: names.ModelName, config: type, fit: Callable[..., ItemWeights | 
     )
 
 
+ITEM_TO_ITEM = _spec(names.ITEM_TO_ITEM, ItemToItemConfig, fit_item_to_item)
 EASE = _spec(names.EASE, EaseWeightsConfig, fit_ease)
 REPEATS = _spec(
     names.REPEATS,
@@ -222,18 +247,6 @@ def fit_popularity(inputs: ModelInputs, config: PopularityConfig, split: FitSpli
     return Popularity.fit(parts, inputs.sizes.num_item_rows, config)
 
 
-def fit_item_to_item(inputs: ModelInputs, config: ItemToItemConfig, split: FitSplit) -> ItemToItem:
-    """Count which items occur near each other."""
-    sequences = inputs.sequences.positive
-    return ItemToItem.fit(
-        np.asarray(sequences.item_rows),
-        np.asarray(sequences.offsets[:-1]),
-        np.asarray(sequences.visible_end(split)),
-        inputs.sizes.num_item_rows,
-        config,
-    )
-
-
 def fit_content(
     inputs: ModelInputs,
     config: ContentSimilarityConfig,
@@ -244,7 +257,7 @@ def fit_content(
     content = inputs.catalogue.content
     if not content.shape[1] or not bool((content[1:] != 0).any()):
         return None
-    each = config.columns if isinstance(config.columns, tuple) else (config.columns,)
+    each = choices_of(config.columns)
     tried = (ContentSimilarity(replace(config, columns=one), content) for one in each)
     return _best(tried, judge, device).to(CPU)
 
@@ -255,13 +268,6 @@ POPULARITY = ModelSpec(
     fit=lambda config, data, until, _: counted(fit_popularity(data.inputs, config, until)),
     load=lambda folder, _: Popularity.load(folder),
     source=popularity_source,
-)
-ITEM_TO_ITEM = ModelSpec(
-    names=names.ITEM_TO_ITEM,
-    config=ItemToItemConfig,
-    fit=lambda config, data, until, _: counted(fit_item_to_item(data.inputs, config, until)),
-    load=lambda folder, _: ItemWeights.load(folder),
-    source=weights_source,
 )
 CONTENT = ModelSpec(
     names=names.CONTENT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from recsys.data.bounds import check_bounds
 from recsys.layers.embedding.tables import Backend
@@ -52,6 +52,15 @@ def without_removed(
     return {name: value for name, value in settings.items() if name not in removed}
 
 
+Choice = TypeVar("Choice")
+
+
+def choices_of(setting: Choice | tuple[Choice, ...]) -> tuple[Choice, ...]:
+    """List the values of a setting of which validation chooses, or its only one."""
+    # As JSON a tuple is a list.
+    return tuple(setting) if isinstance(setting, (tuple, list)) else (setting,)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PopularityConfig:
     """Settings of Popularity."""
@@ -69,13 +78,16 @@ class PopularityConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ItemToItemConfig:
-    """Settings of ItemToItem; the defaults were chosen on validation of three Amazon sets."""
+    """Settings of item-to-item; the defaults were chosen on validation of three Amazon sets.
+
+    Of several powers validation chooses.
+    """
 
     num_neighbours: int = 200
     """Strongest pairs of an item that are kept."""
     window: int = 20
     """Largest distance between two events that form a pair."""
-    distance_power: float = 0.4
+    distance_power: float | tuple[float, ...] = (0.4, 1.0)
     """Two events d apart add d ** -distance_power to their pair."""
     reverse_weight: float = 0.3
     """Weight of a pair against the direction of time, relative to along it."""
@@ -83,14 +95,14 @@ class ItemToItemConfig:
     """Divides by (events of the history's item) ** source_power."""
     target_power: float = 0.15
     """Divides by (events of the recommended item) ** target_power."""
-    history_power: float = 0.85
+    history_power: float | tuple[float, ...] = (0.85, 1.5, 2.5)
     """The r-th latest event of the history counts r ** -history_power."""
     max_history: int = 50
     """Latest events of a history that count."""
 
     def __post_init__(self) -> None:
         check_bounds(self, num_neighbours=">= 1", window=">= 1", max_history=">= 1")
-        check_bounds(self, reverse_weight="[0, 1]")
+        check_bounds(self, reverse_weight="[0, 1]", distance_power=">= 0", history_power=">= 0")
 
 
 @dataclass(frozen=True, kw_only=True)

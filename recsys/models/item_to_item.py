@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from recsys.data.dataset import concatenated_ranges
-from recsys.models.configs import ItemToItemConfig
+from recsys.models.configs import ItemToItemConfig, choices_of
 from recsys.models.item_weights.model import (
     HistoryWeights,
     ItemNeighbours,
@@ -80,7 +80,7 @@ def _pair_weights(
     """
     reach = np.arange(1, config.window + 1)
     distances = np.concatenate([reach, -reach])  # [W]
-    along = reach**-config.distance_power
+    along = reach ** -choices_of(config.distance_power)[0]
     weight_of = np.concatenate([along, config.reverse_weight * along])  # [W]
 
     codes = []
@@ -121,7 +121,7 @@ def _strongest(
 def count_neighbours(
     item_rows: Rows, starts: Rows, ends: Rows, num_item_rows: int, config: ItemToItemConfig
 ) -> WeightTable:
-    """Build the neighbour table; see ItemToItem.fit for the arguments.
+    """Build the neighbour table; the arguments are those of ``item_to_item_model``.
 
     Works through the items in blocks, so memory is that of the events plus one block.
     """
@@ -168,28 +168,23 @@ def count_neighbours(
     )
 
 
-class ItemToItem(ItemWeights):
-    """Scores items by their co-occurrence with the user's latest items."""
+def item_to_item_model(
+    item_rows: Rows, starts: Rows, ends: Rows, num_item_rows: int, config: ItemToItemConfig
+) -> ItemWeights:
+    """Score items by their co-occurrence with the user's latest items.
 
-    def __init__(self, config: ItemToItemConfig, table: WeightTable) -> None:
-        """Wrap each item's neighbours, all of whose weights are > 0."""
-        history = HistoryWeights(power=config.history_power, max_events=config.max_history)
-        super().__init__(table, history, asdict(config))
-        self.config = config
+    Of settings with several values the first is taken.
 
-    @classmethod
-    def fit(
-        cls, item_rows: Rows, starts: Rows, ends: Rows, num_item_rows: int, config: ItemToItemConfig
-    ) -> ItemToItem:
-        """Count co-occurrences in the part of each user's sequence a model may see.
-
-        Args:
-            item_rows: All users' events, oldest first within a user, [E].
-            starts: Where each user's visible events begin, [U].
-            ends: Where they end (exclusive), [U].
-            num_item_rows: Item rows with row 0.
-        """
-        return cls(config, count_neighbours(item_rows, starts, ends, num_item_rows, config))
+    Args:
+        item_rows: All users' events, oldest first within a user, [E].
+        starts: Where each user's visible events begin, [U].
+        ends: Where they end (exclusive), [U].
+        num_item_rows: Item rows with row 0.
+    """
+    table = count_neighbours(item_rows, starts, ends, num_item_rows, config)
+    power = choices_of(config.history_power)[0]
+    history = HistoryWeights(power=power, max_events=config.max_history)
+    return ItemWeights(table, history, asdict(config))
 
 
 WINDOW = 20
@@ -199,7 +194,7 @@ WINDOW = 20
 def counted_neighbours(
     item_rows: Rows, starts: Rows, ends: Rows, num_item_rows: int, num_neighbours: int
 ) -> ItemNeighbours:
-    """Count which items occur near each other, either way, near ones more; as ItemToItem.fit."""
+    """Count which items occur near each other, either way, near ones more."""
     # One more than K, because an item that repeats is near itself.
     config = ItemToItemConfig(
         num_neighbours=num_neighbours + 1,

@@ -31,7 +31,7 @@ from recsys.models.configs import (
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
 from recsys.models.generative.model import GenerativeModel
-from recsys.models.item_to_item import ItemToItem
+from recsys.models.item_to_item import item_to_item_model
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.item_weights.co_occurrence import CoOccurrence, UserItems
 from recsys.models.item_weights.ease import ease_model, fit_ease, most_frequent, shared_users
@@ -111,7 +111,7 @@ def synthetic_parts(scratch: Path, size: SyntheticSize) -> BundleParts:
     parts = [(users.item_rows, users.times)]
     popularity = Popularity.fit(lambda: iter(parts), num_item_rows, PopularityConfig())
     popularity.save(scratch / "popularity")
-    neighbours = ItemToItem.fit(users.item_rows, starts, ends, num_item_rows, ItemToItemConfig())
+    neighbours = item_to_item_model(users.item_rows, starts, ends, num_item_rows, ItemToItemConfig())
     neighbours.save(scratch / "item_to_item")
     content = _content(size)
     two_tower = _two_tower(scratch, catalogue, content, size)

@@ -209,6 +209,13 @@ def test_validation_finds_that_the_latest_item_counts_most() -> None:
     assert model.settings["history_power"] == (2.0,)
     assert model.history.power == 2.0
     assert len(model.settings["l2"]) == 1
+    near = ItemToItemConfig(distance_power=(0.0, 2.0), history_power=powers)
+    counted = fit_item_to_item(inputs, near, "train", judge_of(inputs))
+    chosen = fit_item_to_item(inputs, replace(near, **counted.settings), "train", None)
+    for found in (counted, chosen):
+        assert found.settings["distance_power"] == found.settings["history_power"] == (2.0,)
+        assert found.history.power == 2.0
+    assert torch.equal(counted.table.weights, chosen.table.weights)
 
 
 def test_validation_chooses_the_columns_by_which_items_are_compared() -> None:
@@ -281,7 +288,7 @@ def test_events_that_say_no_are_counted_by_no_model() -> None:
 
     def counted(given: ModelInputs) -> list[np.ndarray]:
         fits = (
-            fit_item_to_item(given, ItemToItemConfig(), "train"),
+            fit_item_to_item(given, ItemToItemConfig(), "train", None),
             fit_ease(given, EaseWeightsConfig(), "train", None),
             fit_next_basket(given, NextBasketConfig(), "train", None),
         )

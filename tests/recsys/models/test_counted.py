@@ -17,7 +17,7 @@ from recsys.fitting.own_model import check_retriever
 from recsys.models import content_similarity, item_to_item
 from recsys.models.configs import ContentSimilarityConfig, ItemToItemConfig, PopularityConfig
 from recsys.models.content_similarity import ContentSimilarity, Whitening
-from recsys.models.item_to_item import ItemToItem
+from recsys.models.item_to_item import item_to_item_model
 from recsys.models.item_weights.ease import fit_ease
 from recsys.models.item_weights.model import Ease, ItemWeights
 from recsys.models.popularity import Popularity
@@ -44,7 +44,7 @@ def test_keeps_the_contract_of_every_retriever(
     model, load = {
         "popularity": (popularity(rows, tastes.times, 41, popular), Popularity.load),
         "item to item": (
-            ItemToItem.fit(rows, tastes.offsets[:-1], ends, 41, pairs),
+            item_to_item_model(rows, tastes.offsets[:-1], ends, 41, pairs),
             ItemWeights.load,
         ),
         "content": (ContentSimilarity(by_content, vectors), ContentSimilarity.load),
@@ -86,10 +86,10 @@ PLAIN = ItemToItemConfig(
 )
 
 
-def fit(sequences: list[list[int]], config: ItemToItemConfig, num_item_rows: int) -> ItemToItem:
+def fit(sequences: list[list[int]], config: ItemToItemConfig, num_item_rows: int) -> ItemWeights:
     offsets = np.concatenate([[0], np.cumsum([len(rows) for rows in sequences])]).astype(np.int64)
     rows = np.array([row for rows in sequences for row in rows], np.int64)
-    return ItemToItem.fit(rows, offsets[:-1], offsets[1:], num_item_rows, config)
+    return item_to_item_model(rows, offsets[:-1], offsets[1:], num_item_rows, config)
 
 
 def slow_scores(
@@ -125,7 +125,7 @@ def slow_scores(
 def test_agrees_with_the_definition_pair_by_pair(
     sequences: list[list[int]], history: list[int], pairs_per_block: int
 ) -> None:
-    config = replace(ItemToItemConfig(), window=3, max_history=4)
+    config = replace(PLAIN, window=3, max_history=4, source_power=0.3, target_power=0.15)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(item_to_item, "PAIRS_PER_BLOCK", pairs_per_block)
         scores = fit(sequences, config, 8).score(history_queries(history))[0]
@@ -135,7 +135,7 @@ def test_agrees_with_the_definition_pair_by_pair(
 
 def test_only_the_visible_part_of_a_sequence_counts() -> None:
     rows = np.array([1, 2, 3, 1, 4], np.int64)
-    model = ItemToItem.fit(rows, np.array([0, 3]), np.array([2, 4]), 5, PLAIN)
+    model = item_to_item_model(rows, np.array([0, 3]), np.array([2, 4]), 5, PLAIN)
     assert model.score(history_queries([1]))[0].nan_to_num(neginf=0).tolist() == [0, 0, 1, 0, 0]
 
 
