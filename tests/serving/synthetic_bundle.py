@@ -111,7 +111,9 @@ def synthetic_parts(scratch: Path, size: SyntheticSize) -> BundleParts:
     parts = [(users.item_rows, users.times)]
     popularity = Popularity.fit(lambda: iter(parts), num_item_rows, PopularityConfig())
     popularity.save(scratch / "popularity")
-    neighbours = item_to_item_model(users.item_rows, starts, ends, num_item_rows, ItemToItemConfig())
+    neighbours = item_to_item_model(
+        users.item_rows, starts, ends, num_item_rows, ItemToItemConfig()
+    )
     neighbours.save(scratch / "item_to_item")
     content = _content(size)
     two_tower = _two_tower(scratch, catalogue, content, size)
