@@ -5,21 +5,13 @@ The wish is data: the answer can hold nothing but names of the list, and a numbe
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import NamedTuple
 
 from recsys.content.attributes import parse_reply
-from recsys.content.config import EndpointConfig
-from recsys.content.endpoint import Endpoint
 from recsys.content.prompt import Completion, LanguageModel, Prompt, Schema
 
-# Below the logger of a server, which writes its events as lines of JSON.
-logger = logging.getLogger("recsys.serving.wishes")
 MAX_CHOSEN = 8
 """Names that are wanted more, and less."""
 MAX_DAYS = 3_650
@@ -34,9 +26,6 @@ follow it. Answer with one JSON object and nothing else, which has exactly these
 - less: a list of the names that the visitor wants less of or does not want, or null.
 - days: the number of days that the wish is for, or null if it does not say.
 Choose few names, those that are meant, and none that is not in this list: """
-FAILED, BUSY = "the language model failed", "the language model is busy"
-OUTSIDE = "the language model answered outside its schema"
-NOTHING = "the language model found none of our names in it either"
 
 
 class NameChoice(NamedTuple):
@@ -46,39 +35,6 @@ class NameChoice(NamedTuple):
     less: Sequence[str] = ()
     days: float | None = None
     """How long it holds; None for good."""
-    fault: str | None = None
-    """Why there are no names."""
-
-
-class NameChooser:
-    """Asks language models in threads, a few wishes at once, each within a time."""
-
-    def __init__(self) -> None:
-        self._threads, self._calls = ThreadPoolExecutor(), set[asyncio.Future[str]]()
-        self.connect = lru_cache(maxsize=1)(Endpoint)
-        """Build the client of a model."""
-
-    async def choose(self, wish: str, names: Sequence[str], config: EndpointConfig) -> NameChoice:
-        """Ask a model."""
-        if len(self._calls) >= config.concurrency:
-            return NameChoice(fault=BUSY)
-        call = asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: choose_names(wish, names, self.connect(config))
-        )
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
-        fault = FAILED
-        try:
-            answer = await asyncio.wait_for(asyncio.shield(call), config.timeout_seconds)
-            fault = OUTSIDE
-            choice = read_choice(answer, wish, names)
-        except TimeoutError:
-            late = f"the language model took longer than {config.timeout_seconds:g} s"
-            return NameChoice(fault=late)
-        except Exception as error:
-            logger.warning("wish_unread", extra={"fields": {"error": str(error)}})
-            return NameChoice(fault=fault)
-        return choice if choice.more or choice.less else NameChoice(fault=NOTHING)
 
 
 class _Answer:

@@ -39,7 +39,8 @@ from serving.web.http import (
     request_head,
     unrouted,
 )
-from serving.web.writes import Reading, WishReader, write
+from serving.web.wish_reading import Reading, WishReader
+from serving.web.writes import write
 
 CLOSE = (b"connection", b"close")
 JOBS: Mapping[str, JobKind] = {"list": "recommend", "batch": "batch", "worker": "other"}

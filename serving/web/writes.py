@@ -7,17 +7,12 @@ once it is durable.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
-import orjson
-
-from recsys.content.name_choice import BUSY, NameChoice, NameChooser
-from recsys.models.text_search.wishes import DAY, value_key
-from serving.configuration.file import WishModel
 from serving.online.events import Event, EventsRequest
 from serving.online.store import StoreError
-from serving.online.topics import MAX_WORDS, SaidTopic, TopicsRequest, read_topics, without_topic
+from serving.online.topics import TopicsRequest, read_topics, without_topic
 from serving.online.writer import EventWriter, WriterBusyError
 from serving.replies import (
     EventsReply,
@@ -28,49 +23,11 @@ from serving.replies import (
     TopicsReply,
 )
 from serving.routes import BY_NAME
-from serving.schemas import Degraded, Direction, ItemsRequest, TopicParameters, to_json
+from serving.schemas import Degraded, ItemsRequest, TopicParameters, to_json
 from serving.web.http import NO_STORE, Head, HttpAnswer, RefusedError, read_input
+from serving.web.wish_reading import Reading
 
 Written = TypeVar("Written")
-
-
-class Reading(NamedTuple):
-    """What a language model read in a wish that rules had left unread in part."""
-
-    wish: str
-    read: Sequence[str]
-    """Words of the topics that rules read whole; these are kept."""
-    choice: NameChoice
-
-    def join(self, rules: list[SaidTopic], now: float) -> list[SaidTopic]:
-        """Put the model's topics in place of those that rules do not read whole."""
-        more, less, days, fault = self.choice
-        if fault is not None:
-            return rules
-        kept = [one for one in rules if one.words in self.read]
-        until = next((one.until for one in rules if one not in kept and one.until), None)
-        until, known = now + days * DAY if days else until, {value_key(one.words) for one in kept}
-        ways: tuple[tuple[Direction, Sequence[str]], ...] = ("more", more), ("less", less)
-        return kept + [
-            SaidTopic(words=name, direction=way, until=until, said_as=self.wish[:MAX_WORDS])
-            for way, names in ways
-            for name in names
-            if value_key(name) not in known
-        ]
-
-
-class WishReader(NameChooser):
-    """Lets a language model read what rules leave unread of a wish."""
-
-    async def read(self, unread: bytes | None) -> Reading | None:
-        """Read what a worker says of a wish, see ``Handlers.put_topics``; None if no worker did."""
-        if unread is None:
-            return Reading("", (), NameChoice(fault=BUSY))
-        given = orjson.loads(unread)
-        if not (names := given.get("names")):
-            return None
-        choice = await self.choose(given["wish"], names, WishModel(**given["model"]))
-        return Reading(given["wish"], given["read"], choice)
 
 
 async def write(
@@ -117,7 +74,7 @@ async def _change_topics(
     if not head["shown"]:
         kept = [topic for topic in kept if topic in sent]
     cards = [TopicCard(*one.wanted, "said", one.until, said_as=one.said_as) for one in kept]
-    fault = None if reading is None else reading.choice.fault
+    fault = None if reading is None else reading.fault
     unread = None if fault is None else [Degraded("unread_wish", fault)]
     return HttpAnswer(200, to_json(TopicsReply(cards, unread)), {"num_topics": len(cards)})
 

@@ -23,7 +23,7 @@ from recsys.content.prompt import Completion, Prompt
 from recsys.models.text_search.wishes import find_values
 from serving.online.topics import said_topics
 from serving.recommend import Recommender
-from serving.web.writes import Reading
+from serving.web.wish_reading import Reading
 from tests.benchmarks.harness import Row, command_line, write_results
 
 SIGNS = {"more": "+", "less": "-", "never": "-"}
@@ -61,15 +61,15 @@ def main() -> None:
     texts, names = [one["wish"] for one in wishes], sorted(items.names("any"))
 
     def right(place: int, answer: str | None) -> bool:
-        text, choice = texts[place], NameChoice(fault="no answer")
+        text, choice, fault = texts[place], NameChoice(), "no answer"
         rules = said_topics(text, 0.0)
         read = [o.words for o in rules if items.mask(o.words).any() and not items.ignored(o.words)]
         if answer is not None and not (rules and len(read) == len(rules)):
             with suppress(ValueError):
-                given = read_choice(answer, text, names)
-                choice = given if given.more or given.less else choice
+                choice = read_choice(answer, text, names)
+                fault = None if choice.more or choice.less else fault
         found = set()
-        for topic in Reading(text, read, choice).join(rules, 0.0):
+        for topic in Reading(text, read, choice, fault).join(rules, 0.0):
             keys, others = find_values(topic.words, items._values)
             if others and items._with_words(topic.words).any():
                 found.add("words of titles")
