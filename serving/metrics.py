@@ -137,7 +137,8 @@ LABELLED: Mapping[str, tuple[str, str, Sequence[str]]] = {
 """Counters by name: what they count, their label and its values."""
 TIMES: Mapping[str, tuple[str, Sequence[float], str | None, Sequence[str]]] = {
     "request": (
-        "From the first byte of a request to the last byte of its response.",
+        "From the first byte of a request to the last byte of its response; lists that a full "
+        "queue refuses at once are not timed.",
         REQUEST_BUCKETS,
         "route",
         PATHS,

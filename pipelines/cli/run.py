@@ -74,6 +74,8 @@ def run(
 
     values = {"engine": engine} if engine else {}
     given = {**values, "auto": {"budget": budget}} if budget else values
+    if name is not None and config is not None:
+        raise ValueError(f"the run is named twice, {name} and --config {config}; name one")
     sources = config_sources(name or config, preset, assignments, given)
     stages = (stage or [], until, force or [])
     with recorded(None, "run") as recording:

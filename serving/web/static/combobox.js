@@ -1,7 +1,9 @@
 // A text field with a list of suggestions (the combobox pattern of WAI-ARIA 1.2).
 
 const WAIT_MS = 60;
-const RETRY_MS = 1000; // after a request that failed, as those of a busy server do
+// After a request that failed, as those of a busy server do; doubled up to the most.
+const RETRY_MS = 1000;
+const MAX_RETRY_MS = 30000;
 
 export class Combobox {
   // options: suggest(text, signal) -> [choice]; show(choice) -> {main, side}; choose(choice);
@@ -12,6 +14,7 @@ export class Combobox {
     this.options = options;
     this.choices = [];
     this.active = -1;
+    this.retryMs = RETRY_MS;
     this.list = document.createElement("ul");
     this.list.id = `${input.id}-choices`;
     this.list.className = "choices";
@@ -54,11 +57,14 @@ export class Combobox {
     const { signal } = this.asking;
     try {
       const choices = await this.options.suggest(this.input.value, signal);
+      this.retryMs = RETRY_MS;
       if (!signal.aborted && document.activeElement === this.input) this.open(choices);
     } catch (error) {
       if (error.name === "AbortError") return;
       this.close();
-      if (document.activeElement === this.input) this.later(RETRY_MS);
+      if (document.activeElement !== this.input) return;
+      this.later(this.retryMs);
+      this.retryMs = Math.min(2 * this.retryMs, MAX_RETRY_MS);
     }
   }
 
