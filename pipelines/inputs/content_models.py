@@ -1,4 +1,4 @@
-"""The configured encoder and language model, where their files are, and where answers are kept.
+"""The configured encoder, where its files are, and the configured language model.
 
 Columns of the catalogue that are encoded with the text.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 
 from features.tables import kind_of_column
-from pipelines.config.content import ENCODERS, LANGUAGE_MODELS, ContentConfig, EnrichItemsConfig
+from pipelines.config.content import ENCODERS, ContentConfig, EnrichItemsConfig
 from pipelines.engine.artifacts import files_under, read_json
 from recsys.content.columns import ColumnEncoder, EncodedColumn
 from recsys.content.encoder import (
@@ -25,15 +25,9 @@ from recsys.content.encoder import (
 )
 from recsys.content.endpoint import Endpoint
 from recsys.content.endpoint_encoder import EndpointEncoder
-from recsys.content.language_model import (
-    MODEL_ENDINGS,
-    LocalLanguageModel,
-    model_digest,
-    packaged_smollm2,
-)
 from recsys.content.minilm import MiniLMEncoder
 from recsys.content.prompt import LanguageModel, item_text
-from recsys.content.transformer_encoder import TransformerEncoder
+from recsys.content.transformer_encoder import MODEL_ENDINGS, TransformerEncoder, model_digest
 
 
 def make_encoder(config: ContentConfig) -> Encoder | None:
@@ -49,7 +43,7 @@ def make_encoder(config: ContentConfig) -> Encoder | None:
     if config.encoder == "endpoint":
         assert config.endpoint is not None
         return _prefixed(EndpointEncoder(config.endpoint), config, {})
-    path = packaged_smollm2() if config.encoder == "smollm2" else Path(config.encoder)
+    path = Path(config.encoder)
     encoder: Encoder
     if (path / "modules.json").is_file():
         encoder = SentenceTransformerEncoder(path, name=f"{path.name}-{model_digest(path)}")
@@ -74,36 +68,24 @@ def _prefixed(encoder: Encoder, config: ContentConfig, prompts: Mapping[str, str
     return PrefixedEncoder(encoder, passage, query) if passage or query else encoder
 
 
-def make_language_model(config: EnrichItemsConfig, device: str = "auto") -> LanguageModel | None:
+def make_language_model(config: EnrichItemsConfig) -> LanguageModel | None:
     """Build the configured language model; None where enrichment is off."""
     if config.model == "none":
         return None
-    if config.model == "endpoint":
-        assert config.endpoint is not None
-        return Endpoint(config.endpoint)
-    path = packaged_smollm2() if config.model == "smollm2" else Path(config.model)
-    return LocalLanguageModel(path, batch_size=config.batch_size, device=device)
+    assert config.endpoint is not None
+    return Endpoint(config.endpoint)
 
 
 def encoder_files(config: ContentConfig) -> Mapping[str, Path]:
     """List the files of an encoder that is given by path: a change of them is a change of it."""
-    return {} if config.encoder in ENCODERS else model_files("content.encoder", config.encoder)
-
-
-def language_model_files(config: EnrichItemsConfig) -> Mapping[str, Path]:
-    """List the files of a language model that is given by path."""
-    named = config.model in LANGUAGE_MODELS
-    return {} if named else model_files("enrichment.model", config.model)
-
-
-def model_files(key: str, value: str) -> dict[str, Path]:
-    """List the weights and settings of a model."""
-    path = Path(value)
+    if config.encoder in ENCODERS:
+        return {}
+    path = Path(config.encoder)
     if not path.exists():
-        raise ValueError(f"{key}: there is no file or folder {path.absolute()}")
+        raise ValueError(f"content.encoder: there is no file or folder {path.absolute()}")
     files = [path] if path.is_file() else files_under(path)
     return {
-        f"{key}/{file.relative_to(path.parent)}": file
+        f"content.encoder/{file.relative_to(path.parent)}": file
         for file in files
         if file.suffix in MODEL_ENDINGS
     }

@@ -13,11 +13,10 @@ from typing import Any
 
 import polars as pl
 
-from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import cache_dir, read_json, to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.content_models import describe_item, language_model_files, make_language_model
+from pipelines.inputs.content_models import describe_item, make_language_model
 from recsys.content.attribute_schema import Extraction, build_extraction
 from recsys.content.attributes import Value
 from recsys.content.enrichment import enrich
@@ -35,11 +34,6 @@ ATTRIBUTE_COLUMNS: dict[str, Any] = {
     "time": pl.String,
 }
 MISSING_COLUMNS: dict[str, Any] = {"item_row": pl.Int64, "item_id": pl.String, "reason": pl.String}
-
-
-def raw_files(config: RunConfig) -> Mapping[str, Path]:
-    """List the files of a local model that is given by path."""
-    return language_model_files(config.enrichment)
 
 
 def load_enrichment(folder: Path, extraction: Extraction) -> dict[int, dict[str, Value]]:
@@ -62,7 +56,7 @@ def enrich_items(context: StageContext) -> StageRows:
     """Read attributes off every item's text, within the budget; without any, write empty tables."""
     config = context.config.enrichment
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet").sort("item_row")
-    model = make_language_model(config, context.config.device)
+    model = make_language_model(config)
     if model is None or not config.attributes:
         if model is not None:
             log.print("  enrichment.attributes names none, so none are read off the texts")

@@ -13,7 +13,6 @@ from pipelines.stages.build_semantic_ids import build_semantic_ids, is_newest
 from pipelines.stages.embed_items import embed_items
 from pipelines.stages.embed_items import raw_files as encoder_files
 from pipelines.stages.enrich_items import enrich_items
-from pipelines.stages.enrich_items import raw_files as language_model_files
 from pipelines.stages.evaluate import evaluate
 from pipelines.stages.fit_baselines import fit_baselines
 from pipelines.stages.fit_blend import fit_blend
@@ -54,7 +53,6 @@ STAGES = [
         reads=("build_features",),
         writes="attributes with their origin, items without and why",
         sections=("enrichment", "content.text_columns"),
-        raw_files=language_model_files,
     ),
     Stage(
         name="embed_items",

@@ -8,14 +8,61 @@ Axes: n texts, B batch, T tokens, D width.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from recsys.content.encoder import Vectors, batches_of_size, encodable, encoded_in_batches
-from recsys.content.language_model import load_transformer, model_digest
 
 Pooling = Literal["mean", "last"]
+MODEL_ENDINGS = {".gguf", ".json", ".model", ".safetensors", ".txt"}
+"""Endings of the files that shape a model's vectors."""
+
+
+def load_transformer(path: Path) -> tuple[Any, Any]:
+    """Load (tokenizer, model in float32) from a Hugging Face folder or a GGUF file.
+
+    Nothing is downloaded, no code of the folder runs, and weights must be safetensors or GGUF.
+    """
+    gguf = path.suffix == ".gguf"
+    if not (path if gguf else path / "config.json").is_file():
+        raise ValueError(
+            f"{path} is no model: it must be a folder with a config.json, or a .gguf file"
+        )
+    import transformers
+    from transformers.utils import logging as transformers_logging
+
+    bars: Any = transformers_logging
+    bars.disable_progress_bar()
+    library: Any = transformers
+    where: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    where |= {"gguf_file": path.name} if gguf else {}
+    folder = str(path.parent if gguf else path)
+    try:
+        tokenizer = library.AutoTokenizer.from_pretrained(folder, **where)
+        if not gguf:
+            where["use_safetensors"] = True
+        model = library.AutoModel.from_pretrained(folder, dtype="float32", **where)
+    except (OSError, ImportError, KeyError) as error:
+        raise ValueError(f"cannot load the model {path}: {str(error).splitlines()[0]}") from error
+    finally:
+        bars.enable_progress_bar()
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer, model.eval()
+
+
+def model_digest(path: Path) -> str:
+    """Hash what shapes a model's vectors: the GGUF file, or a folder's weights and settings."""
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    digest = hashlib.sha256()
+    for file in files:
+        if file.is_file() and file.suffix in MODEL_ENDINGS:
+            with file.open("rb") as content:
+                inner = hashlib.file_digest(content, "sha256").hexdigest()
+            digest.update(f"{file.relative_to(path) if path.is_dir() else ''}:{inner}\n".encode())
+    return digest.hexdigest()[:12]
 
 
 class TransformerEncoder:
@@ -37,7 +84,7 @@ class TransformerEncoder:
 
         self._torch: Any = torch
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.tokenizer, model = load_transformer(path, head=False)
+        self.tokenizer, model = load_transformer(path)
         # Behind the text, so that position and last token are those of the text alone.
         self.tokenizer.padding_side = "right"
         self._model = model.to(device)

@@ -12,7 +12,7 @@ from pipelines.config.content import ContentConfig
 from pipelines.inputs.content_models import make_encoder, read_prompts
 from recsys.content.config import EmbeddingEndpointConfig
 from recsys.content.encoder import HashEncoder, PrefixedEncoder
-from recsys.content.language_model import model_digest
+from recsys.content.transformer_encoder import model_digest
 from serving.filtering.compile import known_properties
 from serving.recommend import Recommender
 from serving.schemas import Request as ListRequest
@@ -299,7 +299,7 @@ def test_prefixes_are_those_of_the_model_unless_they_are_set(tmp_path):
         ('[content]\nencoder = "minilmm"', "is neither a name (minilm, minilm+words, hash"),
         ('[content]\nencoder = "models/gone"', "there is no file or folder"),
         ('[content]\nencoder = "endpoint"', "needs a table [content.endpoint]"),
-        ('[enrichment]\nmodel = "smollm"', "is neither a name (none, smollm2, endpoint)"),
+        ('[enrichment]\nmodel = "smollm"', "enrichment.model"),
         ('[enrichment]\nmodel = "endpoint"', "needs a table [enrichment.endpoint]"),
         ("[enrichment]\ntoken_budget = -1", "token_budget must be >= 0"),
         (

@@ -17,7 +17,6 @@ import torch
 
 from recsys.content.config import EndpointConfig
 from recsys.content.endpoint import Endpoint
-from recsys.content.language_model import LocalLanguageModel
 from recsys.content.name_choice import INSTRUCTIONS, NameChoice, read_choice, schema_of
 from recsys.content.prompt import Completion, Prompt
 from recsys.models.text_search.wishes import find_values
@@ -50,9 +49,8 @@ def known(wanted: list[str]) -> str:
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--bundles", type=Path, default=Path("runs/movielens-100k/bundles"))
-    parser.add_argument("--model", type=Path, action="append", default=[], help="GGUF file")
     parser.add_argument("--endpoint", help="OpenAI-compatible server, as base_url of [wishes]")
-    parser.add_argument("--endpoint-model", default="", help="its name for the model")
+    parser.add_argument("--model", default="", help="its name for the model")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with (Path(__file__).parent / "wishes.csv").open() as file:
@@ -92,11 +90,8 @@ def main() -> None:
 
     add("rules alone: read right", [None] * len(texts), 0.0)
     add("rules and known meanings: read right", [known(o["wanted"].split()) for o in wishes], 0.0)
-    models = [LocalLanguageModel(path, batch_size=24, device="cpu") for path in options.model]
     if options.endpoint:
-        config = EndpointConfig(base_url=options.endpoint, model=options.endpoint_model)
-        models.append(Endpoint(config))
-    for model in models:
+        model = Endpoint(EndpointConfig(base_url=options.endpoint, model=options.model))
         log, begin = Log(), time.process_time()
         prompts = [Prompt(INSTRUCTIONS + json.dumps(names), text) for text in texts]
         model.complete_json(prompts, schema_of(names), max_tokens=45, log=log)

@@ -1,6 +1,5 @@
-"""A tiny random Llama stands in where weights do not matter; see test_smollm2.py where they do."""
+"""A tiny random Llama as an encoder of texts."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,11 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from recsys.content.language_model import LocalLanguageModel, model_digest
-from recsys.content.prompt import Completion
-from recsys.content.transformer_encoder import TransformerEncoder
-from tests.recsys.content.test_attribute_schema import OWN
-from tests.recsys.content.test_endpoint import Log
+from recsys.content.transformer_encoder import TransformerEncoder, model_digest
 from tests.recsys.testing.refusals import assert_refused
 
 TEXTS = ["rose soap", "a much longer text about a clay mask for dry skin", "", "x", "\ud800 odd"]
@@ -43,9 +38,6 @@ def tiny(tmp_path_factory) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
-
-
-# ---- as an encoder
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
@@ -89,29 +81,7 @@ def test_weights_that_could_run_code_and_folders_without_a_model_are_refused(tin
     assert_refused(
         {
             r"a folder with a config\.json, or a \.gguf": lambda: TransformerEncoder(tmp_path),
-            "is no model": lambda: LocalLanguageModel(tmp_path / "gone.gguf"),
+            "is no model": lambda: TransformerEncoder(tmp_path / "gone.gguf"),
             "cannot load the model .*pickled": lambda: TransformerEncoder(pickled, device="cpu"),
         }
     )
-
-
-# ---- as a language model
-
-
-def test_a_shops_attributes_keep_their_types_and_lists_whatever_is_written(tiny):
-    log = Log()
-    model = LocalLanguageModel(tiny, batch_size=2, device="cpu")
-    prompts = [OWN.prompt(text, repair=fault) for text in TEXTS[:2] for fault in ("", "no")]
-    model.complete_json(prompts, OWN.schema, max_tokens=200, log=log)
-    assert len(log.answers) == 4
-    for index, answer in log.answers.items():
-        assert isinstance(answer, Completion)
-        document = json.loads(answer.text)
-        assert list(document) == list(OWN.schema["properties"])
-        # One of the list by constrained decoding; nothing else is possible.
-        assert document["material"] in ("Cotton", "wool", None)
-        assert document["washable"] in (True, False, None)
-        assert document["weight_kg"] is None or isinstance(document["weight_kg"], float)
-        assert set(document["seasons"]) <= {"summer", "winter"}
-        bound = model.token_bound(prompts[index], OWN.schema, 200)
-        assert answer.tokens.prompt_tokens <= bound.prompt_tokens
