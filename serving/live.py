@@ -108,7 +108,8 @@ class LiveState:
         self.keeps_lists = keeps_lists and opener is not None
         self._store: OnlineStore | None = None
         self._next_attempt = 0.0
-        self._version = 0
+        self.items_version = 0
+        """Version of the hidden items that were read last."""
         self.hidden: Rows = NO_ROWS
         """Items that no list may show."""
         self.hidden_items: list[str] | None = []
@@ -149,7 +150,7 @@ class LiveState:
             if (store := self.store()) is None:
                 return NOBODY, ()
             found = store.visitor(request.user_id, limit, before_ms)
-            if found.items_version != self._version:
+            if found.items_version != self.items_version:
                 self._read_hidden(store)
         except StoreError as error:
             return NOBODY, (self._failed(error),)
@@ -167,11 +168,6 @@ class LiveState:
         except StoreError as error:
             return [], (self._failed(error),)
 
-    @property
-    def items_version(self) -> int:
-        """Version of the hidden items that were read last."""
-        return self._version
-
     def refresh(self) -> None:
         """Read which items are hidden; as it was if the store fails."""
         self.visitor(Request(), 0)
@@ -182,7 +178,7 @@ class LiveState:
         known = {item_id: row for item_id, row in rows.items() if row is not None}
         self.hidden = np.array(list(known.values()), np.int64)
         self.hidden_items = sorted(known) if len(known) <= MAX_HIDDEN else None
-        self._version = version
+        self.items_version = version
 
     def _failed(self, error: StoreError) -> Degraded:
         """Note and count a failure; the log has the first, then every 2nd, 4th, 8th."""

@@ -94,8 +94,6 @@ class Settings(ServingOptions):
     """A body that takes longer to arrive is refused with 408."""
     drain_seconds: int = 10
     """How long the server then waits for requests that are being answered."""
-    torch_threads: int = 1
-    """Threads of one model call; requests are small, so more threads only wait for each other."""
     log_requests: bool = True
     """Whether each request is a line of the log."""
     keys: Path | None = None

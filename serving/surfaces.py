@@ -25,7 +25,6 @@ from recsys.models.names import (
     NAME,
     NEXT_BASKET,
     POPULARITY,
-    RENAMED,
     SEQUENCE,
     TWO_TOWER,
 )
@@ -60,8 +59,6 @@ Source = Annotated[str, WithJsonSchema({"examples": [*SOURCES, RULES], "type": "
 
 
 def _source(name: str) -> str:
-    if name in RENAMED:
-        raise ValueError(f"was renamed; write {RENAMED[name]!r}")
     if not re.fullmatch(NAME, name):
         raise ValueError(f"unknown source; {suggest(name, SOURCES)}")
     return name

@@ -157,9 +157,7 @@ SLOW_MODELS = tuple(one.name for one in MODELS if one.profile == "full")
 
 ADDRESS = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 NAME = r"[a-z][a-z0-9_]{0,39}"
-RENAMED = {"popular": "popularity", "content": "content_similarity"}
-"""Names of earlier versions, which their bundles and configurations have."""
-TAKEN = (*RENAMED, "search", "rules", "blend", "blend_fast", "blend_full", "ranked", "ranker")
+TAKEN = ("search", "rules", "blend", "blend_fast", "blend_full", "ranked", "ranker")
 """Names of sources, of rows and of a bundle's parts that are no model's."""
 
 

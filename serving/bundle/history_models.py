@@ -35,7 +35,6 @@ from recsys.models.item_tower import ItemCatalogue, Over
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.names import spec_at
 from recsys.models.sequence.model import SequenceModel
-from recsys.retrieval.blend.candidate_features import OF_SOURCE
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.semantic_ids.trie import Trie
 from serving.bundle.arrays import check_rows, reading
@@ -62,12 +61,6 @@ def encode_items(model: EncodesItems) -> None:
         raise ValueError("its item vectors are not finite; train and release it again")
 
 
-def current_feature(feature: str) -> str:
-    """Write a ranker's feature of an earlier version with the source's name of this one."""
-    source, _, what = feature.partition(".")
-    return f"{names.RENAMED.get(source, source)}.{what}" if what in OF_SOURCE else feature
-
-
 def check_inputs(
     path: Path, manifest: BundleManifest, content_dim: int, more: Mapping[str, object]
 ) -> None:
@@ -85,8 +78,6 @@ def check_inputs(
             expected["event_types"] = manifest.event_types[: len(types)]
         for name, value in expected.items():
             found = inputs[name]
-            if name == "candidate_dense":
-                found = [current_feature(feature) for feature in found]
             if found != value:
                 raise ValueError(
                     f"the model was trained with {name} {found}, the bundle has {value}; "

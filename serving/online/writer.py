@@ -76,7 +76,8 @@ class EventWriter:
         self.written = WriterCounts()
         self.store, self._days = store, (event_days, log_days)
         self._tasks: deque[_Task] = deque()
-        self._num_waiting = 0
+        self.num_waiting = 0
+        """Events that wait for their commit to begin."""
         self._changed = threading.Condition()
         self._closing = False
         self._ended = threading.Event()
@@ -86,11 +87,6 @@ class EventWriter:
         ]
         for thread in self._threads:
             thread.start()
-
-    @property
-    def num_waiting(self) -> int:
-        """Events that wait for their commit to begin."""
-        return self._num_waiting
 
     async def add(self, events: Sequence[Event]) -> list[bool]:
         """Store events.
@@ -102,9 +98,9 @@ class EventWriter:
             WriterBusyError: Too many wait; nothing was stored.
             StoreError: They could not be stored.
         """
-        if self._num_waiting + len(events) > MAX_WAITING_EVENTS:
+        if self.num_waiting + len(events) > MAX_WAITING_EVENTS:
             raise WriterBusyError(
-                f"{self._num_waiting} events wait to be stored, and at most {MAX_WAITING_EVENTS} "
+                f"{self.num_waiting} events wait to be stored, and at most {MAX_WAITING_EVENTS} "
                 "may; send them again later, with the same ids"
             )
         new: list[bool] = await self._submitted(events=events)
@@ -159,7 +155,7 @@ class EventWriter:
         with self._changed:
             if self._closing:
                 raise WriterBusyError("the server is ending; send it again to the next one")
-            self._num_waiting += len(task.events)
+            self.num_waiting += len(task.events)
             self._tasks.append(task)
             self._changed.notify()
         return task.done
@@ -195,7 +191,7 @@ class EventWriter:
             size += len(tasks[-1].events)
             if alone:
                 break
-        self._num_waiting -= size
+        self.num_waiting -= size
         return tasks
 
     def _write(self, tasks: list[_Task]) -> None:

@@ -37,7 +37,8 @@ def prepare() -> None:
 
 def run_worker(jobs: socket.socket, recommender: Recommender, settings: Settings) -> None:
     """Answer jobs until the front closes the socket."""
-    torch.set_num_threads(settings.torch_threads)
+    # Requests are small: more threads of one model call only wait for each other.
+    torch.set_num_threads(1)
     recommender.connect(store_opener(settings), keeps_lists=settings.log_lists)
     # Garbage of a request is freed at once; cycles are rare, and looking for them costs.
     gc.set_threshold(20_000, 20, 50)

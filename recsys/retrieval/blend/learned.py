@@ -29,7 +29,6 @@ from torch import Tensor
 from recsys.data.batch import Jagged
 from recsys.data.durable import write_durably
 from recsys.data.top_k import TopK, no_items
-from recsys.models.names import RENAMED
 from recsys.retrieval.blend.choices import (
     Choices,
     FittedWeights,
@@ -301,18 +300,16 @@ class LearnedBlend:
                 f"package {list(DEMAND)}; fit it again"
             )
         weights = tensors["weights"]
-        if about["config"].pop("history_bounds", None):
+        if weights.dim() != 3:
             raise ValueError(
-                f"the blend in {directory} has weights by the length of the history, which this "
-                "version of the package does not read; fit it again"
+                f"the blend in {directory} has weights by users' kinds, which this version of the "
+                "package does not read; fit it again"
             )
-        if weights.dim() == 4:  # earlier versions kept kinds of users, of which there was one
-            weights = weights[0]
         kept = about["config"].items()
         settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in kept}
         return cls(
             BlendConfig(**settings),
-            [RENAMED.get(name, name) for name in about["sources"]],
+            about["sources"],
             weights,
             tensors["scales"],
             about.get("loss"),

@@ -9,10 +9,8 @@ import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import ItemMask, TopK
-from recsys.models.names import RENAMED
 from recsys.models.ranker.network import RankingBatch
 from recsys.retrieval.blend.candidate_features import OneQueryFeatures
-from recsys.retrieval.blend.learned import LearnedBlend
 from serving.bundle.delta import NewItem
 from serving.bundle.load import load_bundle
 from serving.bundle.ranker import CandidateRanker
@@ -144,39 +142,6 @@ def test_a_ranker_of_other_numbers_is_refused(parts, tmp_path):
     (folder / "config.json").write_text(json.dumps(document))
     with pytest.raises(ValueError, match=r"candidate_dense .*weather"):
         write_bundle(tmp_path / "bundles", with_model(parts, "ranker", folder), version="v1")
-
-
-def test_a_bundle_with_the_source_names_of_an_earlier_version_serves_the_same(parts, tmp_path):
-    def renamed(name, folder):
-        """Save a folder's blend, and a ranker's features, under the earlier names."""
-        earlier = {new: old for old, new in RENAMED.items()}
-        folder = shutil.copytree(folder, tmp_path / name)
-        blend = LearnedBlend.load(folder)
-        blend.sources = tuple(earlier.get(source, source) for source in blend.sources)
-        blend.save(folder)
-        config = folder / "config.json"
-        if config.exists():
-            text = config.read_text()
-            for new, old in earlier.items():
-                text = text.replace(f'"{new}.', f'"{old}.')
-            assert '"popular.lead"' in text
-            config.write_text(text)
-        return folder
-
-    merging = {
-        name: renamed(name, folder)
-        for name, folder in parts.models.items()
-        if name == "ranker" or name.startswith("blend_")
-    }
-    old = replace(parts, models={**parts.models, **merging})
-    replies = [
-        Recommender(load_bundle(write_bundle(tmp_path / name, made, version="v1"))).answer(
-            Request(user_id="user-2", k=20, explain=True)
-        )
-        for name, made in (("before", old), ("now", parts))
-    ]
-    assert [reply.served_by.ranker is not None for reply in replies] == [True, True]
-    assert replies[0].items == replies[1].items
 
 
 def test_appended_items_are_ranked_and_old_ones_keep_their_scores(parts, tmp_path):

@@ -91,7 +91,6 @@ HOME_FAULTS = [
     ("not_shown_within = '0s'", "not_shown_within = '0s'"),
     ("filter = 'price <'", "filter = 'price <': character 8"),
     ("sources = {Two-Tower = 1}", "unknown source; did you mean 'two_tower'?"),
-    ("sources = {popular = 1}", "'popular': was renamed; write 'popularity'"),
     ("sources = {popularity = -1}", "sources.popularity = -1"),
     ("sources = {popularity = 0}", "needs sources with weights >= 0 and one above"),
     ("sources = {search = 1}", "no others may have it"),
