@@ -59,8 +59,8 @@ TWO_TOWER_SECONDS = 60.0
 ENCODER = "content.encoder"
 ENCODING_SHARE, OWN_ENCODING_SHARE = 0.3, 0.5
 """Share of the time left that the encoder of texts may take: the usual one, and one that is set."""
-MEANING, WORDS = 384, 1024
-"""Columns of MiniLM's vectors, and of the hashed words that follow them."""
+MEANING, WORDS = 384, 256
+"""Columns of MiniLM's vectors, and of the words that follow them."""
 HASH_SECONDS = 1e-4
 """To hash the words of a text."""
 HASHED: Table = {"content": {"encoder": "hash"}}

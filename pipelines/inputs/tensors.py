@@ -19,6 +19,7 @@ from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 
 Rows = NDArray[np.int64]
 CONTENT_FILE = "content.npy"
+WORDS_FILE = "words.safetensors"
 
 
 def read_inputs(features: Path, content: Path | None) -> ModelInputs:

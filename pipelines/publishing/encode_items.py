@@ -11,12 +11,17 @@ from numpy.typing import NDArray
 
 from pipelines.config.content import ContentConfig
 from pipelines.config.toml import validate
-from pipelines.engine.artifacts import cache_dir
-from pipelines.inputs.content_models import describe_item, make_encoder
+from pipelines.inputs.content_models import (
+    describe_item,
+    encode_texts,
+    make_encoder,
+    name_vectors,
+    read_words,
+)
 from recsys.content.columns import ColumnEncoder
-from recsys.content.embedding_cache import encode_cached
 from recsys.data.batch import Jagged, JaggedBatch
 from serving.bundle.delta import NewItem
+from serving.bundle.items import WORDS
 from serving.bundle.load import Bundle
 
 Vectors = NDArray[np.float32]
@@ -55,13 +60,15 @@ def encode_items(
     encoder = make_encoder(config)
     if encoder is None:
         return of_columns
-    if made.name and made.name != encoder.name:
+    words = read_words(config, bundle.directory / WORDS)
+    name = name_vectors(encoder, words)
+    if made.name and made.name != name:
         raise ValueError(
-            f"{directory} was encoded by {made.name}, but {made.encoder} is now {encoder.name}; "
+            f"{directory} was encoded by {made.name}, but {made.encoder} is now {name}; "
             "put the old model back or run the pipeline again"
         )
     texts = [describe_item(row, config) for row in rows]
-    return np.hstack([encode_cached(texts, encoder, cache_dir("embeddings")), of_columns])
+    return np.hstack([encode_texts(texts, encoder, words), of_columns])
 
 
 def item_vectors(bundle: Bundle, items: list[NewItem], content: Vectors) -> Vectors | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import cast, get_args
 
 import polars as pl
@@ -10,6 +11,7 @@ import polars as pl
 from pipelines.engine.artifacts import plain, read_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext
+from pipelines.inputs.tensors import WORDS_FILE
 from serving.bundle.manifest import (
     PROPERTY_NAME_PATTERN,
     ContentSource,
@@ -104,6 +106,12 @@ def take_properties(items: pl.DataFrame) -> Properties:
     for name, why in left_out.items():
         log.print(f"item column {name} cannot be filtered by: {why}", style="dim")
     return found
+
+
+def content_words(context: StageContext) -> Path | None:
+    """Locate how words were encoded; None without words."""
+    file = context.inputs["embed_items"] / WORDS_FILE
+    return file if file.exists() else None
 
 
 def content_source(context: StageContext) -> ContentSource:

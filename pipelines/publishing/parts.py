@@ -10,7 +10,7 @@ import polars as pl
 
 from pipelines.candidates.blends import TEXT_SEARCH, served_blends
 from pipelines.engine.stage import StageContext
-from pipelines.publishing.items import content_source, take_properties
+from pipelines.publishing.items import content_source, content_words, take_properties
 from pipelines.ranking.artefact import RANKER, served_ranker
 from pipelines.searching.texts import item_texts, read_described
 from pipelines.semantic_ids.store import read_version
@@ -65,6 +65,7 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
             if name in models
         },
         content=catalogue.content.numpy(),
+        words=content_words(context),
         content_source=content_source(context),
         two_tower=two_tower,
         semantic_ids=semantic_ids if read_version(semantic_ids) else None,

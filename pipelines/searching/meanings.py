@@ -12,7 +12,7 @@ import numpy as np
 
 from pipelines.engine.artifacts import cache_dir
 from recsys.content.embedding_cache import encode_cached
-from recsys.content.encoder import Encoder, HashEncoder, JoinedEncoder, PrefixedEncoder, Vectors
+from recsys.content.encoder import Encoder, HashEncoder, PrefixedEncoder, Vectors
 from recsys.content.minilm import MINILM_PACKAGE, MiniLMEncoder
 from recsys.models.text_search.meaning import Meanings
 from recsys.models.text_search.tokens import ItemText, fold
@@ -68,8 +68,6 @@ def fit_meanings(
         content: Vectors of the items, which begin with those of the encoder, [N, E].
         cache: Folder of the encoder's vectors, by default that of all content.
     """
-    if isinstance(encoder, JoinedEncoder):
-        encoder = encoder.first
     if encoder is None or isinstance(encoder, HashEncoder) or not most_words:
         return None
     prefix = ""

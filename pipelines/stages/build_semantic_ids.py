@@ -40,10 +40,11 @@ def read_content(
     made = read_json(embedded / "content.json")
     settings = config.semantic_ids
     vectors = np.load(embedded / CONTENT_FILE, allow_pickle=False)
+    reads_words = (settings.content_columns or vectors.shape[1]) > made["text_dim"]
     return Content(
         item_ids=items.sort("item_row")["item_id"].to_list(),
         vectors=torch.from_numpy(vectors[:, : settings.content_columns].copy()),
-        encoder=made["encoder"],
+        encoder=made["encoder" if reads_words else "text_encoder"],
         behaviour=None if trained is None else read_behaviour(features, embedded, trained),
     )
 

@@ -1,6 +1,6 @@
-"""Stage embed_items: text and columns of every catalogue item as a vector.
+"""Stage embed_items: text, words and columns of every catalogue item as a vector.
 
-Texts are cached by their hashes.
+Texts are cached by their hashes; ``words.safetensors`` keeps how words were encoded.
 """
 
 from __future__ import annotations
@@ -11,23 +11,26 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from pipelines.config.content import WITH_WORDS
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import cache_dir, to_json
+from pipelines.engine.artifacts import to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.content_models import (
     column_values,
     describe_item,
+    encode_texts,
     encoder_files,
     fit_columns,
     make_encoder,
+    name_vectors,
 )
-from pipelines.inputs.tensors import CONTENT_FILE
+from pipelines.inputs.tensors import CONTENT_FILE, WORDS_FILE
 from pipelines.stages.enrich_items import described_by, load_enrichment
 from recsys.content.attribute_schema import build_extraction
 from recsys.content.attributes import enriched_text
 from recsys.content.columns import ColumnEncoder
-from recsys.content.embedding_cache import encode_cached
+from recsys.content.latent_words import LatentWords
 
 
 def raw_files(config: RunConfig) -> Mapping[str, Path]:
@@ -35,11 +38,13 @@ def raw_files(config: RunConfig) -> Mapping[str, Path]:
     return encoder_files(config.content)
 
 
-def embed_items(context: StageContext, columns: ColumnEncoder | None = None) -> StageRows:
+def embed_items(
+    context: StageContext, columns: ColumnEncoder | None = None, words: LatentWords | None = None
+) -> StageRows:
     """Write [num_item_rows, D] float32; row 0 and items of which nothing is known are zeros.
 
-    An item's text gains the attributes that enrichment found for it. Its columns follow the text's
-    vector.
+    An item's text gains the attributes that enrichment found for it. Its words and columns follow
+    the text's vector; how both are encoded is fitted here, unless it is given.
     """
     config = context.config.content
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet").sort("item_row")
@@ -48,25 +53,27 @@ def embed_items(context: StageContext, columns: ColumnEncoder | None = None) -> 
     encoder = make_encoder(config)
     rows = list(items.iter_rows(named=True))
     values = [known.get(row["item_row"]) for row in rows]
-    texts = [describe_item(row, config) for row in rows]
-    vectors = np.zeros((len(texts) + 1, encoder.dim if encoder else 0), np.float32)
-    if encoder is not None:
+    pairs = zip((describe_item(row, config) for row in rows), values, strict=True)
+    texts = [enriched_text(*one, extraction.schema) for one in pairs]
 
-        def report(done: int, total: int) -> None:
-            if context.show_progress and log.is_terminal:
-                log.print(f"  {done:,} of {total:,} texts", style="dim")
+    def report(done: int, total: int) -> None:
+        if context.show_progress and log.is_terminal:
+            log.print(f"  {done:,} of {total:,} texts", style="dim")
 
-        pairs = zip(texts, values, strict=True)
-        texts = [enriched_text(*one, extraction.schema) for one in pairs]
-        vectors[1:] = encode_cached(texts, encoder, cache_dir("embeddings"), progress=report)
+    if config.encoder == WITH_WORDS:
+        words = LatentWords.fit(texts) if words is None else words
+        words.save(context.output / WORDS_FILE)
+    encoded = encode_texts(texts, encoder, words, report)
     columns = fit_columns(items, config) if columns is None else columns
     if columns.dim:
-        encoded = columns.encode(column_values(items, columns), len(texts))
-        vectors = np.hstack([vectors, np.pad(encoded, ((1, 0), (0, 0)))])
+        encoded = np.hstack([encoded, columns.encode(column_values(items, columns), len(texts))])
+    vectors = np.pad(encoded, ((1, 0), (0, 0)))
     np.save(context.output / CONTENT_FILE, vectors)
     num_texts = sum(bool(text) for text in texts)
     summary = {
-        "encoder": encoder.name if encoder else "none",
+        "encoder": name_vectors(encoder, words),
+        "text_encoder": name_vectors(encoder, None),
+        "text_dim": encoder.dim if encoder else 0,
         "dim": vectors.shape[1],
         "num_items": len(texts),
         "columns": columns.document(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import RELEASED, bundles_dir
+from pipelines.inputs.content_models import read_words
 from pipelines.publishing.released import Released, link_tree
 from pipelines.ranking.artefact import RANKER
 from pipelines.semantic_ids.store import read_item_codes
@@ -14,6 +15,7 @@ from recsys.content.columns import ColumnEncoder
 from recsys.fitting.grown import grown_generative, grown_ranker
 from recsys.fitting.queries import GIVEN
 from recsys.models.ranker.model import Ranker
+from serving.bundle.items import WORDS
 from serving.bundle.manifest import bundle_directory, read_manifest
 
 FITTED = ("fit_baselines", "train_two_tower", "train_sequence", "train_generative")
@@ -22,7 +24,8 @@ FITTED = ("fit_baselines", "train_two_tower", "train_sequence", "train_generativ
 def embed_items(context: StageContext) -> StageRows:
     """Encode the catalogue as that of the served bundle was."""
     base = Released.load(context.inputs[RELEASED])
-    served = read_manifest(bundle_directory(bundles_dir(context.config), base.version))[0].content
+    bundle = bundle_directory(bundles_dir(context.config), base.version)
+    served = read_manifest(bundle)[0].content
     columns = [] if served is None else served.columns
     weight = context.config.content.column_weight
     made = None if served is None else served.enrichment
@@ -33,7 +36,8 @@ def embed_items(context: StageContext) -> StageRows:
             f"enrichment.attributes now make prompt {extraction.version}; put them back, or run "
             "the whole pipeline"
         )
-    return embed_all_items(context, ColumnEncoder.of(columns, weight))
+    words = read_words(context.config.content, bundle / WORDS)
+    return embed_all_items(context, ColumnEncoder.of(columns, weight), words)
 
 
 def train_generative(context: StageContext) -> StageRows:

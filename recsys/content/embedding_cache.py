@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.content.encoder import Encoder, JoinedEncoder, Vectors, normalized
+from recsys.content.encoder import Encoder, Vectors, normalized
 from recsys.data.durable import write_durably
 
 logger = logging.getLogger(__name__)
@@ -44,10 +44,6 @@ def encode_cached(
     Returns:
         [n, D] float32, rows of unit length, or zeros for texts without words.
     """
-    if isinstance(encoder, JoinedEncoder):
-        # The second one is quick; the first one's vectors are shared with runs that use it alone.
-        first = encode_cached(texts, encoder.first, cache_dir, progress=progress)
-        return encoder.joined(first, texts)
     folder = folder_of(encoder, cache_dir)
     folder.mkdir(parents=True, exist_ok=True)
     keys = [text_key(encoder.name, text) for text in texts]
@@ -83,8 +79,6 @@ def encode_cached(
 
 def missing_texts(texts: Sequence[str], encoder: Encoder, cache_dir: Path) -> list[str]:
     """List the texts with words that the cache lacks, each once."""
-    if isinstance(encoder, JoinedEncoder):
-        return missing_texts(texts, encoder.first, cache_dir)
     keys = {text_key(encoder.name, text): text for text in texts if text.strip()}
     known = _read_shards(folder_of(encoder, cache_dir), encoder, wanted=set(keys))
     return [text for key, text in keys.items() if key not in known]

@@ -55,16 +55,6 @@ def code_of(term: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-def hashed(texts: Sequence[str], dim: int, terms_of: Callable[[str], Iterable[str]]) -> Vectors:
-    """Add up the signed columns of each text's terms, [n, D]."""
-    vectors = np.zeros((len(texts), dim), np.float32)
-    for row, text in enumerate(texts):
-        for term in terms_of(text):
-            code = code_of(term)
-            vectors[row, (code >> 1) % dim] += 1 if code & 1 else -1
-    return vectors
-
-
 def batches_of_size(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
     """Cut texts into batches of a size, longest first, so that the most memory is used first."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
@@ -136,29 +126,15 @@ class HashEncoder:
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Vectors:
-        vectors = self._hashed(texts)
+        vectors = np.zeros((len(texts), self.dim), np.float32)
+        for row, text in enumerate(texts):
+            words = re.findall(r"\w+", text.lower())
+            for term in [*words, *map(" ".join, pairwise(words))]:
+                code = code_of(term)
+                vectors[row, (code >> 1) % self.dim] += 1 if code & 1 else -1
         if progress is not None:
             progress(len(texts))
-        return normalized(vectors)
-
-    def _hashed(self, texts: Sequence[str]) -> Vectors:
-        def terms(text: str) -> list[str]:
-            words = re.findall(r"\w+", text.lower())
-            return words + [f"{first} {second}" for first, second in pairwise(words)]
-
-        vectors = hashed(texts, self.dim, terms)
-        return np.sign(vectors) * np.sqrt(np.abs(vectors))
-
-
-class WordEncoder(HashEncoder):
-    """Signed hashing of single words; each counts once a text."""
-
-    def __init__(self, dim: int = 1024) -> None:
-        super().__init__(dim)
-        self.name = f"words-{dim}"
-
-    def _hashed(self, texts: Sequence[str]) -> Vectors:
-        return hashed(texts, self.dim, lambda text: set(re.findall(r"\w+", text.lower())))
+        return normalized(np.sign(vectors) * np.sqrt(np.abs(vectors)))
 
 
 class SentenceTransformerEncoder:
@@ -228,29 +204,3 @@ class PrefixedEncoder:
     ) -> Vectors:
         prefixed = [f"{self.passage_prefix}{text}" if text.strip() else "" for text in texts]
         return self.encoder.encode(prefixed, progress)
-
-
-class JoinedEncoder:
-    """A sentence encoder's vectors with hashed words, the first one's columns first.
-
-    A sentence encoder loses the words that distinguish items: brands, series, sizes.
-
-    Rows are not of unit length: what reads the first encoder alone takes its first columns.
-    """
-
-    def __init__(self, first: Encoder, second: Encoder, *, weight: float = 1.0) -> None:
-        """Take the encoders."""
-        self.first, self.second, self.weight = first, second, weight
-        self.name = f"{first.name}+{weight:g}x{second.name}"
-        self.dim = first.dim + second.dim
-        self.shard_rows = min(first.shard_rows, second.shard_rows)
-
-    def encode(
-        self, texts: Sequence[str], progress: Callable[[int], None] | None = None
-    ) -> Vectors:
-        return self.joined(self.first.encode(texts, progress), texts)
-
-    def joined(self, first: Vectors, texts: Sequence[str]) -> Vectors:
-        """Join the first one's vectors of the texts with the second one's, [n, D]."""
-        second = np.float32(self.weight) * self.second.encode(texts)
-        return np.concatenate([first, second], axis=1)

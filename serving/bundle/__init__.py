@@ -7,7 +7,7 @@
         popularity/     the fallback                                  recsys/models/popularity.py
         item_to_item/, ease/
                         weights between items (may be absent)         recsys/models/item_weights
-        content/        content.npy                                   serving/bundle/items.py
+        content/        content.npy, words.safetensors                serving/bundle/items.py
         two_tower/      model, item_vectors.npy                       serving/bundle/item_index.py
         index/          items.faiss of the two-tower and its description (may be absent);
                         of many items also those of serving/bundle/item_index.py

