@@ -5,7 +5,7 @@ its occurrences, times its rarity, log(n / texts with it). Columns are the direc
 the catalogue's texts vary most, so terms of the same texts share them. New items are encoded by
 the same fit, whose file is released with the catalogue's vectors.
 
-Axes: n texts, W terms, M terms of all texts, D width.
+Axes: n texts, W terms, D width.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,36 +46,6 @@ def count_terms(text: str) -> Counter[str]:
     return Counter([*words, *map(" ".join, pairwise(words))])
 
 
-class Bags(NamedTuple):
-    """A sparse matrix, row by row."""
-
-    columns: Tensor
-    """[M]"""
-    starts: Tensor
-    """First place of each row, [n]."""
-    weights: Tensor
-    """[M]"""
-
-    def rows(self) -> Tensor:
-        """Return the row of each entry, [M]."""
-        ends = torch.cat([self.starts[1:], torch.tensor([len(self.columns)])])
-        return torch.repeat_interleave(torch.arange(len(self.starts)), ends - self.starts)
-
-    def transposed(self, num_columns: int) -> Bags:
-        """Turn columns into rows."""
-        order = self.columns.argsort(stable=True)
-        starts = torch.searchsorted(self.columns[order], torch.arange(num_columns))
-        return Bags(self.rows()[order], starts, self.weights[order])
-
-    def times(self, table: Tensor) -> Tensor:
-        """Multiply by a table with a row per column, [n, D]."""
-        if not len(self.columns):
-            return torch.zeros(len(self.starts), table.shape[1])
-        return functional.embedding_bag(
-            self.columns, table, self.starts, mode="sum", per_sample_weights=self.weights
-        )
-
-
 class LatentWords:
     """Encodes texts by the terms that a catalogue has; others say nothing."""
 
@@ -89,7 +58,7 @@ class LatentWords:
             directions: Each in the columns, [W, D]; kept to half precision.
         """
         self.terms, self.rarity, self.directions = terms, rarity, directions.half().float()
-        self._rows = {term: row for row, term in enumerate(terms)}
+        self._columns = {term: column for column, term in enumerate(terms)}
 
     @classmethod
     def fit(cls, texts: Sequence[str]) -> LatentWords:
@@ -105,7 +74,14 @@ class LatentWords:
         terms = [term for _, term in kept[:MAX_TERMS]]
         rarity = torch.tensor([number / -many for many, _ in kept[:MAX_TERMS]]).log()
         fitted = cls(terms, rarity, torch.zeros(len(terms), WIDTH))
-        directions = find_directions(fitted._weigh(counted), len(terms))
+        if not terms:
+            return fitted
+        weighed = fitted._weigh(counted)
+        # The number of threads changes the bits of dense products.
+        with one_thread(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            found = torch.svd_lowrank(weighed, min(WIDTH + SPARE, *weighed.shape), PASSES)[2]
+        directions = functional.pad(found[:, :WIDTH], (0, max(0, WIDTH - found.shape[1])))
         return cls(terms, rarity, directions)
 
     @cached_property
@@ -121,23 +97,23 @@ class LatentWords:
         vectors = np.zeros((len(texts), WIDTH), np.float32)
         for begin in range(0, len(texts), BLOCK):
             counted = [count_terms(text) for text in texts[begin : begin + BLOCK]]
-            vectors[begin : begin + BLOCK] = self._weigh(counted).times(self.directions).numpy()
+            vectors[begin : begin + BLOCK] = (self._weigh(counted) @ self.directions).numpy()
         return normalized(vectors)
 
-    def _weigh(self, counted: Sequence[Counter[str]]) -> Bags:
-        """Weigh the known terms of texts, each text to unit length."""
-        rows, starts, times = list[int](), list[int](), list[int]()
-        for one in counted:
-            starts.append(len(rows))
-            for term, many in one.items():
-                if (row := self._rows.get(term)) is not None:
-                    rows.append(row)
-                    times.append(many)
-        columns = torch.tensor(rows, dtype=torch.int64)
-        weights = (1 + torch.tensor(times, dtype=torch.float32).log()) * self.rarity[columns]
-        bags = Bags(columns, torch.tensor(starts, dtype=torch.int64), weights)
-        squares = torch.zeros(len(counted)).index_add_(0, bags.rows(), weights**2)
-        return bags._replace(weights=weights / squares.sqrt()[bags.rows()])
+    def _weigh(self, counted: Sequence[Counter[str]]) -> Tensor:
+        """Weigh the known terms of texts, sparse [n, W] of unit rows."""
+        entries = [
+            (row, self._columns[term], many)
+            for row, one in enumerate(counted)
+            for term, many in one.items()
+            if term in self._columns
+        ]
+        rows, columns, times = torch.tensor(entries, dtype=torch.int64).reshape(-1, 3).T
+        weights = (1 + times.log()) * self.rarity[columns]
+        squares = torch.zeros(len(counted)).index_add_(0, rows, weights**2)
+        weights = weights / squares[rows].sqrt()
+        places, shape = torch.stack([rows, columns]), (len(counted), len(self.terms))
+        return torch.sparse_coo_tensor(places, weights, shape, check_invariants=True).coalesce()
 
     def _tensors(self) -> dict[str, Tensor]:
         terms = bytearray("\n".join(self.terms), "utf-8", "surrogatepass")
@@ -154,18 +130,3 @@ class LatentWords:
         tensors = load_file(path)
         terms = tensors["terms"].numpy().tobytes().decode("utf-8", "surrogatepass")
         return cls(terms.split("\n") if terms else [], tensors["rarity"], tensors["directions"])
-
-
-def find_directions(weighed: Bags, num_terms: int) -> Tensor:
-    """Find the first right singular vectors of texts by terms, [W, D], the largest first."""
-    if not num_terms:
-        return torch.zeros(0, WIDTH)
-    turned, generator = weighed.transposed(num_terms), torch.Generator().manual_seed(SEED)
-    width = min(WIDTH + SPARE, num_terms, len(weighed.starts))
-    found = torch.randn(num_terms, width, generator=generator)
-    with one_thread():  # whose number changes the bits of dense products
-        for _ in range(PASSES):
-            found = torch.linalg.qr(turned.times(weighed.times(found)))[0]
-        of_texts = weighed.times(found).double()
-        axes = torch.linalg.eigh(of_texts.T @ of_texts)[1].flip(1)[:, :WIDTH]
-        return functional.pad(found @ axes.float(), (0, WIDTH - axes.shape[1]))

@@ -133,7 +133,7 @@ def shop(
         world = markov_world(num_users=80, num_items=24, events_per_user=EVENTS_PER_USER)
         path = write_world(folder, world)
         text = path.read_text().replace('events = "events.csv"', 'partitions = "events"')
-        text = text.replace("[content]\n", '[content]\ncolumns = ["price"]\n')
+        text = text.replace('encoder = "hash"', 'encoder = "minilm+words"\ncolumns = ["price"]')
         path.write_text(TOP + text + SETTINGS)
         write_days(folder / "all", world)
         (folder / "events").mkdir()
@@ -161,11 +161,11 @@ def read_sequences(shop: Shop) -> Sequences:
     return Sequences.load(shop.workspace / "update/build_features/sequences/given")
 
 
-def read_columns(shop: Shop) -> object:
+def read_fits(shop: Shop) -> object:
     content = read_manifest(shop.workspace / "bundles" / f"bundle-{shop.served}")[0].content
     assert content is not None
     assert len(content.columns) == 1
-    return content.columns
+    return content.columns, content.name
 
 
 def check_first_increment(shop: Shop, items: dict[str, np.ndarray]) -> list[int]:
@@ -219,7 +219,7 @@ def forget_two(shop: Shop, recsys: Recsys) -> list[str]:
 def test_days_are_continued_and_served_without_who_was_forgotten(
     shop: Shop, recsys: Recsys
 ) -> None:
-    first, items, columns = shop.served, shop.weights(shop.served, "two_tower"), read_columns(shop)
+    first, items, columns = shop.served, shop.weights(shop.served, "two_tower"), read_fits(shop)
     rows = [read_items(shop.workspace)]
     assert shop.released.kind == "full"
     assert "no new events" in shop.update()
@@ -244,8 +244,8 @@ def test_days_are_continued_and_served_without_who_was_forgotten(
     assert rows[1].head(rows[0].height).equals(rows[0])
     assert rows[2].head(rows[1].height).equals(rows[1])
     assert rows[1].height == rows[0].height + NEW_ITEMS
-    # New prices move no edge of the encoding that the continued weights were trained with.
-    assert read_columns(shop) == columns
+    # New items change no fit of words or columns that the continued weights were trained with.
+    assert read_fits(shop) == columns
 
 
 def test_a_corrected_day_is_trained_on_and_a_rollback_is_continued(

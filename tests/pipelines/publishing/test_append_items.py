@@ -26,8 +26,8 @@ def release(folder: Path, version: str, table: dict[str, Any] | None = None, **s
     scratch.mkdir()
     encoder = HashEncoder()
     parts = synthetic_parts(scratch, SyntheticSize(content_dim=encoder.dim))
-    about = {"text_columns": ["title"], "name": encoder.name, "table": table or {}, **source}
-    content = ContentSource(encoder="hash", **about)
+    about = {"text_columns": ["title"], "name": encoder.name, "table": table or {}}
+    content = ContentSource(**{"encoder": "hash", **about, **source})
     write_bundle(folder / "bundles", replace(parts, content_source=content), version=version)
     publish(folder / "bundles", version)
     return folder / "bundles/current"
@@ -61,7 +61,8 @@ def test_items_that_cannot_be_appended_are_refused_by_what_is_wrong(tmp_path):
         ("v3", TABLE, {}, "sku;label\nn1;Red\nn1;Blue\n", "names item_id 'n1' more than once"),
         ("v4", TABLE, {}, "sku;label\nitem-3;Red\n", "already, the first is 'item-3'"),
         ("v5", None, {"name": "old"}, "item_id,title\nn1,Red\n", "was encoded by old, but"),
-        ("v6", None, {"enrichment": described}, "item_id\nn1\n", "described by m .* run"),
+        ("v6", None, {"encoder": "minilm+words"}, "item_id\nn1\n", "an earlier version hashed the"),
+        ("v7", None, {"enrichment": described}, "item_id\nn1\n", "described by m .* run"),
     ):
         current = release(tmp_path, version, table, **source)
         path.write_text(text)
