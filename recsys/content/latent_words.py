@@ -69,8 +69,8 @@ class LatentWords:
         counted = [count_terms(text) for text in texts]
         number = sum(map(bool, counted))
         # What all texts say, such as the name of a kind, has the weight 0.
-        found = Counter(term for one in counted for term in one).items()
-        kept = sorted((-many, term) for term, many in found if MIN_TEXTS <= many < number)
+        texts_with = Counter(term for one in counted for term in one)
+        kept = sorted((-m, term) for term, m in texts_with.items() if MIN_TEXTS <= m < number)
         terms = [term for _, term in kept[:MAX_TERMS]]
         rarity = torch.tensor([number / -many for many, _ in kept[:MAX_TERMS]]).log()
         fitted = cls(terms, rarity, torch.zeros(len(terms), WIDTH))
