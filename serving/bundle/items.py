@@ -1,7 +1,6 @@
 """Content, categories, texts and popularity of a bundle's items.
 
-    content/        content.npy [N, F], F = 0 without; words.safetensors, how new items' words are
-                    encoded, if any are
+    content/        content.npy [N, F], F = 0 without; words.safetensors encodes new items' words
     popularity/     see recsys/models/popularity.py
     text_search/    what finds items by a text, see recsys/models/text_search/search.py
 
@@ -11,7 +10,6 @@ embeddings.
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,17 +30,6 @@ from serving.bundle.manifest import BundleManifest
 Vectors = NDArray[np.float32]
 CONTENT, WORDS = Path("content") / "content.npy", Path("content") / "words.safetensors"
 TEXT_SEARCH = "text_search"
-
-
-def write_content(
-    content: Vectors | None, words: Path | None, num_item_rows: int, directory: Path
-) -> None:
-    """Add the content embeddings [N, F] to a bundle, and the fit of words; None has none."""
-    (directory / CONTENT).parent.mkdir()
-    vectors = np.zeros((num_item_rows, 0), np.float32) if content is None else content
-    np.save(directory / CONTENT, np.asarray(vectors, np.float32))
-    if words is not None:
-        shutil.copyfile(words, directory / WORDS)
 
 
 def known_categories(catalogue: Catalogue, num_category_rows: int) -> Jagged:

@@ -37,10 +37,9 @@ PARTS = (*(one.name for one in MODELS), "blend_fast", "blend_full", "ranker", "t
 _TENSORS = frozenset([".json", ".safetensors"])
 FILES_ALLOWED: dict[str, frozenset[str]] = {
     **dict.fromkeys([*PARTS, "quantizer"], _TENSORS),
-    **dict.fromkeys(["catalogue", "users", "histories"], frozenset([".npy"])),
-    "properties": frozenset([".npy"]),
-    "content": frozenset([".npy", ".safetensors"]),
+    **dict.fromkeys(["catalogue", "users", "histories", "properties"], frozenset([".npy"])),
     **dict.fromkeys([TWO_TOWER.name, "semantic_ids", "text_search"], _TENSORS | {".npy"}),
+    "content": frozenset([".npy", ".safetensors"]),
     "index": frozenset([".json", ".faiss"]),
 }
 """Kinds of file by folder. A bundle has no other files, least of all a pickle."""

@@ -21,7 +21,7 @@ from serving.bundle.history_models import (
     drop_item_vectors,
 )
 from serving.bundle.item_index import TwoTowerParts, write_indexes, write_two_tower
-from serving.bundle.items import Vectors, known_categories, write_content
+from serving.bundle.items import CONTENT, WORDS, Vectors, known_categories
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import (
     VERSION_PATTERN,
@@ -91,9 +91,13 @@ def write_bundle(
         parts.catalogue.save(directory)
         parts.properties.save(directory)
         parts.users.save(directory)
-        write_content(parts.content, parts.words, parts.catalogue.num_item_rows, directory)
+        items = _items(parts)
+        (directory / CONTENT).parent.mkdir()
+        np.save(directory / CONTENT, items.content.numpy())
+        if parts.words is not None:
+            shutil.copyfile(parts.words, directory / WORDS)
         _write_models(parts, directory)
-        indexed = write_indexes(directory, _items(parts), parts.users)
+        indexed = write_indexes(directory, items, parts.users)
         if parts.semantic_ids is not None:
             copy_semantic_ids(parts.semantic_ids, directory)
         seal(
