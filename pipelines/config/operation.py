@@ -137,8 +137,8 @@ UpdatePolicy = Literal["incremental", "full", "never"]
 class UpdatesConfig:
     """Policy of ``recsys update`` on new events; ``recsys backtest`` measures each.
 
-    Passes, rate and replayed share of an increment are set in ``[backtest]`` (new_passes, new_rate,
-    replay_share), so that the measured update is the one that runs.
+    Passes and rate of an increment are set in ``[backtest]`` (new_passes, new_rate), so that the
+    measured update is the one that runs.
     """
 
     policy: UpdatePolicy = "incremental"

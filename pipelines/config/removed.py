@@ -41,7 +41,7 @@ FIXED_KEYS: Mapping[str, str] = {
     "ranker": (
         "cross_rank bias_rate dense_steps router_loss_weight router_certainty "
         "router_evenness id_init_scale task_weighting task_weights routed_by "
-        "num_shared_experts"
+        "num_shared_experts combination"
     ),
     "ranker_training": "task_share shown_share line_l2 line_queries linear",
     "adapter": "alpha centred",
@@ -103,6 +103,7 @@ REMOVED_KEYS: Mapping[str, str] = {
     "release.gate.judges": "leave it out: rubrics agreed with clicks less than held-out events do",
     "release.gate.max_size_ratio": "leave it out: the size of a bundle refuses nothing",
     "release.gate.min_judged": "leave it out: it was for judges of lists",
+    "backtest.replay_share": "leave it out: a quarter of the older events is trained on again",
     "backtest.jobs": "leave it out: fits come one after the other, each on all cores",
     "monitoring.max_examples": "leave it out: the two-sample test was removed",
     "search.dim": "leave it out: spellings are compared without a text tower",

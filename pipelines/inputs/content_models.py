@@ -1,4 +1,4 @@
-"""The configured encoder, where its files are, and the configured language model.
+"""The configured encoder, and where its files are.
 
 Columns of the catalogue that are encoded with the text.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from features.tables import kind_of_column
-from pipelines.config.content import ENCODERS, WITH_WORDS, ContentConfig, EnrichItemsConfig
+from pipelines.config.content import ENCODERS, WITH_WORDS, ContentConfig
 from pipelines.engine.artifacts import cache_dir, files_under, read_json
 from recsys.content.columns import ColumnEncoder, EncodedColumn
 from recsys.content.embedding_cache import encode_cached
@@ -24,11 +24,10 @@ from recsys.content.encoder import (
     SentenceTransformerEncoder,
     Vectors,
 )
-from recsys.content.endpoint import Endpoint
 from recsys.content.endpoint_encoder import EndpointEncoder
 from recsys.content.latent_words import LatentWords
 from recsys.content.minilm import MiniLMEncoder
-from recsys.content.prompt import LanguageModel, item_text
+from recsys.content.prompt import item_text
 from recsys.content.transformer_encoder import MODEL_ENDINGS, TransformerEncoder, model_digest
 
 
@@ -107,14 +106,6 @@ def _prefixed(encoder: Encoder, config: ContentConfig, prompts: Mapping[str, str
         passage = prompts.get("passage") or prompts.get("document") or ""
     query = prompts.get("query", "") if query is None else query
     return PrefixedEncoder(encoder, passage, query) if passage or query else encoder
-
-
-def make_language_model(config: EnrichItemsConfig) -> LanguageModel | None:
-    """Build the configured language model; None where enrichment is off."""
-    if config.model == "none":
-        return None
-    assert config.endpoint is not None
-    return Endpoint(config.endpoint)
 
 
 def encoder_files(config: ContentConfig) -> Mapping[str, Path]:

@@ -16,9 +16,10 @@ import polars as pl
 from pipelines.engine.artifacts import cache_dir, read_json, to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.content_models import describe_item, make_language_model
+from pipelines.inputs.content_models import describe_item
 from recsys.content.attribute_schema import Extraction, build_extraction
 from recsys.content.attributes import Value
+from recsys.content.endpoint import Endpoint
 from recsys.content.enrichment import enrich
 from recsys.content.enrichment_ledger import Enrichment
 from recsys.content.prompt import type_of
@@ -56,11 +57,12 @@ def enrich_items(context: StageContext) -> StageRows:
     """Read attributes off every item's text, within the budget; without any, write empty tables."""
     config = context.config.enrichment
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet").sort("item_row")
-    model = make_language_model(config)
-    if model is None or not config.attributes:
-        if model is not None:
+    if config.model == "none" or not config.attributes:
+        if config.model != "none":
             log.print("  enrichment.attributes names none, so none are read off the texts")
         return write_enrichment(context.output, items.clear(), None, {"model": "none"})
+    assert config.endpoint is not None
+    model = Endpoint(config.endpoint)
     texts = [describe_item(item, context.config.content) for item in items.iter_rows(named=True)]
 
     def report(done: int, total: int) -> None:

@@ -49,10 +49,8 @@ def new_events(context: StageContext, inputs: ModelInputs) -> NewEvents:
     owners = np.repeat(np.arange(len(since)), np.diff(offsets))
     old = np.concatenate([[0], np.cumsum(times < since[owners])])
     starts = offsets[:-1] + old[offsets[1:]] - old[offsets[:-1]]
-    if config.updates.counts_only:
-        starts = offsets[1:]
-    share = 0.0 if config.updates.counts_only else config.backtest.replay_share
-    return NewEvents(starts=starts, replay_share=share, seed=config.seed + int(since.max()))
+    new = NewEvents(starts=starts, seed=config.seed + int(since.max()))
+    return replace(new, starts=offsets[1:], replay_share=0.0) if config.updates.counts_only else new
 
 
 def read_model_inputs(context: StageContext) -> ModelInputs:

@@ -17,6 +17,7 @@ from pathlib import Path
 from recsys.content.attribute_schema import Extraction, build_extraction
 from recsys.content.attributes import parse_reply
 from recsys.content.config import EnrichmentConfig
+from recsys.content.endpoint import Endpoint
 from recsys.content.enrichment_ledger import (
     BudgetSpentError,
     Enrichment,
@@ -28,7 +29,6 @@ from recsys.content.prompt import (
     Completion,
     EndpointError,
     EndpointRefusedError,
-    LanguageModel,
     Prompt,
     Tokens,
     clean_text,
@@ -41,7 +41,7 @@ MAX_FAULT_CHARS = 400
 
 def enrich(
     texts: Sequence[str],
-    model: LanguageModel,
+    model: Endpoint,
     cache_dir: Path,
     config: EnrichmentConfig,
     progress: Callable[[int, int], None] | None = None,
@@ -89,7 +89,7 @@ class Session:
     def __init__(
         self,
         ledger: EnrichmentLedger,
-        model: LanguageModel,
+        model: Endpoint,
         config: EnrichmentConfig,
         texts: Mapping[str, str],
         progress: Callable[[int, int], None] | None,

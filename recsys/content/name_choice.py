@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from recsys.content.attributes import parse_reply
-from recsys.content.prompt import Completion, LanguageModel, Prompt, Schema
+from recsys.content.endpoint import Endpoint
+from recsys.content.prompt import Completion, Prompt, Schema
 
 MAX_CHOSEN = 8
 """Names that are wanted more, and less."""
@@ -47,7 +48,7 @@ class _Answer:
         self.answer = answer
 
 
-def choose_names(wish: str, names: Sequence[str], model: LanguageModel) -> str:
+def choose_names(wish: str, names: Sequence[str], model: Endpoint) -> str:
     """Ask a language model; the answer is unchecked, see `read_choice`."""
     prompt, log = Prompt(INSTRUCTIONS + json.dumps(names, ensure_ascii=False), wish), _Answer()
     model.complete_json([prompt], schema_of(names), max_tokens=MAX_TOKENS, log=log)

@@ -1,11 +1,10 @@
-"""Prompts, completions, and the interface of language models.
+"""Prompts and completions of language models, which recsys/content/endpoint.py asks.
 
-recsys/content/endpoint.py and recsys/content/language_model.py implement it. The caller passes a
-log, which is called before a request may cost money and again with each answer, from the thread
-that got it, so that a killed caller keeps every answer that came.
+The caller passes a log, which is called before a request may cost money and again with each
+answer, from the thread that got it, so that a killed caller keeps every answer that came.
 
 An item's text is data. It reaches an endpoint as one JSON string between marks made of its own
-hash, and a local model as one line; one prompt holds one text, so no text can speak about another.
+hash; one prompt holds one text, so no text can speak about another.
 """
 
 from __future__ import annotations
@@ -146,19 +145,3 @@ class CompletionLog(Protocol):
 
     def record(self, index: int, answer: Completion | Exception) -> None:
         """Keep the answer to prompt ``index``, or why there is none."""
-
-
-class LanguageModel(Protocol):
-    """Answers prompts with JSON."""
-
-    @property
-    def name(self) -> str:
-        """Identity of the answers; part of their cache key."""
-
-    def token_bound(self, prompt: Prompt, schema: Schema, max_tokens: int) -> Tokens:
-        """Bound the tokens of one answer."""
-
-    def complete_json(
-        self, prompts: Sequence[Prompt], schema: Schema, *, max_tokens: int, log: CompletionLog
-    ) -> None:
-        """Answer every prompt through ``log``."""

@@ -64,9 +64,6 @@ class ReplayConfig:
     """Queries of a step, drawn by the seed."""
     new_passes: float = 2.0
     """Passes of an incremental training over the windows with new events."""
-    replay_share: float = 0.25
-    """Windows of an incremental training besides the new ones: drawn from older events, as a
-    share of all older windows."""
     new_rate: float = 0.3
     """Peak learning rate of an incremental training, as a share of the schedule's."""
     continue_from: Literal["last", "full"] = "last"
@@ -80,7 +77,7 @@ class ReplayConfig:
         least = {"num_steps": ">= 1", "max_queries": ">= 1", "full_every": ">= 0"}
         above = dict.fromkeys(("step_days", "new_passes", "new_rate"), "> 0")
         check_bounds(self, "backtest.", **least, **above)
-        check_bounds(self, "backtest.", first_share="(0, 1)", replay_share="[0, 1]")
+        check_bounds(self, "backtest.", first_share="(0, 1)")
         check_choices(self, continue_from=("last", "full"))
         if not self.policies or set(self.policies) - set(POLICIES):
             raise ValueError(

@@ -66,9 +66,9 @@ class NewEvents:
 
     starts: Rows
     """Position of each user's first new event, or the end of the user's events, [U]."""
-    replay_share: float
-    """Share of the older examples that are trained on as well."""
     seed: int
+    replay_share: float = 0.25
+    """Share of the older examples that are trained on as well."""
 
     def windows(self, windows: Windows, sequences: Sequences) -> Windows:
         """Keep windows that end in new events, and some of the others."""

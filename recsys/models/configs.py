@@ -25,6 +25,7 @@ REMOVED_SETTINGS: Mapping[str, object] = {
     "temperature": 0.07,
     "num_uniform_negatives": None,
     "leave_out_history": True,
+    "combination": "sum",
     "cross_rank": 0,
     "num_shared_experts": 0,
     "routed_by": "item",

@@ -263,8 +263,7 @@ class Replay:
         files = {name: folder / name / f"{name}.safetensors" for name in TRAINED}
         by_model = {name: load_file(path) for name, path in files.items() if path.exists()}
         since, until = (self.timeline.before(self.steps[one].begin) for one in (before, number))
-        share, seed = self.config.replay_share, self.seed + number
-        new = NewEvents(starts=np.minimum(since, until), replay_share=share, seed=seed)
+        new = NewEvents(starts=np.minimum(since, until), seed=self.seed + number)
         return Weights(by_model, new)
 
 

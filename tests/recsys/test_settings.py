@@ -93,7 +93,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (ReplayConfig, {"policies": ()}, "full, incremental, never, got []"),
     (ReplayConfig, {"max_queries": 0}, "backtest.max_queries must be >= 1, got 0"),
     (ReplayConfig, {"new_passes": 0.0}, "backtest.new_passes must be > 0, got 0.0"),
-    (ReplayConfig, {"replay_share": 1.5}, "backtest.replay_share must be in [0, 1], got 1.5"),
     (PairedConfig, {"confidence": 1.0}, "confidence"),
     (PairedConfig, {"margin": -0.1}, "margin"),
     (PairedConfig, {"power": 0.0}, "power"),

@@ -259,7 +259,7 @@ i64 logits(const Network *net, const float *keys, i64 key_step, const float *off
 }
 
 typedef struct {
-    i64 num_tasks, is_sum;
+    i64 num_tasks;
     const float *slopes, *shifts, *weights; /* [tasks] */
     double furthest;                        /* logits beyond it count as it */
 } Tasks;
@@ -271,10 +271,9 @@ i64 combine(const Tasks *tasks, const float *logits, i64 n, float *out) {
         for (i64 task = 0; task < tasks->num_tasks; task++) {
             float x = bounded(logits[c * tasks->num_tasks + task], (float)tasks->furthest);
             float chance = 1 / (1 + expf(-(tasks->shifts[task] + x * tasks->slopes[task])));
-            if (!tasks->is_sum) chance = logf(chance < 1e-9f ? 1e-9f : chance);
             total += chance * tasks->weights[task];
         }
-        out[c] = tasks->is_sum ? total : expf(total);
+        out[c] = total;
     }
     return n;
 }

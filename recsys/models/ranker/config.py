@@ -76,10 +76,8 @@ class RankerConfig:
     """Scores by which experts are chosen and weighed; reads the candidate's field alone."""
     head_dim: int = 32
     """Inner width of each task's head."""
-    combination: Literal["sum", "product"] = "sum"
-    """One score of all tasks: sum of value * probability, or product of probability ** value."""
     task_values: Mapping[str, float] = field(default_factory=dict)
-    """Value of each task in the score; 1 where not named."""
+    """Value of each task in the score, the sum of value * probability; 1 where not named."""
     dropout: float = 0.0
     """Share of values that are dropped in a training step."""
     id_dropout: float = 0.05
@@ -95,7 +93,6 @@ class RankerConfig:
 
     def __post_init__(self) -> None:
         check_choices(self, trunk=get_args(Trunk), router=("sigmoid", "softmax"))
-        check_choices(self, combination=("sum", "product"))
         sizes = ("embedding_dim", "key_dim", "max_history", "hidden_dim", "head_dim", "tile_rows")
         check_bounds(self, **dict.fromkeys(sizes, ">= 1"), dropout="[0, 1)", id_dropout="[0, 1]")
         if not 1 <= self.top_k <= self.num_experts:

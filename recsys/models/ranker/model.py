@@ -389,7 +389,6 @@ class Ranker(CatalogueModel):
             (_, slopes, shifts), fitted = line, bool(self.calibrator.fitted)
             compiled = TasksOfOne(
                 num_tasks=len(slopes),
-                is_sum=self.config.combination == "sum",
                 slopes=slopes if fitted else torch.ones_like(slopes),
                 shifts=shifts if fitted else torch.zeros_like(shifts),
                 weights=self._task_values,
@@ -407,11 +406,8 @@ class Ranker(CatalogueModel):
 
     def combined(self, probabilities: Tensor) -> Tensor:
         """Combine the tasks into one score, [M, T] -> [M]."""
-        weights = self._task_values
-        if self.config.combination == "sum":
-            # No matrix product, whose bits may depend on the number of rows.
-            return (probabilities * weights).sum(1)
-        return (probabilities.clamp(min=1e-9).log() * weights).sum(1).exp()
+        # No matrix product, whose bits may depend on the number of rows.
+        return (probabilities * self._task_values).sum(1)
 
     def fit_calibration(self, logits: Tensor, labels: Tensor) -> None:
         """Fit probabilities to feedback that the model did not train on.

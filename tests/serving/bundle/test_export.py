@@ -96,7 +96,7 @@ def test_a_ranker_of_each_kind_agrees(trunk: str, tmp_path: Path) -> None:
     torch.manual_seed(2)
     names = ("blend.score", "lead")
     inputs = RankerInputs(num_item_rows=20, candidate_dense=names, base_feature=names[0])
-    config = RankerConfig(embedding_dim=8, trunk=trunk, combination="product", max_history=6)
+    config = RankerConfig(embedding_dim=8, trunk=trunk, max_history=6)
     model = Ranker(config, inputs, ItemCatalogue.empty(20))
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.3)
