@@ -128,10 +128,14 @@ class Sequences:
         Train labels leave out each user's first event, which has no history; ``all`` is every
         event but those. Validation and test labels may have an empty history.
         """
-        positions = self.without_negative(concatenated_ranges(*self._label_bounds(split)))
-        if self.targets is None or split in get_args(FitSplit):
-            return positions
-        return np.asarray(positions[self.targets[positions]])
+        positions = concatenated_ranges(*self._label_bounds(split))
+        fits = split in get_args(FitSplit)
+        return self.without_negative(positions) if fits else self.of_targets(positions)
+
+    def of_targets(self, positions: Rows) -> Rows:
+        """Keep the positions of events that may be held out."""
+        positions = self.without_negative(positions)
+        return positions if self.targets is None else np.asarray(positions[self.targets[positions]])
 
     def without_negative(self, positions: Rows) -> Rows:
         """Leave out the positions of negative events."""

@@ -7,6 +7,7 @@ evaluated.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -119,9 +120,12 @@ class Timeline:
         known[0] = False
         return known
 
-    def repeats(self) -> Flags:
-        """Mark the events of an item that the user had before, [E]."""
-        return _repeated(self.users * self.num_item_rows + self.item_rows)
+    @cached_property
+    def first_places(self) -> Rows:
+        """Position of the user's first event of the same item, [E]."""
+        pairs = self.users * self.num_item_rows + self.item_rows
+        _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
+        return np.asarray(first[inverse])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +140,7 @@ class StepQueries:
     moments: Rows
     """Unix seconds, [Q]."""
     targets: Jagged
-    """Items of the moment, each once, Q queries."""
+    """Items of the moment that lists are for, each once, Q queries."""
     candidates: Flags
     """Items that lists may hold: those with an event before the step, [N]."""
 
@@ -154,12 +158,11 @@ class StepQueries:
         starts = np.ones(len(times), bool)
         starts[1:] = (np.diff(times) != 0) | (np.diff(users) != 0)
         query_of = np.cumsum(starts) - 1  # [E]
+        wanted = timeline.events.of_targets(np.flatnonzero(inside))
         if exclude_history:
-            wanted = inside & ~timeline.repeats()
-        else:
-            wanted = inside & ~_repeated(query_of * timeline.num_item_rows + timeline.item_rows)
-        if timeline.events.negative is not None:
-            wanted &= ~timeline.events.negative
+            wanted = wanted[query_of[timeline.first_places[wanted]] == query_of[wanted]]
+        pairs = query_of[wanted] * timeline.num_item_rows + timeline.item_rows[wanted]
+        wanted = wanted[np.sort(np.unique(pairs, return_index=True)[1])]
         numbers, counts = np.unique(query_of[wanted], return_counts=True)
         history_ends = np.flatnonzero(starts)[numbers]
         found = cls(
@@ -207,11 +210,3 @@ class StepQueries:
             targets_offsets=self.targets.offsets.numpy(),
             candidates=self.candidates,
         )
-
-
-def _repeated(pairs: Rows) -> Flags:
-    """Mark the events of a pair that an earlier event has, [E]."""
-    _, first = np.unique(pairs, return_index=True)
-    repeated = np.ones(len(pairs), bool)
-    repeated[first] = False
-    return repeated
