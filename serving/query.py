@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
@@ -121,9 +121,7 @@ class Query(SourceQuery):
         """Hide items from the models; lists still leave them out as seen."""
         if len(item_rows) == 0:
             return self
-        kept = ~np.isin(self.history, item_rows)
-        history, times, types = PastEvents(self.history, self.times, self.types).take(kept)
-        return replace(self, history=history, times=times, types=types)
+        return self.where(~np.isin(self.history, item_rows))
 
 
 class RequestError(ValueError):
@@ -218,6 +216,7 @@ def hydrate(
         types=types,
         categorical=categorical,
         degraded=tuple(degraded),
+        negative_types=bundle.users.negative_types,
     ).without(without)
 
 

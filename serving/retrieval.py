@@ -189,7 +189,8 @@ class Retrieval:
             return None, None, []
         try:
             counts = self._bundle.item_counts
-            found = self._ranker.ranked(blended, query.history_tensor, query.categorical, counts, k)
+            history = query.positive.history_tensor
+            found = self._ranker.ranked(blended, history, query.categorical, counts, k)
         except LateRankerError:
             return None, None, [Degraded("late_stage", "ranker")]
         except Exception:

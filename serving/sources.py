@@ -15,7 +15,13 @@ from recsys.retrieval.model_sources import (
     similarity_source,
     two_tower_source,
 )
-from recsys.retrieval.sources import PopularSource, ScoredSource, Source, WeightsSource
+from recsys.retrieval.sources import (
+    PopularSource,
+    PositiveSource,
+    ScoredSource,
+    Source,
+    WeightsSource,
+)
 from serving.bundle.adapters import NO_ADAPTERS, Adapters
 from serving.bundle.history_models import CONTENT_SIMILARITY, ENSEMBLE, SEQUENCE
 from serving.bundle.load import Bundle
@@ -63,7 +69,13 @@ def sources_of(
         )
     if (content := _content_source(bundle, learned_content)) is not None:
         sources[names.CONTENT.name] = content
-    return sources
+    if bundle.users.negative_types is None:
+        return sources
+    reading = {one.name for one in names.MODELS if one.reads_types}
+    return {
+        name: source if name in reading else PositiveSource(source)
+        for name, source in sources.items()
+    }
 
 
 def _content_source(bundle: Bundle, learned: bool) -> Source | None:

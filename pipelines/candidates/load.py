@@ -70,7 +70,7 @@ def load_sources(context: StageContext, inputs: ModelInputs) -> dict[str, Source
         if not folder.exists():
             continue
         model, trained = spec.load(folder, data.over), bool(spec.names.training)
-        source = spec.source(model.to(device) if trained else model, data, up_to)
+        source = spec.ranks_by(model.to(device) if trained else model, data, up_to)
         on_gpu = trained and device.type == "cuda"
         sources[spec.name] = DeviceSource(source, device) if on_gpu else source
     return sources

@@ -74,7 +74,7 @@ class Blending(NamedTuple):
             for profile, blend in self.profiles.items()
         }
         if self.ranker is not None:
-            tops[RANKED] = self.ranker.reranked(lists, queries, self.item_counts)
+            tops[RANKED] = self.ranker.reranked(lists, queries.positive, self.item_counts)
         return tops
 
 

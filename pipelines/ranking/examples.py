@@ -158,7 +158,7 @@ def with_candidates(
     Args:
         positions: Of the events that the queries end before, [U].
     """
-    queries = inputs.queries(positions, max_history=HOME.max_history)
+    queries = inputs.queries(positions, max_history=HOME.max_history).positive
     parts = []
     for rows in torch.split(torch.arange(queries.batch_size), BLOCK):
         part = lists.of(rows, builder.blend.sources)

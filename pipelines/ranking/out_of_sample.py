@@ -116,7 +116,7 @@ def refitted_sources(
             model = refitted(context, ModelFitter.of(spec, config), data)
         else:
             model = baselines[spec.name]
-        found[spec.name] = spec.source(model, data, up_to)
+        found[spec.name] = spec.ranks_by(model, data, up_to)
     return {name: found[name] for name in names}
 
 

@@ -78,6 +78,12 @@ class Jagged(NamedTuple):
         weights = None if self.weights is None else self.weights[source]
         return Jagged(self.values[source], offsets, weights)
 
+    def where(self, kept: Tensor) -> Jagged:
+        """Keep some values, [M] bool; examples may become empty."""
+        before = functional.pad(kept.cumsum(0), (1, 0))
+        weights = None if self.weights is None else self.weights[kept]
+        return Jagged(self.values[kept], before[self.offsets], weights)
+
     def to(self, device: torch.device | str) -> Jagged:
         weights = None if self.weights is None else moved(self.weights, device)
         return Jagged(moved(self.values, device), moved(self.offsets, device), weights)
@@ -125,6 +131,19 @@ class JaggedBatch:
 
     def keys(self) -> list[str]:
         return list(self.features)
+
+    @property
+    def positive(self) -> JaggedBatch:
+        """The batch without negative events of histories, for models that read no types."""
+        if "history.negative" not in self:
+            return self
+        kept = self["history.negative"].values == 0
+        return JaggedBatch(
+            {
+                name: feature.where(kept) if name.startswith("history") else feature
+                for name, feature in self.features.items()
+            }
+        )
 
     def to(self, device: torch.device | str) -> JaggedBatch:
         return JaggedBatch({name: value.to(device) for name, value in self.features.items()})

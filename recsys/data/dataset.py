@@ -231,7 +231,8 @@ class Sequences:
         Returns:
             ``history`` (item rows, oldest first), ``history.times`` (unix seconds of the same
             events, where there are times), ``history.types`` (rows of their types, where there
-            are types), ``user`` (user row), ``user.<name>`` and ``context.<name>`` (one each).
+            are types), ``history.negative`` (1 for negative ones, where there are any), ``user``
+            (user row), ``user.<name>`` and ``context.<name>`` (one each).
         """
         users = self.users_of(positions)  # [B]
         starts = np.maximum(self.offsets[users], positions - max_history)  # [B]
@@ -246,8 +247,13 @@ class Sequences:
         return JaggedBatch(features)
 
     def events_at(self, places: Rows, offsets: Tensor) -> dict[str, Jagged]:
-        """Read ``history``, and its ``.times`` and ``.types`` where the data has them."""
-        columns = {"": self.item_rows, ".times": self.times, ".types": self.event_types}
+        """Read ``history``, its ``.times``, ``.types`` and ``.negative`` if the data has them."""
+        columns = {
+            "": self.item_rows,
+            ".times": self.times,
+            ".types": self.event_types,
+            ".negative": self.negative,
+        }
         return {
             f"history{name}": Jagged(
                 torch.from_numpy(np.asarray(values[places], np.int64)), offsets

@@ -198,7 +198,8 @@ def _best(
 def _quality(
     model: ItemWeights | ContentSimilarity, judge: EvaluationQueries, device: torch.device
 ) -> float:
-    source = ScoredSource(model.to(device).score)
+    score = model.to(device).score
+    source = ScoredSource(lambda queries: score(queries.positive))
     return measure(source, judge, device)[METRIC]
 
 

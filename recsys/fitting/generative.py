@@ -21,7 +21,7 @@ from recsys.models.generative.model import GenerativeInputs, GenerativeModel
 from recsys.models.item_tower import Over
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.generated import generated_source
-from recsys.retrieval.sources import Source
+from recsys.retrieval.sources import PositiveSource, Source
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.training.code_distillation import CodeTeacher, with_dropped_events
 from recsys.training.passes import TrainingConfig
@@ -50,7 +50,8 @@ def fit_generative(
     teacher: SequenceTeacher | None = None,
 ) -> Fitted[GenerativeModel]:
     """Train on every position of a split's windows; beam search on validation picks the weights."""
-    windows = training_windows(inputs.sequences, split, config.max_length)
+    sequences = inputs.sequences.positive
+    windows = training_windows(sequences, split, config.max_length)
     vectors = code_teacher = None
     if teacher is not None and config.items == "codes_vectors":
         vectors = teacher.model.eval().all_item_inputs().cpu()  # [N, F]
@@ -74,13 +75,13 @@ def fit_generative(
     order = BatchOrder(len(windows), training.batch_size, run.seed)
 
     def loss_at(step: int) -> Tensor:
-        batch = windows.batch(inputs.sequences, order.indices(step))
+        batch = windows.batch(sequences, order.indices(step))
         if teacher is not None and code_teacher is not None:
             batch = with_dropped_events(batch, teacher.config.dropped_events)
         return model.loss(batch.to(run.device), code_teacher)
 
     settings = stop_by.settings if isinstance(stop_by, EvaluationQueries) else RetrievalSettings()
-    source = generated_source(model, item_codes, settings.beam_width)
+    source = PositiveSource(generated_source(model, item_codes, settings.beam_width))
     result = fit_retriever(model, source, loss_at, len(windows), training, run, stop_by)
     return Fitted(model, result, len(windows))
 
@@ -121,5 +122,7 @@ GENERATIVE = ModelSpec(
     fit=_fit,
     load=_load,
     source=_source,
-    num_examples=lambda config, sequences, split: num_windows(sequences, split, config.max_length),
+    num_examples=lambda config, sequences, split: num_windows(
+        sequences.positive, split, config.max_length
+    ),
 )

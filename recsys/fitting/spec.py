@@ -22,7 +22,13 @@ from recsys.fitting.queries import (
 )
 from recsys.models.item_tower import OF_EVENTS, TYPES_TABLE, Over
 from recsys.models.names import ModelName
-from recsys.retrieval.sources import IndexedSource, ScoredSource, Source, VectorIndex
+from recsys.retrieval.sources import (
+    IndexedSource,
+    PositiveSource,
+    ScoredSource,
+    Source,
+    VectorIndex,
+)
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.training.loop import Evaluate, TrainResult, train
 from recsys.training.optim import adamw
@@ -272,6 +278,12 @@ class ModelSpec:
     @property
     def name(self) -> str:
         return self.names.name
+
+    def ranks_by(self, model: Any, data: Data, scored_up_to: int) -> Source:
+        """Make the source of a model, without negative events if it reads no types."""
+        source = self.source(model, data, scored_up_to)
+        all_read = self.names.reads_types or data.inputs.sequences.negative is None
+        return source if all_read else PositiveSource(source)
 
     def write(self, model: Any, folder: Path) -> None:
         """Write a trained model below a folder, from any device."""

@@ -30,6 +30,8 @@ class ModelName:
     """The model whose training makes it; empty for a model of its own."""
     is_weights: bool = False
     """True for a table of weights between items (`recsys.models.item_weights`)."""
+    reads_types: bool = False
+    """True if it reads types of events, and so negative ones; others read the rest alone."""
     repeats: bool = False
     """True if it is for lists that may hold the history."""
     label: str = ""
@@ -103,6 +105,7 @@ CONTENT = ModelName(
 TWO_TOWER = ModelName(
     name="two_tower",
     training="two_tower_training",
+    reads_types=True,
     label="two-tower",
     meaning="a query tower for the history and an item tower, scored by dot product",
     reason="fits the history",
@@ -111,6 +114,7 @@ TWO_TOWER = ModelName(
 SEQUENCE = ModelName(
     name="sequence",
     training="sequence_training",
+    reads_types=True,
     label="sequence model",
     meaning="a sequence model of the user's history",
     reason="comes next after the history",

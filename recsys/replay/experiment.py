@@ -136,7 +136,7 @@ class RecipeFitter:
         model = model.to(self.device)
         is_trained = isinstance(model, nn.Module)
         model = model.eval() if is_trained else model
-        source = spec.source(model, Data(inputs=self.inputs), sys.maxsize)
+        source = spec.ranks_by(model, Data(inputs=self.inputs), sys.maxsize)
         return FittedSource(source, model=model if is_trained else None)
 
 

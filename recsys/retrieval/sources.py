@@ -8,9 +8,9 @@ Axes: B queries of a batch, N item rows, F width of item vectors, k list length.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -81,6 +81,8 @@ class SourceQuery:
     """Row of each ``user.<name>`` and ``context.<name>``, and of the ``user`` itself."""
     item_row: int = 0
     """Item to find similar items for; it is then the whole history. 0 for none."""
+    negative_types: Rows | None = None
+    """Rows of the types of negative events; None if there are none."""
 
     @property
     def domain(self) -> str | None:
@@ -90,6 +92,19 @@ class SourceQuery:
     @property
     def has_history(self) -> bool:
         return len(self.history) > 0
+
+    def where(self, kept: NDArray[np.bool_]) -> Self:
+        """Let models read some events of the history alone, [M]."""
+        events = (None if one is None else one[kept] for one in (self.times, self.types))
+        times, types = events
+        return replace(self, history=self.history[kept], times=times, types=types)
+
+    @cached_property
+    def positive(self) -> Self:
+        """The query without negative events, for models that read no types."""
+        if self.types is None or self.negative_types is None:
+            return self
+        return self.where(~np.isin(self.types, self.negative_types))
 
     @cached_property
     def history_tensor(self) -> Tensor:
@@ -361,6 +376,25 @@ class PopularSource(Source):
 
     def step(self, query: SourceQuery) -> Step:
         return self._step
+
+
+class PositiveSource(Source):
+    """A source whose model reads no types, and so no negative events."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def item_vectors(self) -> Tensor | None:
+        return self._source.item_vectors()
+
+    def __call__(self, queries: JaggedBatch, allowed: Tensor, k: int) -> Ranking:
+        return self._source(queries.positive, allowed, k)
+
+    def one(self, query: SourceQuery, mask: ItemMask, k: int) -> OneList | None:
+        return self._source.one(query.positive, mask, k)
+
+    def step(self, query: SourceQuery) -> Step | None:
+        return self._source.step(query.positive)
 
 
 class DeviceSource(Source):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.batch import JaggedBatch
 from recsys.models.generative.config import TeachingConfig
 from recsys.models.generative.loss import Positions, TaughtCodes
 from recsys.models.sequence.model import SequenceModel, seen_before
@@ -131,9 +131,4 @@ def with_dropped_events(batch: JaggedBatch, most: float) -> JaggedBatch:
     of_sequence = history.segments()
     share = torch.rand(history.batch_size)[of_sequence] * most
     kept = torch.rand(len(of_sequence)) >= share
-    lengths = torch.zeros(history.batch_size, dtype=torch.int64)
-    lengths.index_add_(0, of_sequence, kept.long())
-    offsets = functional.pad(lengths.cumsum(0), (1, 0))
-    return JaggedBatch(
-        {name: Jagged(each.values[kept], offsets) for name, each in batch.features.items()}
-    )
+    return JaggedBatch({name: each.where(kept) for name, each in batch.features.items()})

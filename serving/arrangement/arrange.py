@@ -364,7 +364,7 @@ def _explain(
     """Explain why each item is recommended, by the source that put it there."""
     rows = np.array(item_rows, np.int64)
     seeds = {
-        name: model.strongest_seeds(rows, query.history)
+        name: model.strongest_seeds(rows, query.positive.history)
         for name, model in bundle.item_weights.items()
         if name in sources
     }

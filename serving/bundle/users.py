@@ -98,6 +98,13 @@ class Users(StoredArrays):
             slice(None) if self.negative is None else np.asarray(self.negative) == 0
         )
 
+    @cached_property
+    def negative_types(self) -> Rows | None:
+        """Rows of the types of negative events, ascending; None without any."""
+        if self.negative is None or self.types is None:
+            return None
+        return np.unique(self.types[np.asarray(self.negative) != 0])
+
     def measure_demand(self, num_item_rows: int) -> Tensor | None:
         """Measure items' demand by all counted events, [N, D]; None without times."""
         rows, times, _ = self.counted

@@ -8,11 +8,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from recsys.data.batch import JaggedBatch
+from recsys.data.dataset import Sequences
+from recsys.data.top_k import ItemMask
 from recsys.retrieval.blend.demand import item_demand
 from serving.bundle.load import load_bundle
 from serving.bundle.write import write_bundle
+from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Request
+from serving.settings import ServingOptions
+from serving.sources import sources_of
+from serving.surfaces import HOME
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 
 
@@ -58,3 +65,44 @@ def test_events_that_say_no_are_read_from_disk_and_counted_for_no_item(parts, tm
     assert torch.equal(demand, item_demand(rows, times, bundle.num_item_rows))
     # Histories keep them, so that lists leave their items out.
     assert np.array_equal(bundle.users.item_rows, users.item_rows)
+
+
+def test_models_that_read_no_types_rank_as_if_events_that_say_no_were_not_there(tmp_path) -> None:
+    size = SyntheticSize(history_models=True, event_types=("view", "hide"))
+    parts = synthetic_parts(tmp_path / "parts", size)
+    users = parts.users
+    events = Sequences(
+        users.item_rows,
+        users.offsets,
+        users.offsets[1:],
+        users.offsets[1:],
+        times=users.times,
+        event_types=users.types,
+        negative=np.asarray(users.types) == 2,
+    )
+    found = []
+    for version, own in (("v1", events), ("v2", events.positive)):
+        negative = None if own.negative is None else own.negative.astype(np.int64)
+        arrays = {"item_rows": own.item_rows, "offsets": own.offsets, "negative": negative}
+        known = replace(users, times=own.times, types=own.event_types, **arrays)
+        path = write_bundle(tmp_path / "bundles", replace(parts, users=known), version=version)
+        bundle = load_bundle(path)
+        sources = sources_of(bundle, ServingOptions(profile="full"), learned_content=True)
+        allowed = np.arange(bundle.num_item_rows) > 0
+        query = hydrate(Request(user_id="user-3"), bundle, HOME)
+        lists = {name: one.one(query, ItemMask(allowed), 9) for name, one in sources.items()}
+        found.append({name: one.item_rows.tolist() for name, one in lists.items() if one})
+        # A batch, as in evaluation, has the same lists.
+        end = own.offsets[4:5]
+        history = own.events_at(
+            np.arange(own.offsets[3], end[0]), torch.tensor([0, len(query.seen)])
+        )
+        batch = JaggedBatch({**query.features.features, **history})
+        mask = torch.from_numpy(allowed)[None]
+        for name in ("item_to_item", "ease", "content_similarity", "generative", "sequence"):
+            ranking = sources[name](batch, mask, 9)
+            assert ranking.lists.item_rows[0].tolist() == found[-1][name]
+    read, without = found
+    differ = {name for name in read if read[name] != without[name]}
+    assert differ <= {"sequence", "two_tower"}
+    assert "sequence" in differ
