@@ -117,12 +117,6 @@ class Query(SourceQuery):
     def domain(self) -> str | None:
         return self.request.context.domain
 
-    def without(self, item_rows: Rows) -> Query:
-        """Hide items from the models; lists still leave them out as seen."""
-        if len(item_rows) == 0:
-            return self
-        return self.where(~np.isin(self.history, item_rows))
-
 
 class RequestError(ValueError):
     """A request that its surface does not take."""

@@ -11,17 +11,12 @@ from recsys.retrieval.model_sources import (
     AdaptedSource,
     ContentNeighbours,
     SimilarContentSource,
+    positive_sources,
     sequence_source,
     similarity_source,
     two_tower_source,
 )
-from recsys.retrieval.sources import (
-    PopularSource,
-    PositiveSource,
-    ScoredSource,
-    Source,
-    WeightsSource,
-)
+from recsys.retrieval.sources import PopularSource, ScoredSource, Source, WeightsSource
 from serving.bundle.adapters import NO_ADAPTERS, Adapters
 from serving.bundle.history_models import CONTENT_SIMILARITY, ENSEMBLE, SEQUENCE
 from serving.bundle.load import Bundle
@@ -69,13 +64,7 @@ def sources_of(
         )
     if (content := _content_source(bundle, learned_content)) is not None:
         sources[names.CONTENT.name] = content
-    if bundle.users.negative_types is None:
-        return sources
-    reading = {one.name for one in names.MODELS if one.reads_types}
-    return {
-        name: source if name in reading else PositiveSource(source)
-        for name, source in sources.items()
-    }
+    return sources if bundle.users.negative is None else positive_sources(sources)
 
 
 def _content_source(bundle: Bundle, learned: bool) -> Source | None:

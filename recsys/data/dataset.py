@@ -279,6 +279,13 @@ def concatenated_ranges(starts: Rows, ends: Rows) -> Rows:
     return ranges
 
 
+def types_of_negative(types: Rows | None, negative: Rows | None) -> Rows | None:
+    """List the rows of the types of negative events [E], ascending; None without any."""
+    if types is None or negative is None:
+        return None
+    return np.unique(types[np.asarray(negative) != 0])
+
+
 class PastEvents(NamedTuple):
     """Some events of one user, oldest first."""
 

@@ -6,7 +6,7 @@ content embeddings, P items of a prefix, S latest items of a history.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import prod
 
@@ -22,6 +22,7 @@ from recsys.kernels.one_query.op import Step
 from recsys.models.adapted import AdaptedRetriever
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.content_similarity import OneContentHistory as OneContent
+from recsys.models.names import MODELS
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.sequence.one import OneHistory
 from recsys.models.two_tower import OneQuery, TwoTower
@@ -29,6 +30,7 @@ from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_index import FaissIndex
 from recsys.retrieval.sources import (
     IndexedSource,
+    PositiveSource,
     Ranking,
     ScoredSource,
     Source,
@@ -59,6 +61,15 @@ class AdaptedSource(Source):
 
     def step(self, query: SourceQuery) -> Step | None:
         return None if self._adapted.knows(query.domain) else self._base.step(query)
+
+
+def positive_sources(sources: Mapping[str, Source]) -> dict[str, Source]:
+    """Hide negative events from the sources, by model, that read no types."""
+    reading = {one.name for one in MODELS if one.reads_types}
+    return {
+        name: source if name in reading else PositiveSource(source)
+        for name, source in sources.items()
+    }
 
 
 def two_tower_source(model: TwoTower, index: FaissIndex) -> IndexedSource:

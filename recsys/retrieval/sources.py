@@ -99,6 +99,10 @@ class SourceQuery:
         times, types = events
         return replace(self, history=self.history[kept], times=times, types=types)
 
+    def without(self, item_rows: Rows) -> Self:
+        """Hide items from the models; lists still leave them out as seen."""
+        return self.where(~np.isin(self.history, item_rows)) if len(item_rows) else self
+
     @cached_property
     def positive(self) -> Self:
         """The query without negative events, for models that read no types."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from features.point_in_time import FEATURES
-from recsys.data.dataset import PastEvents
+from recsys.data.dataset import PastEvents, types_of_negative
 from recsys.data.string_table import StringTable
 from recsys.retrieval.blend.demand import item_demand
 from serving.bundle.arrays import StoredArrays, check_distinct, check_ragged, check_rows, load_rows
@@ -100,10 +100,8 @@ class Users(StoredArrays):
 
     @cached_property
     def negative_types(self) -> Rows | None:
-        """Rows of the types of negative events, ascending; None without any."""
-        if self.negative is None or self.types is None:
-            return None
-        return np.unique(self.types[np.asarray(self.negative) != 0])
+        """Rows of the types of negative events; None without any."""
+        return types_of_negative(self.types, self.negative)
 
     def measure_demand(self, num_item_rows: int) -> Tensor | None:
         """Measure items' demand by all counted events, [N, D]; None without times."""

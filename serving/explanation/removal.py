@@ -155,11 +155,10 @@ class _Removal:
     def _tried(self, history: Sequence[int], item_rows: Sequence[int]) -> list[int]:
         """Choose the latest items, and older ones that similar-item models weigh most."""
         latest, rows = list(history[:MAX_LATEST]), np.unique(np.array(item_rows, np.int64))
-        counted = self._made.query.positive.history
         seeds: list[int] = []
         for name, model in self._item_weights.items():
             if name in self._made.listed.candidates.lists:
-                seeds += model.strongest_seeds(rows, counted).tolist()
+                seeds += model.strongest_seeds(rows, self._made.query.positive.history).tolist()
         older = set(history) - set(latest)
         return latest + [row for row in dict.fromkeys(seeds) if row in older][:MAX_STRONGEST]
 
