@@ -188,8 +188,7 @@ def hydrate(
             # They have just happened; their types are not known.
             newest = [] if known.times is None else known.times[-1:].tolist()
             events = known.then(sent, max([moment - 1, *newest]), 0)
-        features_row = 0 if visitor.forgotten_ms is not None else user_row
-        categorical["user"] = features_row
+        categorical["user"] = features_row = 0 if visitor.forgotten_ms is not None else user_row
         people = bundle.users.features
         categorical |= {f"user.{name}": int(rows[features_row]) for name, rows in people.items()}
         found = context_rows(names, known.times, len(known.rows), len(sent), moment)
