@@ -1,24 +1,28 @@
 """Parts that a further round may add to the best bundle, in the order of their worth.
 
-Seconds come from the stages that ran on this log and this machine (``run.json`` of each artefact),
-not from the planner's constants.
+Seconds come from the stages that ran on this log and this machine (``run.json`` of each artefact,
+and the steps of its trainings), where there are any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import polars as pl
 
 from features.shown import SHOWN_FILE
 from pipelines.auto.beside import read_seconds
+from pipelines.auto.make_plan import two_tower_choices
+from pipelines.auto.plan import Costs
 from pipelines.candidates.blends import FAST, FULL
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import Table, merge, set_value
+from pipelines.config.toml import Table, set_value
 from pipelines.engine.artifacts import MANIFEST, read_json
 from pipelines.stages.list import STAGES
-from recsys.models.names import GENERATIVE, SEQUENCE
+from recsys.fitting.queries import GIVEN
+from recsys.models.names import GENERATIVE, SEQUENCE, TWO_TOWER, ModelName
 from serving.bundle.manifest import Profile
 
 ONE_ERROR = 1.0
@@ -27,10 +31,11 @@ SLACK = 1.2
 """Times its estimate that a round may take: its trainings' limits and what must be left."""
 RANKED_QUERIES = 4_000
 """Held-back events that a ranker is trained on in a round."""
-RANKED_SECONDS, RETRAINED_SECONDS = 0.012, 0.005
-"""Seconds of one of them, or of a validation query: its candidates, their features and a training;
-and of one in each further training, with experts and on impressions."""
-GENERATED_PASS, GENERATED_PASSES, GENERATED_REFIT = 3.0, 8.0, 2.0
+RANKED_SECONDS, RETRAINED_SECONDS = 0.006, 0.0025
+"""Seconds of one of them, or of a validation query, on the machine of ``Costs``: its candidates,
+their features and a training; and of one in each further training, with experts and on
+impressions."""
+GENERATED_PASS, GENERATED_PASSES, GENERATED_REFIT = 4.0, 8.0, 2.0
 """Times a pass of the sequence model that one of the generative model takes; its passes, and those
 that continue its weights on all events."""
 GENERATED_SECONDS = 0.01
@@ -40,8 +45,9 @@ DOMAIN_ITEMS, NUM_DOMAINS = 50, 3
 LEAST_SECONDS = 10.0
 """Seconds of a training, at least."""
 NO_SEQUENCE = "there is no sequence model"
-MEMBER_KINDS = ("attention", "convolution", "hstu")
-"""Kinds of blocks of further members, in order."""
+LEAST_SHARE, LEAST_REFIT, LEAST_LONGER = 0.5, 0.25, 0.75
+"""Shares of a training below which it is not tried: of any, of the retrievers that are refitted for
+the ranker, and of twice the passes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +62,23 @@ class Candidate:
     """Estimated seconds of the stages that change; others that follow take what they took."""
     profile: Profile = FAST
     """Profile whose list must become better."""
+    trained: float = 0.0
+    """Those of the seconds that a shorter training has less of."""
+    shorter: Callable[[float], Table] = lambda _: {}
+    """Choices by which this share of ``trained`` is taken at most."""
+    least: float = LEAST_SHARE
+
+    def share(self, total: float, left: float) -> float:
+        """Return the share of its training that fits; 0 if it is less than the least.
+
+        Args:
+            total: Seconds of all stages that it makes again.
+            left: Seconds that are left for them.
+        """
+        spare = left / SLACK - (total - self.trained)
+        if spare >= self.trained:
+            return 1.0
+        return 0.0 if spare < self.least * self.trained else spare / self.trained
 
 
 @dataclass(frozen=True)
@@ -65,6 +88,8 @@ class Measured:
     config: RunConfig
     user: Table
     """Keys that the configuration sets itself."""
+    costs: Costs
+    """Seconds of what did not run before."""
 
     def took(self, stage: str) -> float:
         """Return the seconds that a stage took; 0 before it ran."""
@@ -74,6 +99,15 @@ class Measured:
         """Return the number of rows that a stage read, or wrote (``out``)."""
         path = self.config.workspace / stage / MANIFEST
         return int(read_json(path)["rows"][which]) if path.exists() else 0
+
+    def refit_seconds(self, name: ModelName) -> float:
+        """Return the seconds that a model's refit took, by its steps."""
+        places = f"{name.stage}/{GIVEN}", f"refit/trainings/{name.name}"
+        paths = [self.config.workspace / place / "training.json" for place in places]
+        if not all(path.exists() for path in paths):
+            return 0.0
+        trained, refitted = (float(read_json(path)["num_steps"]) for path in paths)
+        return self.took(name.stage) * refitted / max(1.0, trained)
 
     def needed(self, one: Candidate, config: RunConfig) -> dict[str, float]:
         """Estimate the seconds of every stage that a candidate makes again, in order."""
@@ -102,12 +136,37 @@ def ranker(done: Measured) -> Candidate | str:
     if set_value(done.user, "ranker.trunk") is None:
         choices["ranker"] = {"trunk": "auto"}
     refits = ("fit_baselines", "train_two_tower", "train_sequence")
-    seconds = sum(done.took(stage) for stage in refits)
-    seconds += RANKED_SECONDS * (queries + done.rows("fit_blend"))
+    trained = sum(done.took(stage) for stage in refits)
     further = "ranker" in choices, (done.config.workspace / "build_features" / SHOWN_FILE).exists()
-    seconds += RETRAINED_SECONDS * sum(further) * queries
-    what = f"a network of crosses and experts, {queries:,} held-back events"
-    return Candidate(name="ranker", what=what, choices=choices, seconds={"train_ranker": seconds})
+    ranked = RANKED_SECONDS * (queries + done.rows("fit_blend"))
+    ranked += RETRAINED_SECONDS * sum(further) * queries
+    return Candidate(
+        name="ranker",
+        what=f"a network of crosses and experts, {queries:,} held-back events",
+        choices=choices,
+        seconds={"train_ranker": trained + done.costs.slower * ranked},
+        trained=trained,
+        shorter=lambda share: {"ranker_training": {"refit_share": round(share, 2)}},
+        least=LEAST_REFIT,
+    )
+
+
+def two_tower(done: Measured) -> Candidate | str:
+    """Add the two-tower, if the plan had no time for it."""
+    if done.config.two_tower_training.enabled:
+        return "it is trained from the beginning"
+    if set_value(done.user, f"{TWO_TOWER.training}.enabled") is False:
+        return f"{TWO_TOWER.training}.enabled = false is set"
+    model, training, choices = two_tower_choices(done.costs.shape, done.config.auto.seconds)
+    one = done.costs.two_tower(model, training) / 2
+    return Candidate(
+        name="two-tower",
+        what=f"width {model.embedding_dim}, {training.max_epochs:.0f} passes",
+        choices=choices,
+        seconds={"train_two_tower": one, "refit": done.took("refit") + one},
+        trained=2 * one,
+        shorter=lambda share: limited(TWO_TOWER, share * one),
+    )
 
 
 def kinds_of_events(done: Measured) -> Candidate | str:
@@ -124,24 +183,22 @@ def kinds_of_events(done: Measured) -> Candidate | str:
     return refitted("kinds of events", what, done, 1.0, choices)
 
 
-def further_member(done: Measured) -> Candidate | str:
-    """Add an encoder with another kind of blocks to the sequence model."""
+def further_member(done: Measured, *, name: str, kind: str) -> Candidate | str:
+    """Add an encoder of one kind of blocks to the sequence model."""
     model = done.config.sequence
     if not done.config.sequence_training.enabled:
         return NO_SEQUENCE
     if set_value(done.user, SEQUENCE.section) is not None:
         return "[sequence] is set"
     number = model.num_members
-    kinds = [model.blocks_of(place) for place in range(number)]
-    kind = next(kind for kind in MEMBER_KINDS if kind not in kinds)
     grows = (number + 1) / number
     choices = {
         "embedding_dim": round(grows * model.embedding_dim),
         "num_members": number + 1,
-        "member_blocks": [*kinds, kind],
+        "member_blocks": [*(model.blocks_of(place) for place in range(number)), kind],
     }
     what = f"{number + 1} encoders, the last of {kind} blocks"
-    return refitted("further member", what, done, grows, {SEQUENCE.section: choices})
+    return refitted(name, what, done, grows, {SEQUENCE.section: choices})
 
 
 def longer_training(done: Measured) -> Candidate | str:
@@ -154,15 +211,29 @@ def longer_training(done: Measured) -> Candidate | str:
     passes = 2 * training.max_epochs
     choices = {"max_epochs": passes, "epochs_per_evaluation": passes}
     what = f"{passes:.0f} passes of the sequence model"
-    return refitted("longer training", what, done, 2.0, {SEQUENCE.training: choices})
+    one = refitted("longer training", what, done, 2.0, {SEQUENCE.training: choices})
+    return replace(one, least=LEAST_LONGER)
 
 
 def refitted(name: str, what: str, done: Measured, grows: float, choices: Table) -> Candidate:
     """Train the sequence model in so many times the seconds that it took."""
-    seconds = {stage: grows * done.took(stage) for stage in ("train_sequence", "refit")}
-    limit = max(LEAST_SECONDS, round(SLACK * seconds["train_sequence"], 1))
-    choices = merge(choices, {SEQUENCE.training: {"max_seconds": limit}})
-    return Candidate(name=name, what=what, choices=choices, seconds=seconds)
+    trained, refit = grows * done.took("train_sequence"), done.refit_seconds(SEQUENCE)
+    again = grows * refit
+    seconds = {"train_sequence": trained, "refit": done.took("refit") - refit + again}
+    return Candidate(
+        name=name,
+        what=what,
+        choices=choices,
+        seconds=seconds,
+        # A refit from the beginning takes as many passes.
+        trained=trained + (again if done.config.sequence_training.refit_epochs is None else 0.0),
+        shorter=lambda share: limited(SEQUENCE, share * trained),
+    )
+
+
+def limited(model: ModelName, seconds: float) -> Table:
+    """Limit a model's training, whose steps are fewer if they would take longer."""
+    return {model.training: {"max_seconds": max(LEAST_SECONDS, round(SLACK * seconds, 1))}}
 
 
 def generation(done: Measured) -> Candidate | str:
@@ -196,14 +267,21 @@ def generation(done: Measured) -> Candidate | str:
             "epochs_per_evaluation": GENERATED_PASSES,
             "validation_users": 200,
             "refit_epochs": GENERATED_REFIT,
-            "max_seconds": max(LEAST_SECONDS, round(SLACK * trained, 1)),
             "batch_size": done.config.sequence_training.batch_size,
             "schedule": {"decay": "linear", "final_share": 0.02},
             "teaching": {"share": 1.0, "dropped_events": 0.4},
         },
     }
     what = f"{GENERATED_PASSES:.0f} passes over semantic IDs, for profile full"
-    return Candidate(name="generation", what=what, choices=choices, seconds=seconds, profile=FULL)
+    return Candidate(
+        name="generation",
+        what=what,
+        choices=choices,
+        seconds=seconds,
+        profile=FULL,
+        trained=trained,
+        shorter=lambda share: limited(GENERATIVE, share * trained),
+    )
 
 
 def adapters(done: Measured) -> Candidate | str:
@@ -228,10 +306,13 @@ def adapters(done: Measured) -> Candidate | str:
 
 CANDIDATES: Mapping[str, Callable[[Measured], Candidate | str]] = {
     "kinds of events": kinds_of_events,
+    "further member": partial(further_member, name="further member", kind="convolution"),
+    "two-tower": two_tower,
     "ranker": ranker,
-    "further member": further_member,
     "generation": generation,
     "adapters": adapters,
     "longer training": longer_training,
+    "hstu member": partial(further_member, name="hstu member", kind="hstu"),
+    "second seed": partial(further_member, name="second seed", kind="attention"),
 }
 """In the order in which they are tried; each returns why it does not apply."""

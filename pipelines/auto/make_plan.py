@@ -44,8 +44,11 @@ MEASURED: Table = {
     "blend": {"max_queries": BLENDED_FOR_EACH * EVALUATED_USERS},
 }
 """Choices by which later rounds are measured."""
-SAFETY = 0.7
+SAFETY = 0.85
 """Share of the time that is left which plans fill."""
+HOPE = 2.0
+"""Times the passes that an estimate has time for, which a training begins with; its limit in
+seconds takes as many of them as there is time for."""
 MIN_SHARE = 0.15
 """Share of the sequence model's passes; fewer are not worth a bundle."""
 MAX_MEMBERS = 2
@@ -219,12 +222,12 @@ class TrainedIn:
     """Share of its passes that are made."""
 
     def training(self) -> SequenceTrainingConfig:
-        """Shorten the passes, and limit the seconds in case the estimate is wrong."""
-        training = self.recipe.training
+        """Limit the seconds, and hope for more passes in them than are estimated."""
+        training, share = self.recipe.training, min(1.0, HOPE * self.share)
         return replace(
             training,
-            max_epochs=round(self.share * training.max_epochs, 2),
-            epochs_per_evaluation=round(self.share * training.epochs_per_evaluation, 2),
+            max_epochs=round(share * training.max_epochs, 2),
+            epochs_per_evaluation=round(share * training.epochs_per_evaluation, 2),
             max_seconds=round(max(10.0, LIMIT * self.share * self.trained), 1),
         )
 
@@ -251,7 +254,7 @@ def trained_in(planner: Planner, num_members: int, room: float) -> TrainedIn:
         # Trained weights that are continued are as good there.
         recipe = recipe._replace(training=replace(recipe.training, refit_epochs=REFIT_PASSES))
     one, passes = costs.sequence_pass(recipe.model), recipe.training.max_epochs
-    trained = passes * one + costs.validations(recipe.training)
+    trained = passes * shape.trained_share * one + costs.validations(recipe.training)
     whole = trained + (recipe.training.refit_epochs or passes) * one
     share = min(1.0, max(0.0, room / whole))
     return TrainedIn(recipe=recipe, trained=trained, whole=whole, pass_seconds=one, share=share)
@@ -286,17 +289,27 @@ def content_part(planner: Planner) -> tuple[PlanPart | None, Table]:
     return replace(part, what=what, seconds=HASH_SECONDS * number), HASHED
 
 
-def plan_two_tower(planner: Planner) -> None:
-    """Add the two-tower to the round of the sequence model, or make one without that."""
-    long = planner.shape.has_long_histories
+def two_tower_choices(
+    shape: DataShape, left: float
+) -> tuple[TwoTowerConfig, TwoTowerTrainingConfig, Table]:
+    """Choose the two-tower's settings and its training for the seconds that are left."""
+    long = shape.has_long_histories
     settings = TwoTowerConfig(embedding_dim=64, max_history=20 if long else 50)
     training = TwoTowerTrainingConfig(
         batch_size=512 if long else 256,
         max_epochs=5.0 if long else 12.0,
         patience=2 if long else 4,
-        max_seconds=round(max(TWO_TOWER_SECONDS, 0.1 * planner.left), 1),
+        max_seconds=round(max(TWO_TOWER_SECONDS, 0.1 * left), 1),
         schedule=ScheduleConfig(learning_rate=3e-3 if long else 2e-3),
     )
+    sections = names.TWO_TOWER.section, names.TWO_TOWER.training
+    choices = dict(zip(sections, (plain(settings), plain(training)), strict=True))
+    return settings, training, choices
+
+
+def plan_two_tower(planner: Planner) -> None:
+    """Add the two-tower to the round of the sequence model, or make one without that."""
+    settings, training, choices = two_tower_choices(planner.shape, planner.left)
     what = f"width {settings.embedding_dim}, {training.max_epochs:.0f} passes, an index"
     why, seconds = (
         "a further view, and vectors for FAISS",
@@ -308,7 +321,6 @@ def plan_two_tower(planner: Planner) -> None:
     if seconds + merging > planner.left / 2:
         planner.leave_out(part, merging)
         return
-    choices = {names.TWO_TOWER.section: plain(settings), names.TWO_TOWER.training: plain(training)}
     if not planner.rounds[1:]:
         last = planner.measuring(4) + planner.refit_seconds
         postponed = [known for known, _ in planner.postponed]

@@ -39,13 +39,13 @@ SEARCH_SECONDS, SEARCH_CHARACTER = 12.0, 0.1
 """Seconds to fit a search by text, and those for each character of the mean text."""
 SEARCH_ITEMS = 500
 """Items from which it takes that; fewer have as much less to learn from."""
-LABEL_SECONDS = 1.0e-4
+LABEL_SECONDS = 6e-5
 """Seconds of one label in the two-tower, for short histories."""
 SOFTMAX_SHARE = 0.5
 """Share of the measured rate that the scores of the sequence model's softmax reach."""
 SCORE_SECONDS = 2.5e-9
 """Further seconds of one such score: exponentials, masks."""
-BLOCK_SECONDS = 2.2e-5
+BLOCK_SECONDS = 1.5e-5
 """Seconds of one event in one block of width 64."""
 VALIDATION_SECONDS = 2.0
 """Seconds of one validation of a training, over 10,000 items."""

@@ -11,7 +11,7 @@ from typing import Any
 from pipelines.auto import beside
 from pipelines.auto.beside import Gain, RunStages
 from pipelines.auto.further import CANDIDATES, ONE_ERROR, SLACK, Candidate, Measured
-from pipelines.auto.plan import PlanPart, Round
+from pipelines.auto.plan import Costs, PlanPart, Round
 from pipelines.auto.rounds import CLOSING, Automatic, Planned
 from pipelines.auto.shape import enough
 from pipelines.config.toml import merge
@@ -96,7 +96,8 @@ class Trials:
     def consider(self, name: str, make: Callable[[Measured], Candidate | str]) -> None:
         """Try one part if it applies and there is time, and keep the record of it."""
         last = self.planned.plan.rounds[-1]
-        done = Measured(self.run.round_config(last), self.run.sources.own)
+        costs = Costs(self.planned.shape, self.planned.machine)
+        done = Measured(self.run.round_config(last), self.run.sources.own, costs)
         one = make(done)
         if isinstance(one, str):
             trial = Trial(name=name, what="", seconds=0.0, begun=False, reason=one)
@@ -106,14 +107,18 @@ class Trials:
         added = replace(last, name=f"with {one.name}", choices=choices, parts=())
         needed = done.needed(one, self.run.round_config(added))
         total, left = sum(needed.values()), max(0.0, self.run.seconds_left() - CLOSING)
-        trial = Trial(name=one.name, what=one.what, seconds=round(total, 1))
-        if SLACK * total > left:
+        share = one.share(total, left)
+        seconds = total - (1.0 - (share or one.least)) * one.trained
+        what = one.what + (f", {share:.0%} of its training" if 0.0 < share < 1.0 else "")
+        trial = Trial(name=one.name, what=what, seconds=round(seconds, 1))
+        if share == 0.0:
             reason = (
-                f"{NO_TIME}: needs about {SLACK * total:,.0f} s (an estimate), {left:,.0f} left"
+                f"{NO_TIME}: needs about {SLACK * seconds:,.0f} s (an estimate), {left:,.0f} left"
             )
             trial = replace(trial, begun=False, reason=reason)
         else:
-            self.run.say(f"trying {one.name}: {one.what}, about {total:,.0f} s")
+            added = replace(added, choices=merge(choices, one.shorter(share)))
+            self.run.say(f"trying {one.name}: {what}, about {seconds:,.0f} s")
             trial = self.attempt(trial, one, added, needed)
             beside.remove(self.run.base.workspace)
         self.planned.trials.append(trial.table())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from rich.table import Table
@@ -60,5 +61,6 @@ def run_automatically(
     outcomes += further_rounds(automatic, planned, run_stages)
     rows = named_parts(planned, automatic.round_config(planned.plan.rounds[-1]))
     log.print(make_table(("part", "what it brought"), rows, title="Parts", fixed=("part",)))
-    print_lines(f"stopped: {planned.stopped}", note=True)
+    took, budget = time.perf_counter() - begin, config.auto.seconds
+    print_lines(f"stopped after {took:,.0f} of {budget:,.0f} s: {planned.stopped}", note=True)
     return outcomes

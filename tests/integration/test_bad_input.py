@@ -90,7 +90,7 @@ HARD = {
     ),
     "two hours for a thousand events": Hard(
         drawn(1_000, HOUR, users=60, items=40),
-        "stopped: nothing else can be added",
+        "of 7,200 s: nothing else can be added",
         options=("--budget", "2h", *(part for one in SMALL for part in ("--set", one))),
     ),
 }

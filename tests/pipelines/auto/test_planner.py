@@ -76,12 +76,14 @@ def test_a_plan_fits_into_the_time_that_is_left_and_reads_back_equal():
         assert Plan.of_table(plan.table()) == plan
 
 
-def test_less_time_means_fewer_passes_then_no_training():
-    def passes(left: float) -> float:
+def test_less_time_means_a_shorter_training_of_fewer_passes_then_none():
+    def trained(key: str, left: float) -> float:
         rounds = plan_of(left=left).rounds
-        return rounds[1].choices["sequence_training"]["max_epochs"] if len(rounds) > 1 else 0.0
+        return rounds[1].choices["sequence_training"][key] if len(rounds) > 1 else 0.0
 
-    assert passes(1_000.0) > passes(300.0) > passes(60.0) == 0.0
+    assert trained("max_seconds", 1_000.0) > trained("max_seconds", 300.0) > 0.0
+    assert trained("max_epochs", 1_000.0) > trained("max_epochs", 200.0) > 0.0
+    assert trained("max_epochs", 60.0) == 0.0
 
 
 def test_repeats_decide_whether_lists_leave_out_the_history():

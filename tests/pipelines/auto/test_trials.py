@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.auto.beside import FOLDER, OutOfTimeError, time_limit
 from pipelines.auto.further import CANDIDATES, Candidate, Measured
-from pipelines.auto.plan import PlanPart
+from pipelines.auto.plan import Costs, PlanPart
 from pipelines.auto.rounds import CLOSING, Automatic, Planned
 from pipelines.auto.trials import further_rounds
 from pipelines.config.run import RunConfig
@@ -18,10 +18,12 @@ from pipelines.config.toml import merge
 from pipelines.engine.artifacts import Manifest, begin, commit, read_json
 from pipelines.engine.errors import RefusedError
 from pipelines.stages.list import STAGES
-from tests.pipelines.auto.test_rounds import automatic, planned, round_of, sources
+from tests.pipelines.auto.test_planner import SHOP
+from tests.pipelines.auto.test_rounds import MACHINE, automatic, planned, round_of, sources
 
 __all__ = ["sources"]
 QUERIES = 50
+COSTS = Costs(SHOP, MACHINE)
 NOISE = np.tile([0.1, -0.1], QUERIES // 2)
 
 
@@ -213,7 +215,7 @@ def test_a_part_that_does_not_apply_says_why(served, name, user, words):
     run, _, plan = served
     config = run.round_config(plan.plan.rounds[0])
     config = replace(config, two_tower_training=replace(config.two_tower_training, enabled=False))
-    found = CANDIDATES[name](Measured(config, user))
+    found = CANDIDATES[name](Measured(config, user, COSTS))
     assert isinstance(found, str)
     assert words in found
 
@@ -223,7 +225,7 @@ def test_a_further_member_has_another_kind_of_blocks_and_is_a_valid_setting(serv
     choices = {"sequence_training": {"enabled": True}, "semantic_ids": {"method": "rq_kmeans"}}
     trained = replace(plan.plan.rounds[0], choices=choices)
     for name in ("further member", "generation", "longer training", "ranker"):
-        one = CANDIDATES[name](Measured(run.round_config(trained), {}))
+        one = CANDIDATES[name](Measured(run.round_config(trained), {}, COSTS))
         assert isinstance(one, Candidate)
         config = run.round_config(replace(trained, choices=merge(choices, one.choices)))
         if name == "further member":
