@@ -101,9 +101,8 @@ format: install  ## rewrite files in the house format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-strangers: install  ## logs that nothing was tuned on, untuned and in 10 minutes each, beside simple peers; about 3 hours
-	@$(BIN)/python -m tests.benchmarks.strangers.benchmark_strangers --peers
-	@$(BIN)/python -m tests.benchmarks.strangers.benchmark_strangers --budget 10m
+strangers: install  ## logs that nothing was tuned on, untuned, beside simple peers; 4 hours, or SETS="fiction music"; continues
+	@$(BIN)/python -m tests.benchmarks.strangers.benchmark_strangers $(if $(SETS),--sets $(SETS))
 
 bench: install  ## list the benchmarks and how long they took; ONLY=kernels or ONLY=all runs them
 	@$(BIN)/python -m tests.benchmarks $(ONLY)

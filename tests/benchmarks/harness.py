@@ -113,18 +113,19 @@ def versions() -> str:
 
 
 def current_commit(checkout: Path = BENCHMARKS) -> str:
-    """Short hash of the checked-out commit, with a plus where files differ; without git unknown."""
+    """Short hash of the checked-out commit, with a plus if files but results differ; or unknown."""
     if shutil.which("git") is None:
         return "unknown"
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=checkout,
-    )
-    commit = described.stdout.strip() or "unknown"
-    if commit.endswith("+"):
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["git", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=checkout)
+
+    commit = git("describe", "--always", "--abbrev=12").stdout.strip() or "unknown"
+    if git(
+        "diff", "--quiet", "HEAD", "--", ":/", ":(exclude,top)tests/benchmarks/results"
+    ).returncode:
+        commit += "+"
         print("the tree has uncommitted changes: commit them, then measure", file=sys.stderr)
     return commit
 

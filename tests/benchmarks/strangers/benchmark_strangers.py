@@ -3,12 +3,13 @@
 Each log is written as CSV under names of its own. Every user's last event is kept back, or, of logs
 with times, all that comes after a moment; `recsys data init` and `recsys run` do the rest, and the
 released bundle is asked. Peers are fitted on the same events with one setting chosen on each user's
-last training event (peers.py, outside_peers.py); their numbers are kept.
+last training event (peers.py, outside_peers.py), once: their numbers are kept. What was measured on
+this commit in this budget is not run again, so the command that was stopped may be given again.
 
     RECSYS_DATA_MIRROR=... python -m tests.benchmarks.strangers.benchmark_strangers --sets music
     ... --after last                      # one of the two: last, moment
     ... --peers --outside PYTHON          # fit peers, with another Python for implicit and RecTools
-    ... --budget 10m --held-out           # the sets that are run once, at the end
+    ... --held-out                        # the sets that are run once, at the end
 
 Writes results/strangers/strangers.{json,md}; sets that are not named keep their numbers.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -66,7 +68,10 @@ PARTS = {"last": ("", without_last), "moment": (", after a moment", before_momen
 """What is kept back: words after a set's name, and how it is parted."""
 KINDS = {"new": "", "next": ", old items too"}
 POLL_S = 0.25
+BUDGETS = {"last": "10m", "moment": "5m"}
 TIMES = ("first_bundle_s", "last_bundle_s", "total_s", "peak_gib")
+QUIET = 0.1
+"""Cores that others may use while a run has quiet ones."""
 ASK = """
 import json, sys
 from pathlib import Path
@@ -87,7 +92,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--sets", nargs="*", choices=SETS, help="not all of them")
     parser.add_argument("--after", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--held-out", action="store_true", help="the sets that are run once")
-    parser.add_argument("--budget", help="handed to recsys run, such as 10m")
+    parser.add_argument("--budget", help="instead of 10m (last) and 5m (moment)")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--peers", nargs="*", help="fit peers instead of running; all, or these")
     parser.add_argument("--outside", help="Python with implicit and rectools, for their peers")
@@ -145,7 +150,7 @@ def run_package(
     """
     for name, table in tables.items():
         table.write_csv(work / name)
-    begin = time.monotonic()
+    begin, others = time.monotonic(), busy_seconds() - own_seconds()
     # Texts that an earlier run encoded would make this one look faster.
     quiet = {"cwd": work, "env": environment() | {"RECSYS_DATA_CACHE": str(work / "cache")}}
     subprocess.run(recsys("data", "init", *tables), check=True, stdout=subprocess.DEVNULL, **quiet)
@@ -168,7 +173,20 @@ def run_package(
     failed = {"failed": run.returncode} if run.returncode else {}
     seconds = zip(TIMES, (first, last, total), strict=False)
     of_run = {name: round(value, 1) for name, value in seconds}
-    return of_run | {"peak_gib": round(peak / 2**20, 2)} | failed
+    others = (busy_seconds() - own_seconds() - others) / total
+    return of_run | {"peak_gib": round(peak / 2**20, 2), "others": round(others, 2)} | failed
+
+
+def busy_seconds() -> float:
+    """Read the seconds that all cores worked, for anybody, since the machine started."""
+    user, nice, system, _, _, *rest = Path("/proc/stat").read_text().split("\n")[0].split()[1:9]
+    return sum(map(int, (user, nice, system, *rest))) / os.sysconf("SC_CLK_TCK")
+
+
+def own_seconds() -> float:
+    """Return the processor seconds of this process and of those that it waited for."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def peak_kib(process: int) -> int:
@@ -251,7 +269,7 @@ def table_of(numbers: Mapping[str, Any]) -> str:
     """Lay out sets by line, R@10 / N@10 of all by column."""
     peers = [*SETTINGS, *RECENT, *OUTSIDE]
     head = ["set", "events", "what it has", "first bundle, s", "last, s", "all, s", "peak, GiB"]
-    head += ["ours", *peers, "ratio"]
+    head += ["ours", *peers, "ratio", "commit, cores"]
     lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
     for name, found in numbers.items():
         ours = found.get("ours", {})
@@ -269,9 +287,18 @@ def table_of(numbers: Mapping[str, Any]) -> str:
                 pair(mine),
                 *(pair(others.get(peer)) for peer in peers),
                 "" if mine is None else f"{mine[1] / max(best, 1e-9):.2f}",
+                f"{ours.get('commit', '')[:8]} {cores(ours)}",
             ]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def cores(ours: Mapping[str, Any]) -> str:
+    """Describe whether a run had the cores for itself; empty where that was not measured."""
+    others = ours.get("others")
+    if others is None:
+        return ""
+    return "quiet" if others < QUIET else f"others used {others:.2f}"
 
 
 def pair(value: Sequence[float] | None) -> str:
@@ -302,7 +329,8 @@ def write_numbers(name: str, measured: Mapping[str, Any]) -> None:
         "films-1m-held-out, which is whole, has all users, of whom no last event was seen before. "
         "EASE and BM25 choose of two settings, ALS and BPR (implicit 0.7.3) of 32 and 128 "
         "factors, SASRec (RecTools 0.19, width 128) of numbers of passes up to 30, on ratings-25k "
-        "80; an empty cell was not measured. Lists by a drawn world's own probabilities, old items "
+        "80; an empty cell was not measured. Cores are quiet if others used less than "
+        f"{QUIET} of one. Lists by a drawn world's own probabilities, old items "
         f"too, which no model exceeds on average, have N@10 {possible}.\n\n" + table_of(ordered)
     )
     write_results("strangers", rows_of(ordered), notes=notes, in_page=False)
@@ -320,30 +348,42 @@ def main() -> None:
         for kind in options.after:
             words, part = PARTS[kind]
             if kind == "last" or "time" in log.events.columns:
-                measure_set(name, words, part(log.events), log.items, options)
+                budget = options.budget or BUDGETS[kind]
+                measure_set(name, words, part(log.events), log.items, options, budget)
 
 
 def measure_set(
-    name: str, words: str, log: Parted, items: pl.DataFrame | None, options: argparse.Namespace
+    name: str,
+    words: str,
+    log: Parted,
+    items: pl.DataFrame | None,
+    options: argparse.Namespace,
+    budget: str,
 ) -> None:
-    """Fit the peers of a set, or run the package on it and ask its bundle."""
+    """Fit the peers of a set that have no numbers, run the package on it and ask its bundle."""
     one, events = SETS[name], {"events": log.given.height}
-    if options.peers is not None:
-        wanted = options.peers or [*SETTINGS, *OUTSIDE, *(RECENT if words else [])]
+    known = json.loads(NUMBERS.read_text()).get(name + words, {}) if NUMBERS.exists() else {}
+    found = known.get("peers", {}) if options.peers is None else {}
+    usual = [*SETTINGS, *(OUTSIDE if options.outside else []), *(RECENT if words else [])]
+    if not one.repeats:
+        usual.remove(ONLY_REPEATS)
+    if wanted := [peer for peer in options.peers or usual if peer not in found]:
         peers = fit_peers(one, log, wanted, options.outside)
         note_look(one, name, ", ".join(wanted))
         write_numbers(name + words, events | {"peers": peers})
+    if options.peers is not None:
+        return
+    run_with = {"commit": current_commit(), "budget": budget, "settings": options.settings}
+    if run_with.items() <= known.get("ours", {}).items():
+        print(f"{name}{words}: measured on this commit")
         return
     work = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=options.work))
-    ours = run_package(
-        named_files(log.given, items, one.names), work, options.budget, options.settings
-    )
+    ours = run_package(named_files(log.given, items, one.names), work, budget, options.settings)
     served = any(work.glob("runs/*/bundles/current"))
     lists = ask_bundle(work, list(log.target)) if served else {}
     ours["measured"] = judged(one, log, lists)
     note_look(one, name, "what recsys run releases")
-    ours |= {"commit": current_commit()} | ({"budget": options.budget} if options.budget else {})
-    write_numbers(name + words, events | {"ours": ours})
+    write_numbers(name + words, events | {"ours": ours | run_with})
 
 
 if __name__ == "__main__":

@@ -117,6 +117,26 @@ def test_a_part_without_time_is_not_begun(served, sources):
     assert "no time left: needs about 2 s" in tried(plan)["reason"]
 
 
+@pytest.mark.parametrize(("left", "share"), [(60.0, 1.0), (9.0, 0.67), (6.0, None)])
+def test_a_part_whose_training_does_not_fit_is_tried_shorter_if_half_of_it_fits(
+    served, sources, monkeypatch, left, share
+):
+    """10 s are trained and eight stages of 0.1 s follow, all of them times 1.2."""
+    _, stages, plan = served
+    shares: list[float] = []
+    one = replace(
+        candidate(),
+        seconds={"train_sequence": 10.0},
+        trained=10.0,
+        shorter=lambda part: shares.append(part) or {},
+    )
+    monkeypatch.setattr("pipelines.auto.trials.CANDIDATES", {"width": lambda _: one})
+    further_rounds(automatic(sources, [], ago=900.0 - CLOSING - left), plan, stages)
+    assert shares == ([] if share is None else [pytest.approx(share, abs=0.03)])
+    assert tried(plan)["begun"] is (share is not None)
+    assert ("67% of its training" in tried(plan)["what"]) is (share == 0.67)
+
+
 def test_after_a_round_that_lost_parts_are_added_to_what_is_served(served):
     run, stages, plan = served
     part = PlanPart("two-tower", "", "a further view", 1.0)
