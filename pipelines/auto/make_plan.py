@@ -224,10 +224,12 @@ class TrainedIn:
     def training(self) -> SequenceTrainingConfig:
         """Limit the seconds, and hope for more passes in them than are estimated."""
         training, share = self.recipe.training, min(1.0, HOPE * self.share)
+        refit = training.refit_epochs
         return replace(
             training,
             max_epochs=round(share * training.max_epochs, 2),
             epochs_per_evaluation=round(share * training.epochs_per_evaluation, 2),
+            refit_epochs=None if refit is None else round(self.share * refit, 2),
             max_seconds=round(max(10.0, LIMIT * self.share * self.trained), 1),
         )
 

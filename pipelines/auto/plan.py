@@ -35,7 +35,7 @@ ENCODER_START = 2.0
 """Seconds to load an encoder."""
 COUNT_SECONDS = 7e-6
 """Seconds of one event in popularity and item-to-item, of which validation chooses the settings."""
-SEARCH_SECONDS, SEARCH_CHARACTER = 12.0, 0.1
+SEARCH_SECONDS, SEARCH_CHARACTER = 6.0, 0.03
 """Seconds to fit a search by text, and those for each character of the mean text."""
 SEARCH_ITEMS = 500
 """Items from which it takes that; fewer have as much less to learn from."""
