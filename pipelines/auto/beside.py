@@ -13,19 +13,19 @@ from __future__ import annotations
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
 
 from pipelines.auto.first_round import COUNTED, HASTY_USERS
-from pipelines.auto.plan import LAST, SEARCH, PlanPart, Round
+from pipelines.auto.plan import LAST, SEARCH, Costs, PlanPart, Round
 from pipelines.candidates.blends import FAST, load_values
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import merge
+from pipelines.config.toml import Table, merge
 from pipelines.engine.artifacts import MANIFEST, RUN, move_into_place, read_json, write_json
 from pipelines.engine.runner import StageOutcome
 from pipelines.engine.stage import Stage
@@ -35,6 +35,7 @@ from pipelines.ranking.artefact import RANKER, served_ranker
 from pipelines.stages.list import STAGES
 from recsys.fitting.blend import paired_difference
 from recsys.fitting.queries import GIVEN
+from recsys.models.names import ModelName
 from serving.bundle.manifest import Profile
 
 FOLDER, KEY, WON, BEFORE = ".trial", "key.json", "won.json", "before"
@@ -89,6 +90,45 @@ def read_seconds(workspace: Path, stage: str) -> float:
     """Return the seconds that a stage took; 0 before it ran."""
     path = workspace / stage / RUN
     return float(read_json(path)["seconds"]) if path.exists() else 0.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A finished round: its configuration, and what its stages took."""
+
+    config: RunConfig
+    user: Table
+    """Keys that the configuration sets itself."""
+    costs: Costs
+    """Seconds of what did not run before."""
+
+    def took(self, stage: str) -> float:
+        """Return the seconds that a stage took; 0 before it ran."""
+        return read_seconds(self.config.workspace, stage)
+
+    def rows(self, stage: str, which: str = "in") -> int:
+        """Return the number of rows that a stage read, or wrote (``out``)."""
+        path = self.config.workspace / stage / MANIFEST
+        return int(read_json(path)["rows"][which]) if path.exists() else 0
+
+    def refit_seconds(self, name: ModelName) -> float:
+        """Return the seconds that a model's refit took, by its steps."""
+        places = f"{name.stage}/{GIVEN}", f"refit/trainings/{name.name}"
+        paths = [self.config.workspace / place / "training.json" for place in places]
+        if not all(path.exists() for path in paths):
+            return 0.0
+        trained, refitted = (float(read_json(path)["num_steps"]) for path in paths)
+        return self.took(name.stage) * refitted / max(1.0, trained)
+
+    def needed(self, changed: Mapping[str, float], config: RunConfig) -> dict[str, float]:
+        """Estimate the seconds of every stage that is made again if these change, in order."""
+        needed: dict[str, float] = {}
+        for stage in STAGES:
+            if stage.name in changed:
+                needed[stage.name] = changed[stage.name]
+            elif needed.keys() & set(stage.input_stages(config)):
+                needed[stage.name] = self.took(stage.name)
+        return needed
 
 
 def link_artefacts(workspace: Path, key: object) -> Path:

@@ -12,16 +12,11 @@ from functools import partial
 
 import polars as pl
 
-from features.shown import SHOWN_FILE
-from pipelines.auto.beside import read_seconds
+from pipelines.auto.beside import Measured
 from pipelines.auto.make_plan import two_tower_choices
-from pipelines.auto.plan import Costs
 from pipelines.candidates.blends import FAST, FULL
-from pipelines.config.run import RunConfig
 from pipelines.config.toml import Table, set_value
-from pipelines.engine.artifacts import MANIFEST, read_json
-from pipelines.stages.list import STAGES
-from recsys.fitting.queries import GIVEN
+from pipelines.engine.artifacts import read_json
 from recsys.models.names import GENERATIVE, SEQUENCE, TWO_TOWER, ModelName
 from serving.bundle.manifest import Profile
 
@@ -31,10 +26,9 @@ SLACK = 1.2
 """Times its estimate that a round may take: its trainings' limits and what must be left."""
 RANKED_QUERIES = 4_000
 """Held-back events that a ranker is trained on in a round."""
-RANKED_SECONDS, RETRAINED_SECONDS = 0.006, 0.0025
+RANKED_SECONDS = 0.008
 """Seconds of one of them, or of a validation query, on the machine of ``Costs``: its candidates,
-their features and a training; and of one in each further training, with experts and on
-impressions."""
+their features and all trainings, with experts and on impressions too."""
 GENERATED_PASS, GENERATED_PASSES, GENERATED_REFIT = 4.0, 8.0, 2.0
 """Times a pass of the sequence model that one of the generative model takes; its passes, and those
 that continue its weights on all events."""
@@ -69,55 +63,13 @@ class Candidate:
     least: float = LEAST_SHARE
 
     def share(self, total: float, left: float) -> float:
-        """Return the share of its training that fits; 0 if it is less than the least.
+        """Return the share of its training that fits into the seconds left, or else 0.
 
-        Args:
-            total: Seconds of all stages that it makes again.
-            left: Seconds that are left for them.
+        ``total`` are the seconds of all stages that it makes again.
         """
         spare = left / SLACK - (total - self.trained)
-        if spare >= self.trained:
-            return 1.0
-        return 0.0 if spare < self.least * self.trained else spare / self.trained
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A finished round: its configuration, and what its stages took."""
-
-    config: RunConfig
-    user: Table
-    """Keys that the configuration sets itself."""
-    costs: Costs
-    """Seconds of what did not run before."""
-
-    def took(self, stage: str) -> float:
-        """Return the seconds that a stage took; 0 before it ran."""
-        return read_seconds(self.config.workspace, stage)
-
-    def rows(self, stage: str, which: str = "in") -> int:
-        """Return the number of rows that a stage read, or wrote (``out``)."""
-        path = self.config.workspace / stage / MANIFEST
-        return int(read_json(path)["rows"][which]) if path.exists() else 0
-
-    def refit_seconds(self, name: ModelName) -> float:
-        """Return the seconds that a model's refit took, by its steps."""
-        places = f"{name.stage}/{GIVEN}", f"refit/trainings/{name.name}"
-        paths = [self.config.workspace / place / "training.json" for place in places]
-        if not all(path.exists() for path in paths):
-            return 0.0
-        trained, refitted = (float(read_json(path)["num_steps"]) for path in paths)
-        return self.took(name.stage) * refitted / max(1.0, trained)
-
-    def needed(self, one: Candidate, config: RunConfig) -> dict[str, float]:
-        """Estimate the seconds of every stage that a candidate makes again, in order."""
-        needed: dict[str, float] = {}
-        for stage in STAGES:
-            if stage.name in one.seconds:
-                needed[stage.name] = one.seconds[stage.name]
-            elif needed.keys() & set(stage.input_stages(config)):
-                needed[stage.name] = self.took(stage.name)
-        return needed
+        share = min(1.0, spare / max(self.trained, 1e-9))
+        return share if share >= self.least else 0.0
 
 
 def ranker(done: Measured) -> Candidate | str:
@@ -135,11 +87,8 @@ def ranker(done: Measured) -> Candidate | str:
     }
     if set_value(done.user, "ranker.trunk") is None:
         choices["ranker"] = {"trunk": "auto"}
-    refits = ("fit_baselines", "train_two_tower", "train_sequence")
-    trained = sum(done.took(stage) for stage in refits)
-    further = "ranker" in choices, (done.config.workspace / "build_features" / SHOWN_FILE).exists()
+    trained = sum(map(done.took, ("fit_baselines", "train_two_tower", "train_sequence")))
     ranked = RANKED_SECONDS * (queries + done.rows("fit_blend"))
-    ranked += RETRAINED_SECONDS * sum(further) * queries
     return Candidate(
         name="ranker",
         what=f"a network of crosses and experts, {queries:,} held-back events",
@@ -165,7 +114,7 @@ def two_tower(done: Measured) -> Candidate | str:
         choices=choices,
         seconds={"train_two_tower": one, "refit": done.took("refit") + one},
         trained=2 * one,
-        shorter=lambda share: limited(TWO_TOWER, share * one),
+        shorter=limited(TWO_TOWER, one),
     )
 
 
@@ -220,20 +169,19 @@ def refitted(name: str, what: str, done: Measured, grows: float, choices: Table)
     trained, refit = grows * done.took("train_sequence"), done.refit_seconds(SEQUENCE)
     again = grows * refit
     seconds = {"train_sequence": trained, "refit": done.took("refit") - refit + again}
+    # A refit from the beginning takes as many passes.
+    whole = trained + (again if done.config.sequence_training.refit_epochs is None else 0.0)
+    limits = limited(SEQUENCE, trained)
     return Candidate(
-        name=name,
-        what=what,
-        choices=choices,
-        seconds=seconds,
-        # A refit from the beginning takes as many passes.
-        trained=trained + (again if done.config.sequence_training.refit_epochs is None else 0.0),
-        shorter=lambda share: limited(SEQUENCE, share * trained),
+        name=name, what=what, choices=choices, seconds=seconds, trained=whole, shorter=limits
     )
 
 
-def limited(model: ModelName, seconds: float) -> Table:
-    """Limit a model's training, whose steps are fewer if they would take longer."""
-    return {model.training: {"max_seconds": max(LEAST_SECONDS, round(SLACK * seconds, 1))}}
+def limited(model: ModelName, seconds: float) -> Callable[[float], Table]:
+    """Limit a model's training to a share of these seconds, in which it takes fewer steps."""
+    return lambda share: {
+        model.training: {"max_seconds": max(LEAST_SECONDS, round(SLACK * share * seconds, 1))}
+    }
 
 
 def generation(done: Measured) -> Candidate | str:
@@ -280,7 +228,7 @@ def generation(done: Measured) -> Candidate | str:
         seconds=seconds,
         profile=FULL,
         trained=trained,
-        shorter=lambda share: limited(GENERATIVE, share * trained),
+        shorter=limited(GENERATIVE, trained),
     )
 
 

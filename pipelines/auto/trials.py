@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.auto import beside
-from pipelines.auto.beside import Gain, RunStages
-from pipelines.auto.further import CANDIDATES, ONE_ERROR, SLACK, Candidate, Measured
+from pipelines.auto.beside import Gain, Measured, RunStages
+from pipelines.auto.further import CANDIDATES, ONE_ERROR, SLACK, Candidate
 from pipelines.auto.plan import Costs, PlanPart, Round
 from pipelines.auto.rounds import CLOSING, Automatic, Planned
 from pipelines.auto.shape import enough
@@ -105,7 +105,7 @@ class Trials:
             return
         choices = merge(last.choices, one.choices)
         added = replace(last, name=f"with {one.name}", choices=choices, parts=())
-        needed = done.needed(one, self.run.round_config(added))
+        needed = done.needed(one.seconds, self.run.round_config(added))
         total, left = sum(needed.values()), max(0.0, self.run.seconds_left() - CLOSING)
         share = one.share(total, left)
         seconds = total - (1.0 - (share or one.least)) * one.trained

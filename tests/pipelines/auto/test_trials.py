@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.auto.beside import FOLDER, OutOfTimeError, time_limit
-from pipelines.auto.further import CANDIDATES, Candidate, Measured
+from pipelines.auto.beside import FOLDER, Measured, OutOfTimeError, time_limit
+from pipelines.auto.further import CANDIDATES, Candidate
 from pipelines.auto.plan import Costs, PlanPart
 from pipelines.auto.rounds import CLOSING, Automatic, Planned
 from pipelines.auto.trials import further_rounds
