@@ -35,7 +35,6 @@ from pipelines.ranking.artefact import RANKER, served_ranker
 from pipelines.stages.list import STAGES
 from recsys.fitting.blend import paired_difference
 from recsys.fitting.queries import GIVEN
-from recsys.models.names import ModelName
 from serving.bundle.manifest import Profile
 
 FOLDER, KEY, WON, BEFORE = ".trial", "key.json", "won.json", "before"
@@ -111,14 +110,12 @@ class Measured:
         path = self.config.workspace / stage / MANIFEST
         return int(read_json(path)["rows"][which]) if path.exists() else 0
 
-    def refit_seconds(self, name: ModelName) -> float:
+    def refit_seconds(self, model: str) -> float:
         """Return the seconds that a model's refit took, by its steps."""
-        places = f"{name.stage}/{GIVEN}", f"refit/trainings/{name.name}"
+        places = f"train_{model}/{GIVEN}", f"refit/trainings/{model}"
         paths = [self.config.workspace / place / "training.json" for place in places]
-        if not all(path.exists() for path in paths):
-            return 0.0
-        trained, refitted = (float(read_json(path)["num_steps"]) for path in paths)
-        return self.took(name.stage) * refitted / max(1.0, trained)
+        steps = [float(read_json(path)["num_steps"]) for path in paths if path.exists()]
+        return self.took(f"train_{model}") * steps[1] / max(1.0, steps[0]) if steps[1:] else 0.0
 
     def needed(self, changed: Mapping[str, float], config: RunConfig) -> dict[str, float]:
         """Estimate the seconds of every stage that is made again if these change, in order."""

@@ -13,11 +13,10 @@ from functools import partial
 import polars as pl
 
 from pipelines.auto.beside import Measured
-from pipelines.auto.make_plan import two_tower_choices
 from pipelines.candidates.blends import FAST, FULL
 from pipelines.config.toml import Table, set_value
 from pipelines.engine.artifacts import read_json
-from recsys.models.names import GENERATIVE, SEQUENCE, TWO_TOWER, ModelName
+from recsys.models.names import GENERATIVE, SEQUENCE, ModelName
 from serving.bundle.manifest import Profile
 
 ONE_ERROR = 1.0
@@ -100,24 +99,6 @@ def ranker(done: Measured) -> Candidate | str:
     )
 
 
-def two_tower(done: Measured) -> Candidate | str:
-    """Add the two-tower, if the plan had no time for it."""
-    if done.config.two_tower_training.enabled:
-        return "it is trained from the beginning"
-    if set_value(done.user, f"{TWO_TOWER.training}.enabled") is False:
-        return f"{TWO_TOWER.training}.enabled = false is set"
-    model, training, choices = two_tower_choices(done.costs.shape, done.config.auto.seconds)
-    one = done.costs.two_tower(model, training) / 2
-    return Candidate(
-        name="two-tower",
-        what=f"width {model.embedding_dim}, {training.max_epochs:.0f} passes",
-        choices=choices,
-        seconds={"train_two_tower": one, "refit": done.took("refit") + one},
-        trained=2 * one,
-        shorter=limited(TWO_TOWER, one),
-    )
-
-
 def kinds_of_events(done: Measured) -> Candidate | str:
     """Read in the sequence model what was done: viewed, put into the cart, bought."""
     if not done.config.sequence_training.enabled:
@@ -166,7 +147,7 @@ def longer_training(done: Measured) -> Candidate | str:
 
 def refitted(name: str, what: str, done: Measured, grows: float, choices: Table) -> Candidate:
     """Train the sequence model in so many times the seconds that it took."""
-    trained, refit = grows * done.took("train_sequence"), done.refit_seconds(SEQUENCE)
+    trained, refit = grows * done.took("train_sequence"), done.refit_seconds(SEQUENCE.name)
     again = grows * refit
     seconds = {"train_sequence": trained, "refit": done.took("refit") - refit + again}
     # A refit from the beginning takes as many passes.
@@ -255,7 +236,6 @@ def adapters(done: Measured) -> Candidate | str:
 CANDIDATES: Mapping[str, Callable[[Measured], Candidate | str]] = {
     "kinds of events": kinds_of_events,
     "further member": partial(further_member, name="further member", kind="convolution"),
-    "two-tower": two_tower,
     "ranker": ranker,
     "generation": generation,
     "adapters": adapters,

@@ -55,6 +55,8 @@ MAX_MEMBERS = 2
 """The second is worth 2 to 5%, a third and a fourth together as little."""
 REFIT_PASSES = 2.0
 """Over all events, that continue the weights of a model of long histories."""
+TRAINED_SHARE = 0.8
+"""Share of the events before the moment after which models are judged."""
 LIMIT = 1.2
 """Times its estimate that a training may take."""
 TWO_TOWER_SECONDS = 60.0
@@ -256,7 +258,8 @@ def trained_in(planner: Planner, num_members: int, room: float) -> TrainedIn:
         # Trained weights that are continued are as good there.
         recipe = recipe._replace(training=replace(recipe.training, refit_epochs=REFIT_PASSES))
     one, passes = costs.sequence_pass(recipe.model), recipe.training.max_epochs
-    trained = passes * shape.trained_share * one + costs.validations(recipe.training)
+    share = TRAINED_SHARE if shape.by_time else 1.0
+    trained = share * passes * one + costs.validations(recipe.training)
     whole = trained + (recipe.training.refit_epochs or passes) * one
     share = min(1.0, max(0.0, room / whole))
     return TrainedIn(recipe=recipe, trained=trained, whole=whole, pass_seconds=one, share=share)
@@ -291,27 +294,17 @@ def content_part(planner: Planner) -> tuple[PlanPart | None, Table]:
     return replace(part, what=what, seconds=HASH_SECONDS * number), HASHED
 
 
-def two_tower_choices(
-    shape: DataShape, left: float
-) -> tuple[TwoTowerConfig, TwoTowerTrainingConfig, Table]:
-    """Choose the two-tower's settings and its training for the seconds that are left."""
-    long = shape.has_long_histories
+def plan_two_tower(planner: Planner) -> None:
+    """Add the two-tower to the round of the sequence model, or make one without that."""
+    long = planner.shape.has_long_histories
     settings = TwoTowerConfig(embedding_dim=64, max_history=20 if long else 50)
     training = TwoTowerTrainingConfig(
         batch_size=512 if long else 256,
         max_epochs=5.0 if long else 12.0,
         patience=2 if long else 4,
-        max_seconds=round(max(TWO_TOWER_SECONDS, 0.1 * left), 1),
+        max_seconds=round(max(TWO_TOWER_SECONDS, 0.1 * planner.left), 1),
         schedule=ScheduleConfig(learning_rate=3e-3 if long else 2e-3),
     )
-    sections = names.TWO_TOWER.section, names.TWO_TOWER.training
-    choices = dict(zip(sections, (plain(settings), plain(training)), strict=True))
-    return settings, training, choices
-
-
-def plan_two_tower(planner: Planner) -> None:
-    """Add the two-tower to the round of the sequence model, or make one without that."""
-    settings, training, choices = two_tower_choices(planner.shape, planner.left)
     what = f"width {settings.embedding_dim}, {training.max_epochs:.0f} passes, an index"
     why, seconds = (
         "a further view, and vectors for FAISS",
@@ -323,6 +316,7 @@ def plan_two_tower(planner: Planner) -> None:
     if seconds + merging > planner.left / 2:
         planner.leave_out(part, merging)
         return
+    choices = {names.TWO_TOWER.section: plain(settings), names.TWO_TOWER.training: plain(training)}
     if not planner.rounds[1:]:
         last = planner.measuring(4) + planner.refit_seconds
         postponed = [known for known, _ in planner.postponed]

@@ -43,8 +43,6 @@ TEXTS_READ = 2_000
 """Items whose texts are read to estimate how long the others are."""
 MIN_HELD_OUT = 30
 """Users with a held-out event, below which nothing can be chosen by validation."""
-TRAINED_SHARE = 0.8
-"""Share of the events before the moment that models are judged after."""
 MIN_TRAINED_EVENTS = 500
 """Events below which a trained model has nothing to learn from."""
 
@@ -79,11 +77,6 @@ class DataShape:
     """Days with an event; 0 where events have no times."""
     kinds: Mapping[str, int] = field(default_factory=dict)
     """Events of each type."""
-
-    @property
-    def trained_share(self) -> float:
-        """Share of the events that models for judging are fitted on."""
-        return TRAINED_SHARE if self.by_time else 1.0 - 2.0 / max(3.0, self.mean_length)
 
     @property
     def has_times(self) -> bool:
