@@ -148,10 +148,10 @@ def longer_training(done: Measured) -> Candidate | str:
 def refitted(name: str, what: str, done: Measured, grows: float, choices: Table) -> Candidate:
     """Train the sequence model in so many times the seconds that it took."""
     trained, refit = grows * done.took("train_sequence"), done.refit_seconds(SEQUENCE.name)
-    again = grows * refit
-    seconds = {"train_sequence": trained, "refit": done.took("refit") - refit + again}
+    new_refit = grows * refit
+    seconds = {"train_sequence": trained, "refit": done.took("refit") - refit + new_refit}
     # A refit from the beginning takes as many passes.
-    whole = trained + (again if done.config.sequence_training.refit_epochs is None else 0.0)
+    whole = trained + (new_refit if done.config.sequence_training.refit_epochs is None else 0.0)
     limits = limited(SEQUENCE, trained)
     return Candidate(
         name=name, what=what, choices=choices, seconds=seconds, trained=whole, shorter=limits
