@@ -44,7 +44,7 @@ MEASURED: Table = {
     "blend": {"max_queries": BLENDED_FOR_EACH * EVALUATED_USERS},
 }
 """Choices by which later rounds are measured."""
-SAFETY = 0.85
+SAFETY = 0.7
 """Share of the time that is left which plans fill."""
 HOPE = 2.0
 """Times the passes that an estimate has time for, which a training begins with; its limit in

@@ -69,6 +69,8 @@ LOST_BY = 2.0
 that are as good."""
 ENDS_GROWTH = 2.0
 """Times the seconds that evaluation and release of the first round took, which later ones take."""
+LAST_GROWTH = 1.25
+"""Times the seconds that are kept for what follows a training, which a busy machine takes."""
 REFIT_GROWTH = 1.25
 """Times the seconds on train that a fit to all events takes."""
 TIMED_FROM = 60.0
@@ -384,6 +386,8 @@ class Automatic:
             return one
         refits = sum(outcome.seconds for outcome in prepared if outcome.stage == TWO_TOWER)
         last = self.pace * (parts[LAST] + parts.get(SEARCH, 0.0)) + REFIT_GROWTH * refits
+        # Models without training are fitted to all events once more too.
+        last = LAST_GROWTH * (last + read_seconds(self.base.workspace, REFITS[0]) + CLOSING)
         if not self._has_time(one, last + MIN_SHARE * parts[SEQUENCE]):
             return None
         choices = one.choices["sequence_training"]
