@@ -20,7 +20,7 @@ HASTY_USERS = 200
 """Users that are measured then."""
 FIRST_SECONDS = 18.0
 """Seconds that EASE may take in the first round."""
-POSTPONED_FROM = 10.0
+POSTPONED_FROM = 5.0
 """Seconds from which text search waits for the next round."""
 MEASURED_SHARE, MEASURED_SECONDS = 0.3, 8.0
 """Share of the time left, and seconds, that blending and measuring may take in this round."""
