@@ -5,6 +5,7 @@ All see the same lists, which are those of validation if a run has any.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,14 +72,9 @@ def draw_lists(run: Run, rubric: Rubric) -> list[document.Lists]:
             listed("Chosen lately, newest first", past[:HISTORY].tolist()),
             listed("Recommended", rows[: rubric.k]),
         ]
-        text = ". ".join(f"{part.title}: {_line(part.entries)}" for part in parts)
-        lists.append(document.Lists(key=text_key(text)[:16], lists=parts))
+        seen = json.dumps([[(one.title, one.note) for one in part.entries] for part in parts])
+        lists.append(document.Lists(key=text_key(seen)[:16], lists=parts))
     return lists
-
-
-def _line(entries: Sequence[document.Entry]) -> str:
-    words = [f"{one.title} ({one.note})" if one.note else one.title for one in entries]
-    return "; ".join(f"{place}. {one}" for place, one in enumerate(words, 1)) or "nothing"
 
 
 def choose_lists(
