@@ -328,8 +328,11 @@ class _Build:
         if spans := [one.span for one in self.written if one.span]:
             self.report.first_time = as_iso(min(low for low, _ in spans) // 1_000_000)
             self.report.last_time = as_iso(max(high for _, high in spans) // 1_000_000)
-        judged = chosen or has_negative
-        targets = np.load(directory / f"{TARGETS}.npy", mmap_mode="r") if judged else None
+        self._write_splits(events, directory, has_targets=bool(chosen) or has_negative)
+
+    def _write_splits(self, events: KeptEvents, directory: Path, *, has_targets: bool) -> None:
+        """Write where each user's splits end, and count their labels."""
+        targets = np.load(directory / f"{TARGETS}.npy", mmap_mode="r") if has_targets else None
         ends = self._ends(events, targets)
         np.save(directory / "offsets.npy", events.offsets)
         np.save(directory / "train_end.npy", events.offsets[:-1] + ends.train)
@@ -340,10 +343,11 @@ class _Build:
             "validation": int(validation.sum()),
             "test": int(test.sum()),
         }
+        chosen = self.config.target_types
         if chosen and self.config.newest is None and not (validation.any() and test.any()):
             raise ValueError(
                 f"evaluation.target_types = {list(chosen)}: validation or test has no such event; "
-                f"there are {sorted(names.gather(sorted(codes)))}. Name a type that both have"
+                f"there are {sorted(self.report.event_types)}. Name a type that both have"
             )
 
     def _ends(self, events: KeptEvents, targets: Flags | None) -> Ends:

@@ -77,6 +77,16 @@ def is_published(context: StageContext) -> bool:
     return has_ids and all(place.is_dir() for place in places)
 
 
+def load_champion(folder: Path, name: str) -> tuple[BundleManifest | None, Bundle | None]:
+    """Find the served release, unless it is the one of this name, and its bundle if it loads."""
+    champion = served_base(folder)
+    if champion is None or is_same_release(champion.version, name):
+        return None, None
+    with suppress(ValueError):
+        return champion, load_bundle(folder / CURRENT)
+    return champion, None
+
+
 def compared_with(
     champion: BundleManifest | None,
     served: Bundle | None,
@@ -154,14 +164,7 @@ def release(context: StageContext) -> StageRows:
     metrics = served_metrics(metrics, context.inputs["train_ranker"] / GIVEN)
     recall = read_json(context.inputs["build_index"] / "recall.json")["recall"]
     inputs = read_inputs(features, context.inputs.get("embed_items"))
-    champion = served_base(folder)
-    served: Bundle | None = None
-    if champion is not None and is_same_release(champion.version, context.making[:12]):
-        # It is this one.
-        champion = None
-    if champion is not None:
-        with suppress(ValueError):
-            served = load_bundle(folder / CURRENT)
+    champion, served = load_champion(folder, context.making[:12])
     answered, compared = compared_with(champion, served, metrics, context, inputs)
     num_users = 0 if answered is None else answered["user_id"].n_unique()
     bounds = bounds_for(config.release, context.workspace.path, num_users)
