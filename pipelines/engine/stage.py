@@ -48,16 +48,6 @@ class StageRows:
         return {"in": self.rows_in, "out": self.rows_out, **self.more}
 
 
-def no_raw_files(_config: RunConfig) -> Mapping[str, Path]:
-    """Return the raw files of a stage that reads artefacts only."""
-    return {}
-
-
-def always(_context: StageContext) -> bool:
-    """Return the outside check of a stage that writes nothing outside its artefact."""
-    return True
-
-
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """One step from raw events to a released bundle."""
@@ -76,8 +66,9 @@ class Stage:
     """Sections or dotted keys of RunConfig that shape the artefact; a change makes it again."""
     on_ranks: Callable[[RunConfig], bool] = lambda config: False
     """True if it trains, so that an engine of several processes runs it on all of them."""
-    raw_files: Callable[[RunConfig], Mapping[str, Path]] = no_raw_files
-    outputs_exist: Callable[[StageContext], bool] = always
+    raw_files: Callable[[RunConfig], Mapping[str, Path]] = lambda config: {}
+    """Raw files that it reads, next to artefacts."""
+    outputs_exist: Callable[[StageContext], bool] = lambda context: True
     """True if the stage's outputs outside its artefact still exist."""
 
     def input_stages(self, config: RunConfig) -> list[str]:
