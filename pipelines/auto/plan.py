@@ -24,7 +24,7 @@ from recsys.training.passes import TrainingConfig
 
 REFERENCE = 2.0e11
 """Operations a second of the machine that the seconds below were measured on: two cores."""
-EASE_START = 3.0
+EASE_START = 1.5
 """Seconds to count which items share users, and to measure."""
 ENCODER_SHARE = 0.45
 """Share of the measured rate that an encoder reaches."""

@@ -56,7 +56,7 @@ MIN_SHARE = 0.25
 """Share of the sequence model's estimated seconds below which its round is left out."""
 TWO_TOWER = "train_two_tower"
 """Stage before the sequence model's training whose model is trained on all events at the end."""
-REPLANNED_FROM, REPLANNED_BELOW = 20.0, 0.5
+REPLANNED_FROM, REPLANNED_BELOW = 10.0, 0.67
 """Estimated seconds of a first round, and the share of them below which it took so little that the
 machine was busy when it was measured."""
 CAUTION, LEAST_PACE = 1.5, 0.1
