@@ -32,7 +32,7 @@ MIN_TEXTS, MAX_TERMS = 2, 30_000
 """Texts that a term must be in, and most terms that are kept, those of the most texts."""
 MAX_FITTED = 25_000
 """Texts that terms and columns are found in, drawn at random from larger catalogues."""
-SPARE, PASSES = 44, 4
+SPARE, PASSES = 44, 2
 """Further columns while the fit iterates, and its passes (Halko et al., arXiv:0909.4061)."""
 BLOCK = 4_096
 """Texts that are encoded at a time."""
@@ -102,13 +102,14 @@ class LatentWords:
 
     def _weigh(self, counted: Sequence[Counter[str]]) -> Tensor:
         """Weigh the known terms of texts, sparse [n, W] of unit rows."""
-        entries = [
-            (row, self._columns[term], many)
-            for row, one in enumerate(counted)
-            for term, many in one.items()
-            if term in self._columns
-        ]
-        rows, columns, times = torch.tensor(entries, dtype=torch.int64).reshape(-1, 3).T
+        terms, counts, sizes = list[int](), list[int](), list[int]()
+        for one in counted:
+            known = [term for term in one if term in self._columns]
+            terms += (self._columns[term] for term in known)
+            counts += (one[term] for term in known)
+            sizes.append(len(known))
+        rows = torch.repeat_interleave(torch.tensor(sizes, dtype=torch.int64))
+        columns, times = torch.tensor(terms, dtype=torch.int64), torch.tensor(counts)
         weights = (1 + times.log()) * self.rarity[columns]
         squares = torch.zeros(len(counted)).index_add_(0, rows, weights**2)
         weights = weights / squares[rows].sqrt()
