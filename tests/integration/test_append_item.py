@@ -134,7 +134,7 @@ def test_visitors_and_users_of_its_kind_get_it(address: str, appended: Any, tast
 
 
 def test_title_search_and_details_know_it(address: str, appended: Any) -> None:
-    found = asked(address, "/v1/search?q=" + quote("tulips orch"))["items"]
+    found = asked(address, "/v1/search?q=" + quote("tulips in the orch"))["items"]
     assert ids_of({"items": found})[0] == NEW
     listed = [
         item
