@@ -1,7 +1,8 @@
 """Examples that rankers are trained and judged on.
 
-Trained on held-back train events, with candidates of retrievers refitted without them. Judged on
-validation, with the candidates that are served.
+Trained on held-back train events, with candidates of retrievers refitted without them, merged by
+weights learned from these events. Judged on validation, with the candidates that are served: those
+of the served blend, each half of the users by the weights of the other.
 
 Axes: N item rows.
 """
@@ -26,7 +27,7 @@ from pipelines.ranking.examples import (
 )
 from pipelines.ranking.fit import has_both_classes
 from pipelines.ranking.out_of_sample import hold_back, refitted_sources
-from recsys.fitting.blend import learned_blend
+from recsys.fitting.blend import ProfileBlend, learned_blend
 from recsys.fitting.queries import ModelInputs
 from recsys.fitting.source_lists import SourceLists, known_demand
 from recsys.retrieval.blend.candidate_features import CandidateBuilder
@@ -66,9 +67,9 @@ class RankingData(NamedTuple):
 
 
 def ranking_data(
-    context: StageContext, inputs: ModelInputs, sources: Mapping[str, Source], *, reads_demand: bool
+    context: StageContext, inputs: ModelInputs, sources: Mapping[str, Source], served: ProfileBlend
 ) -> RankingData:
-    """Build the examples of rankers."""
+    """Build the examples of rankers that correct a served blend."""
     config, features = context.config, context.inputs["build_features"]
     by_time = split_kind(features) == "global_time"
     held_back = hold_back(inputs, config.ranker_training, config.seed, by_time=by_time)
@@ -77,7 +78,7 @@ def ranking_data(
     counts = held_back.inputs.item_counts("train")
     lists = source_lists(refitted, inputs, held_back.held_out, held_back.inputs, config)
     check_enough(lists.num_found(), config)
-    lists = lists if reads_demand else replace(lists, demand=None)
+    lists = lists if served.served.demand is not None else replace(lists, demand=None)
     blend, vectors = learned_blend(lists, config.blend), behaviour_vectors(refitted)
     builder = candidate_builder(blend, inputs, held_back.ends, vectors, config.ranker_training)
 
@@ -91,12 +92,18 @@ def ranking_data(
     num_shown = 0 if refused is None else int(refused[train.found()].any(1).sum())
 
     train_end, vectors = inputs.sequences.train_end, behaviour_vectors(sources)
-    blend = blend.with_demand(known_demand(inputs, "train"))
-    builder = candidate_builder(blend, inputs, train_end, vectors, config.ranker_training)
+    served = served.with_demand(known_demand(inputs, "train"))
+    builder = candidate_builder(served.served, inputs, train_end, vectors, config.ranker_training)
     held_out = HeldOut.of(inputs.sequences, "validation")
     held_out = held_out.sample(config.blend.max_queries, config.seed)
     lists = source_lists(sources, inputs, held_out, inputs, config)
     outcomes = read_outcomes(features, inputs, held_out)
+    halves = [
+        ranking_examples(
+            replace(builder, blend=fold), inputs, held_out, lists, outcomes, tasks, like_from
+        )
+        for fold in served.folds
+    ]
     return RankingData(
         tasks=tasks,
         tasks_reason=reason,
@@ -105,7 +112,7 @@ def ranking_data(
         train=train,
         shown=train.among(refused) if refused is not None and num_shown else None,
         num_shown=num_shown,
-        validation=ranking_examples(builder, inputs, held_out, lists, outcomes, tasks, like_from),
+        validation=halves[0].with_half(lists.folds == 1, halves[1]),
         validation_lists=lists,
     )
 

@@ -12,9 +12,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from pipelines.candidates.blends import FAST, list_profiles, load_blends, save_values, served_blends
 from pipelines.candidates.load import load_sources
 from pipelines.engine.artifacts import to_json
@@ -31,11 +28,17 @@ from pipelines.ranking.artefact import (
     Choice,
 )
 from pipelines.ranking.data import RankingData, TooLittleDataError, ranking_data
-from pipelines.ranking.fit import decision, fit_ranker, make_ranker, measure_ranker, metric_by_query
+from pipelines.ranking.fit import (
+    Shared,
+    best_share,
+    decision,
+    fit_ranker,
+    make_ranker,
+    measure_ranker,
+)
 from pipelines.training.train import Curve, training_run
 from recsys.fitting.queries import GIVEN, ModelInputs
 from recsys.models.ranker.config import RankerConfig
-from recsys.models.ranker.model import Ranker
 from recsys.training.loop import TrainResult
 from recsys.training.ranking_examples import RankingExamples
 
@@ -43,11 +46,9 @@ from recsys.training.ranking_examples import RankingExamples
 class Attempt(NamedTuple):
     """One trained ranker, judged on validation."""
 
-    model: Ranker
+    best: Shared
     result: TrainResult
     curve: Curve
-    values: Tensor
-    """Metric of its order by query, [U]."""
 
 
 class Trainings:
@@ -83,7 +84,7 @@ class Trainings:
             self.choices.append(Choice(name, f"{words}; {reason}", False, 0.0, 0.0))
             return None
         metric = self.context.config.evaluation.primary_metric
-        found = decision(other.values, best.values, metric, standard_errors=1.0)
+        found = decision(other.best.values, best.best.values, metric, standard_errors=1.0)
         won = found["served"]
         self.choices.append(Choice(name, words, won, found["ahead"], found["standard_error"]))
         return other if won else None
@@ -102,11 +103,12 @@ class Trainings:
         ) as (run, curve):
             try:
                 fitted, result = fit_ranker(model, examples, config, run)
+                best = best_share(
+                    fitted, data.validation, data.validation_lists.folds, examples, config
+                )
             except ValueError as error:
                 raise TooLittleDataError(str(error)) from error
-        every = torch.arange(len(data.validation.labels))
-        values = metric_by_query(fitted, data.validation, every, config.evaluation.primary_metric)
-        return Attempt(fitted, result, curve, values)
+        return Attempt(best, result, curve)
 
 
 def train_ranker(context: StageContext) -> StageRows:
@@ -130,14 +132,14 @@ def train_ranker(context: StageContext) -> StageRows:
     sources = {name: sources[name] for name in list_profiles(sources)[FAST]}
     blend = load_blends(blends)[FAST]
     try:
-        reads = blend.served.demand is not None
-        data = ranking_data(context, inputs, sources, reads_demand=reads)
+        data = ranking_data(context, inputs, sources, blend)
         report |= {"tasks": data.tasks, "tasks_reason": data.tasks_reason}
         trainings = Trainings(context, inputs, data)
-        model, result, curve, values = trainings.best()
+        (model, share, values), result, curve = trainings.best()
     except TooLittleDataError as error:
         return not_served(str(error))
     metric = config.evaluation.primary_metric
+    report["share"] = share
     report["choices"] = [one._asdict() for one in trainings.choices]
     summary = measure_ranker(model, data.validation)
     by_blend = blend.measured(data.validation_lists, metric, by_half=True)

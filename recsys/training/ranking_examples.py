@@ -131,6 +131,16 @@ class RankingExamples(NamedTuple):
         """Select the queries with a held-out item among the candidates, ascending."""
         return (self.labels[:, :, 0] == 1).any(1).nonzero()[:, 0]
 
+    def with_half(self, chosen: Tensor, other: RankingExamples) -> RankingExamples:
+        """Take candidates and labels of the chosen queries [U] from other examples of the same."""
+        at = chosen[:, None]
+        (rows, features), (others, their_features) = self.candidates, other.candidates
+        candidates = Candidates(
+            rows.where(~at, others), features.where(~at[:, :, None], their_features)
+        )
+        labels = self.labels.where(~at[:, :, None], other.labels)
+        return self._replace(candidates=candidates, labels=labels)
+
     def among(self, refused: Tensor) -> RankingExamples:
         """Keep, of queries with refused candidates [U, k], those and the positives alone."""
         kept = refused | (self.labels[:, :, 0] == 1) | ~refused.any(1, keepdim=True)

@@ -15,10 +15,12 @@ all fields, T tasks, E experts, K experts of each candidate, N item rows.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from itertools import pairwise, starmap
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -408,6 +410,19 @@ class Ranker(CatalogueModel):
         """Combine the tasks into one score, [M, T] -> [M]."""
         # No matrix product, whose bits may depend on the number of rows.
         return (probabilities * self._task_values).sum(1)
+
+    def with_share(self, share: float) -> Self:
+        """Add a share of what the model adds to its base score; calibrate it again."""
+        assert self.correction is not None
+        own = {name: self._modules[name] for name in ("correction", "heads", "calibrator")}
+        twin = copy.copy(self)
+        twin._modules = {**self._modules, **copy.deepcopy(own)}
+        twin._folded = twin._tasks = None
+        with torch.no_grad():
+            for part in (twin.correction, *twin.heads.linear(2)):
+                part.weight *= share
+                part.bias *= share
+        return twin
 
     def fit_calibration(self, logits: Tensor, labels: Tensor) -> None:
         """Fit probabilities to feedback that the model did not train on.

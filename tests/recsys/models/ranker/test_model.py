@@ -164,3 +164,19 @@ def test_bad_input_is_named():
             ),
         }
     )
+
+
+@pytest.mark.parametrize("trunk", TRUNKS)
+def test_a_share_of_a_correction_is_between_the_base_score_and_the_whole(trunk):
+    model = ranker(replace(CONFIG, trunk=trunk), replace(INPUTS, base_feature="score"))
+    with torch.no_grad():
+        for part in (model.correction, *model.heads.linear(2)):
+            part.weight.normal_()
+            part.bias.normal_()
+    batch = batch_of([5, 0, 19])
+    base, whole = batch.candidate_dense[:, 1:], model.logits(batch)
+    for share in (0.0, 0.25, 1.0):
+        expected = base + share * (whole - base)
+        found = model.with_share(share).logits(batch)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(model.logits(batch), whole)
