@@ -413,11 +413,11 @@ class Ranker(CatalogueModel):
 
     def with_share(self, share: float) -> Self:
         """Add a share of what the model adds to its base score; calibrate it again."""
-        assert self.correction is not None
         own = {name: self._modules[name] for name in ("correction", "heads", "calibrator")}
         twin = copy.copy(self)
         twin._modules = {**self._modules, **copy.deepcopy(own)}
         twin._folded = twin._tasks = None
+        assert twin.correction is not None
         with torch.no_grad():
             for part in (twin.correction, *twin.heads.linear(2)):
                 part.weight *= share
