@@ -15,27 +15,23 @@ from torch import Tensor, nn
 
 from pipelines.candidates.blends import RANKED
 from pipelines.config.run import RunConfig
-from recsys.data.top_k import reranked_places
 from recsys.evaluation.calibration import (
     area_under_curve,
     expected_calibration_error,
     reliability_curve,
 )
-from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.fitting.blend import paired_difference
 from recsys.fitting.queries import ModelInputs
-from recsys.fitting.source_lists import NUM_FOLDS
+from recsys.fitting.ranker import metric_by_query
 from recsys.fitting.spec import TrainingRun, run_training
 from recsys.layers.moe.router import expert_use
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.retrieval.blend.candidate_features import BASE, feature_names
 from recsys.training.loop import TrainResult
-from recsys.training.ranker_fit import predict_logits, ranker_loss, score_candidates
+from recsys.training.ranker_fit import predict_logits, ranker_loss
 from recsys.training.ranking_examples import RankingExamples
 
-SHARES = (0.0, 0.25, 0.5, 1.0)
-"""Of a ranker's correction; among equals the least is taken."""
 HELD_OUT_ONE_IN = 10
 """One user in this number selects the epoch and calibrates."""
 
@@ -114,58 +110,6 @@ def fit_ranker(
     steps = replace(training.for_examples(len(split.train)), metric=metric)
     result = run_training(model, loss_at, training, steps, run, evaluate)
     return model.to("cpu").eval(), result
-
-
-class Shared(NamedTuple):
-    """A ranker with the share of its correction that validation chose."""
-
-    model: Ranker
-    share: float
-    values: Tensor
-    """Metric of its order by validation query, each half of the users by the share that is best for
-    the other, [U]."""
-
-
-def best_share(
-    model: Ranker,
-    judged: RankingExamples,
-    folds: Tensor,
-    examples: RankingExamples,
-    config: RunConfig,
-) -> Shared:
-    """Choose how much of its correction of the blend's score a ranker keeps, and calibrate it.
-
-    Requests after training events want other corrections: a part of one is often better.
-
-    Args:
-        judged: Validation queries.
-        folds: Half of each one's user, [U].
-        examples: Those that it was trained on.
-    """
-    metric = config.evaluation.primary_metric
-    held_out = split_by_user(examples, config.ranker_training.validation_users, config.seed)[1]
-    present, labels = examples.candidates.present[held_out], examples.labels[held_out]
-    models = [model.with_share(share) for share in SHARES]
-    for one in models:
-        one.fit_calibration(predict_logits(one, examples, held_out), labels[present])
-    every = torch.arange(len(judged.labels))
-    tried = torch.stack([metric_by_query(one, judged, every, metric) for one in models])  # [S, U]
-    values = tried[0].clone()
-    for half in range(NUM_FOLDS):
-        own = folds == half
-        values[own] = tried[int(tried[:, ~own].nanmean(1).argmax()), own]
-    best = int(tried.nanmean(1).argmax())
-    return Shared(models[best], SHARES[best], values)
-
-
-def metric_by_query(
-    ranker: Ranker, examples: RankingExamples, chosen: Tensor, metric: str
-) -> Tensor:
-    """Measure a ranker's order of each query's candidates, [U]; NaN without a target."""
-    rows = examples.candidates.item_rows[chosen]
-    places = reranked_places(score_candidates(ranker, examples, chosen), rows.shape[1])
-    ranks = list_ranks(rows.gather(1, places), examples.targets.take(chosen))
-    return per_user_metric(ranks, metric)
 
 
 BLOCK = 64

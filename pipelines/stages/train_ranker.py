@@ -28,16 +28,10 @@ from pipelines.ranking.artefact import (
     Choice,
 )
 from pipelines.ranking.data import RankingData, TooLittleDataError, ranking_data
-from pipelines.ranking.fit import (
-    Shared,
-    best_share,
-    decision,
-    fit_ranker,
-    make_ranker,
-    measure_ranker,
-)
+from pipelines.ranking.fit import decision, fit_ranker, make_ranker, measure_ranker, split_by_user
 from pipelines.training.train import Curve, training_run
 from recsys.fitting.queries import GIVEN, ModelInputs
+from recsys.fitting.ranker import Shared, best_share
 from recsys.models.ranker.config import RankerConfig
 from recsys.training.loop import TrainResult
 from recsys.training.ranking_examples import RankingExamples
@@ -93,6 +87,8 @@ class Trainings:
         """Train and judge one ranker; a killed training resumes."""
         context, data, config = self.context, self.data, self.context.config
         sources, own = data.builder.blend.sources, f"{GIVEN}_{name}" if name else GIVEN
+        users, metric = config.ranker_training.validation_users, config.evaluation.primary_metric
+        aside = split_by_user(examples, users, config.seed).held_out
         model = make_ranker(self.inputs, data.item_counts, config, ranker, data.tasks, sources)
         with training_run(
             context,
@@ -103,9 +99,8 @@ class Trainings:
         ) as (run, curve):
             try:
                 fitted, result = fit_ranker(model, examples, config, run)
-                best = best_share(
-                    fitted, data.validation, data.validation_lists.folds, examples, config
-                )
+                judged, folds = data.validation, data.validation_lists.folds
+                best = best_share(fitted, judged, folds, examples, aside, metric)
             except ValueError as error:
                 raise TooLittleDataError(str(error)) from error
         return Attempt(best, result, curve)

@@ -10,8 +10,9 @@ import torch
 from click.testing import Result
 
 from pipelines.ranking.artefact import FILE, served_ranker
-from pipelines.ranking.fit import SHARES, decision, metric_by_query
+from pipelines.ranking.fit import decision
 from pipelines.stages.report import report_path
+from recsys.fitting.ranker import SHARES, metric_by_query
 from recsys.training.checkpoint import save_checkpoint
 from serving.recommend import Recommender
 from serving.schemas import Request
@@ -144,7 +145,7 @@ def test_a_ranker_that_loses_is_measured_and_not_served(
 ) -> None:
     # Far worse.
     monkeypatch.setattr(
-        "pipelines.ranking.fit.metric_by_query",
+        "recsys.fitting.ranker.metric_by_query",
         lambda *arguments: metric_by_query(*arguments) - 1.0,
     )
     assert made(recsys, blended, "train_ranker").exit_code == 0

@@ -417,11 +417,11 @@ class Ranker(CatalogueModel):
         twin = copy.copy(self)
         twin._modules = {**self._modules, **copy.deepcopy(own)}
         twin._folded = twin._tasks = None
-        assert twin.correction is not None
+        assert isinstance(twin.correction, Correction)
         with torch.no_grad():
             for part in (twin.correction, *twin.heads.linear(2)):
-                part.weight *= share
-                part.bias *= share
+                for weights in part.parameters():
+                    weights *= share
         return twin
 
     def fit_calibration(self, logits: Tensor, labels: Tensor) -> None:
