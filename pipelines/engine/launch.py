@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import signal
 import threading
@@ -28,7 +29,7 @@ from pipelines.engine.stage import Stage, StageContext, StageRows
 from pipelines.engine.torchrun import LOG, Failure, num_ranks, start
 
 JOB, ROWS, LOGGED = "job.json", "rows.json", "logged.jsonl"
-ALIVE, ERROR = "alive-{}", "error-{}.json"
+ALIVE, ERROR, SILENT = "alive-{}", "error-{}.json", "silent"
 BEAT_SECONDS, SILENT_SECONDS = 3.0, 25.0
 """Between two signs of life of a rank, and without one until the others end."""
 RAISED: dict[str, type[Exception]] = {
@@ -89,14 +90,15 @@ def explain(stage: str, folder: Path, size: int, failures: Mapping[int, Failure]
         failures: Ranks that failed first.
     """
     errors = [json.loads(path.read_text()) for path in folder.glob(ERROR.format("*"))]
-    errors.sort(key=lambda one: float(one["time"]))
+    # A silent rank comes first; another rank then killed it.
+    errors.sort(key=lambda one: (one["kind"] != SILENT, float(one["time"])))
     for error in errors:
         if error["kind"] in RAISED:
             return RAISED[error["kind"]](error["message"])
     # The launcher ends the others by SIGTERM; a library that gives up waiting aborts.
     ended = (-signal.SIGTERM, -signal.SIGABRT)
     killed = [rank for rank, one in failures.items() if one.code < 0 and one.code not in ended]
-    if killed:
+    if killed and not (errors and errors[0]["kind"] == SILENT):
         rank = min(killed)
         what = f"was killed by {signal.Signals(-failures[rank].code).name}"
         what += f" on {failures[rank].host}"
@@ -133,7 +135,7 @@ def heartbeat(
                     give_up(folder, int(min(both).rpartition("-")[2]), silent)
                 before = found
 
-    own.touch()
+    own.write_text(f"{platform.node()} {os.getpid()}")
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
@@ -143,8 +145,12 @@ def heartbeat(
 
 
 def give_up(folder: Path, rank: int, silent: float) -> None:
-    """Write the error of a silent rank, and end this process."""
+    """Write the error of a silent rank, and end it, if it is on this machine, and this process."""
     words = f"it has not answered for {silent:g} s; look for a stopped process or a faulty GPU"
-    error = {"rank": rank, "time": time.time(), "kind": "", "message": words}
+    error = {"rank": rank, "time": time.time(), "kind": SILENT, "message": words}
     (folder / ERROR.format(rank)).write_text(json.dumps(error))
+    with suppress(OSError, ValueError):
+        node, process = (folder / ALIVE.format(rank)).read_text().split()
+        if node == platform.node():  # SIGTERM, the launcher's, does not end a stopped process
+            os.kill(int(process), signal.SIGKILL)
     os._exit(1)

@@ -4,8 +4,11 @@ Every case goes the whole path of a user's training (``recsys.training.loop.trai
 ``recsys.training.distributed``) over a stream of labels, with the settings of ``shop.toml`` and the
 same global batch on one GPU and on several.
 
-    python -m tests.benchmarks.distributed.benchmark_two_tower_ranks --ranks 1 2
+    python -m tests.benchmarks.distributed.benchmark_two_tower_ranks --ranks 1 2 2-no-peers
     python -m tests.benchmarks.distributed.benchmark_two_tower_ranks --tiny   # on a CPU, by gloo
+    python -m tests.benchmarks.distributed.benchmark_two_tower_ranks --page --out FOLDER
+
+Launches of one GPU run at the same time if there are two.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +54,10 @@ BLOCK = 1 << 20
 EVERY, WARMUP = 10, 2
 """Steps between two readings of the clock, and readings that do not count."""
 GIB = 1 << 30
+HOW = {"": "", "torchrun": ", by torchrun", "no-peers": ", without peer access"}
+"""Ways to launch ranks: the number alone, in a process group of one, through the host's memory."""
+OF_HOW = (16_384, 65_536)
+"""Batches of the launches other than the plain ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,11 +240,14 @@ def cases(*, tiny: bool) -> list[Case]:
 
 def work(args: argparse.Namespace) -> None:
     """Run every case on this rank; of one rank without a process group, as a run does."""
-    device, several = local_device("cpu" if args.tiny else "cuda"), args.worker > 1
+    size, how = divided(args.worker)
+    device, several = local_device("cpu" if args.tiny else "cuda"), size > 1 or bool(how)
     torch.set_num_threads(1 if args.tiny else 8)
     with process_group(device, 120) if several else nullcontext():
         found: list[dict[str, Any]] = []
-        for case in cases(tiny=args.tiny):
+        for case in cases(tiny=args.tiny)[: 1 if how else None]:
+            if how and not args.tiny:
+                case = replace(case, phases=tuple(one for one in case.phases if one[0] in OF_HOW))
             ranks = present_ranks(ShardingConfig(shard_from=1))
             found += trained(case, ranks, device, Path(args.out) / f"checkpoint-{args.worker}")
             gc.collect()
@@ -246,14 +257,35 @@ def work(args: argparse.Namespace) -> None:
                 (Path(args.out) / f"ranks-{args.worker}.json").write_text(json.dumps(found))
 
 
-def launched(size: int, args: argparse.Namespace, out: Path) -> None:
-    """Start so many ranks by torchrun, or one process."""
-    command = [sys.executable, "-m"]
-    if size > 1:
+def divided(launch: str) -> tuple[int, str]:
+    """Split a launch such as ``2-no-peers`` into its ranks and how they are launched."""
+    size, _, how = launch.partition("-")
+    return int(size), how
+
+
+def launched(launch: str, args: argparse.Namespace, out: Path, gpu: int | None = None) -> None:
+    """Start ranks by torchrun, or one process."""
+    (size, how), command = divided(launch), [sys.executable, "-m"]
+    if size > 1 or how:
         command += ["torch.distributed.run", "--standalone", f"--nproc-per-node={size}", "-m"]
     assert __spec__ is not None
-    command += [__spec__.name, "--out", str(out), "--worker", str(size)] + ["--tiny"] * args.tiny
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "4"})
+    command += [__spec__.name, "--out", str(out), "--worker", launch] + ["--tiny"] * args.tiny
+    environment = {**os.environ, "OMP_NUM_THREADS": "4"}
+    environment |= {"NCCL_P2P_DISABLE": "1"} if how == "no-peers" else {}
+    environment |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}
+    subprocess.run(command, check=True, env=environment)
+
+
+def launch_all(args: argparse.Namespace, out: Path) -> None:
+    """Start the launches one after the other, those of one GPU side by side."""
+    count = torch.cuda.device_count()
+    single = [one for one in args.ranks if divided(one)[0] == 1] if count > 1 else []
+    with ThreadPoolExecutor(max(1, count)) as pool:
+        places = [place % count for place in range(len(single))]
+        list(pool.map(lambda one, gpu: launched(one, args, out, gpu), single, places))
+    for one in args.ranks:
+        if one not in single:
+            launched(one, args, out)
 
 
 def served_from_one(out: Path, *, tiny: bool) -> float:
@@ -270,10 +302,10 @@ def served_from_one(out: Path, *, tiny: bool) -> float:
     return max(abs(one - other) for one, other in pairs)
 
 
-def rows_of_phase(one: Mapping[str, Any], alone: Mapping[str, Any]) -> list[Row]:
+def rows_of_phase(one: Mapping[str, Any], alone: Mapping[str, Any], how: str) -> list[Row]:
     """Make the lines of one batch size, against one process's."""
     size, last = one["ranks"], one["losses"][-2:]
-    name = f"{one['case']}, {size} GPU{'s' * (size > 1)}"
+    name = f"{one['case']}, {size} GPU{'s' * (size > 1)}{HOW[how]}"
     rows = [
         Row(name=f"{name}: step", value=one["ms"], unit="ms"),
         Row(name=f"{name}: labels", value=1e3 * one["batch"] / one["ms"], unit="/s"),
@@ -281,10 +313,15 @@ def rows_of_phase(one: Mapping[str, Any], alone: Mapping[str, Any]) -> list[Row]
         Row(name=f"{name}: tables", value=one["tables_gib"], unit="GiB"),
         Row(name=f"{name}: peak", value=one["peak_gib"], unit="GiB"),
     ]
+    if how == "torchrun":
+        slower = one["ms"] / alone["ms"]
+        rows.append(Row(name=f"{name}: of a process's step", value=slower, unit="x", at_most=1.05))
     if size > 1:
-        at_least = 1.75 if one["batch"] == SHOP["two_tower_training"]["batch_size"] else None
+        is_goal = not how and one["batch"] == SHOP["two_tower_training"]["batch_size"]
+        at_least = 1.75 if is_goal else None
         speed = alone["ms"] / one["ms"]
         rows.append(Row(name=f"{name}: of one", value=speed, unit="x", at_least=at_least))
+    if size > 1 and not how:  # others begin with another batch
         losses = zip(alone["losses"], one["losses"], strict=True)
         worst = max(abs(first - other) / first for first, other in losses)
         rows.append(Row(name=f"{name}: worst loss off", value=100 * worst, unit="%", at_most=0.5))
@@ -294,10 +331,13 @@ def rows_of_phase(one: Mapping[str, Any], alone: Mapping[str, Any]) -> list[Row]
 def main() -> None:
     """Parse the command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--ranks", nargs="+", default=["1", "2"], help="numbers, each with a way")
     parser.add_argument("--tiny", action="store_true", help="small sizes on a CPU")
-    parser.add_argument("--worker", type=int, default=0, help="be one of that many ranks")
+    parser.add_argument("--worker", help="be one of the ranks of this launch")
     parser.add_argument("--out", default="", help="folder of what the first rank writes")
+    parser.add_argument("--page", action="store_true", help="of what is in the folder")
+    parser.add_argument("--device", help="of the page")
+    parser.add_argument("--commit", help="of the page")
     args = parser.parse_args()
     if args.worker:
         work(args)
@@ -305,21 +345,28 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(args.out or temporary)
         out.mkdir(parents=True, exist_ok=True)
-        for size in args.ranks:
-            launched(size, args, out)
-        found = {one: json.loads((out / f"ranks-{one}.json").read_text()) for one in args.ranks}
-        alone = {one["case"]: one for one in found[min(found)]}
+        served = out / "served.json"
+        if not args.page:
+            launch_all(args, out)
+            if (out / "checkpoint-2").exists():
+                served.write_text(json.dumps(served_from_one(out, tiny=args.tiny)))
+        kept = sorted(path.stem.partition("-")[2] for path in out.glob("ranks-*.json"))
+        found = {one: json.loads((out / f"ranks-{one}.json").read_text()) for one in kept}
+        alone = {one["case"]: one for one in found[kept[0]]}
         rows = [
             row
-            for of in found.values()
+            for launch, of in found.items()
             for one in of
-            for row in rows_of_phase(one, alone[one["case"]])
+            for row in rows_of_phase(one, alone[one["case"]], divided(launch)[1])
         ]
-        if 2 in found:
+        if served.exists():
             name = "checkpoint of 2 ranks in one process: worst difference of a score"
-            rows.append(Row(name=name, value=served_from_one(out, tiny=args.tiny), at_most=1e-5))
-        device = None if args.tiny else f"{torch.cuda.get_device_name()} x {max(args.ranks)}"
-        write_results(f"two_tower_ranks{'_cpu' * args.tiny}", rows, device=device)
+            rows.append(Row(name=name, value=json.loads(served.read_text()), at_most=1e-5))
+        device = args.device
+        if not (args.tiny or device):
+            device = f"{torch.cuda.get_device_name()} x {max(divided(one)[0] for one in kept)}"
+        name = f"two_tower_ranks{'_cpu' * args.tiny}"
+        write_results(name, rows, device=device, commit=args.commit)
 
 
 if __name__ == "__main__":

@@ -141,12 +141,13 @@ def test_a_rank_that_stops_answering_is_named_by_the_others(tmp_path):
         while len(list(tmp_path.glob("alive-*"))) < 2:
             time.sleep(0.05)
         ranks[1].send_signal(signal.SIGSTOP)
-        assert ranks[0].wait(20) == 1
+        assert [one.wait(20) for one in ranks] == [1, -signal.SIGKILL]
     finally:
         for one in ranks:
             one.kill()
             one.wait()
-    found = explain("refit", tmp_path, 2, {0: Failure(1, "a")})
+    failures = {0: Failure(1, "a"), 1: Failure(-signal.SIGKILL, "a")}
+    found = explain("refit", tmp_path, 2, failures)
     assert "stage refit: rank 1 of 2 failed: it has not answered for 0.6 s" in str(found)
 
 

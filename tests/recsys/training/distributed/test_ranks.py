@@ -14,6 +14,7 @@ from recsys.training.distributed.several import (
     COMPARED,
     RanksError,
     check_versions,
+    lacks_memory,
     local_device,
     own_versions,
 )
@@ -111,3 +112,13 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         local_device("cuda")
     with pytest.raises(RanksError, match="'cuda:1' names one GPU, and several ranks take one each"):
         local_device("cuda:1")
+
+
+@pytest.mark.parametrize(("free", "lacks"), [(100 << 20, True), (10 << 30, False)])
+def test_an_error_of_nccl_is_of_memory_if_there_is_little(
+    monkeypatch: pytest.MonkeyPatch, free: int, lacks: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 80 << 30))
+    assert lacks_memory(RuntimeError("NCCL error: unhandled cuda error")) is lacks
+    assert lacks_memory(torch.OutOfMemoryError("CUDA out of memory."))
