@@ -30,12 +30,7 @@ from pipelines.engine.stage import StageContext
 from pipelines.engine.torchrun import LOG
 from pipelines.engine.workspace import Workspace
 from pipelines.stages.list import STAGES
-from recsys.training.distributed.several import (
-    RanksError,
-    lacks_memory,
-    local_device,
-    process_group,
-)
+from recsys.training.distributed.several import RanksError, local_device, means_full, process_group
 
 FOLDER = "recsys/folder"
 
@@ -86,7 +81,7 @@ def describe_error(error: BaseException, rank: int) -> dict[str, object]:
     message = str(error) if kind else (lines[0] if lines else repr(error))
     if isinstance(error, RanksError):
         kind = "ValueError"
-    elif lacks_memory(error):
+    elif means_full(error):
         kind = "MemoryError"
         message = (
             f"rank {rank} on {platform.node()}: {message} Make batch_size of the stage's training "

@@ -8,7 +8,9 @@ Axes: B sequences, T length of the longest, M events of all sequences, D width, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,31 @@ def feed_forward(dim: int, hidden_dim: int, dropout: float) -> nn.Sequential:
         nn.Dropout(dropout),
         nn.Linear(hidden_dim, dim),
     )
+
+
+class _Placed(torch.autograd.Function):
+    """Take rows by their places, [N, D] -> [P, D], without adding gradients up."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, places: Tensor, back: Tensor | None) -> Tensor:
+        """Take rows.
+
+        Args:
+            back: The place in the result, of each row, that has all of its gradient, [N]; None if
+                some rows are not taken, and none twice.
+        """
+        ctx.save_for_backward(places, back)
+        ctx.num_rows = len(rows)
+        return rows.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        places, back = ctx.saved_tensors
+        given = gradients[0].contiguous()
+        if back is not None:
+            return given.index_select(0, back), None, None
+        found = given.new_zeros(ctx.num_rows, given.shape[1])
+        return found.index_copy_(0, places, given), None, None
 
 
 @dataclass(frozen=True)
@@ -62,6 +89,40 @@ class SequenceLayout:
             return values[None]
         out = values.new_zeros(len(self.offsets) - 1, self.length, *values.shape[1:])
         return out.index_put((self.segments, self.places), values)
+
+    def by_head(self, values: Tensor, num_heads: int, num_parts: int) -> Sequence[Tensor]:
+        """Pad events and split their width, [M, parts D] -> parts of [B, H, T, D / H].
+
+        On a GPU by one copy: padding, which no event reads, then repeats an event.
+        """
+        if not values.is_cuda or not len(values):
+            padded = self.padded(values)
+            return [by_head(part, num_heads) for part in padded.chunk(num_parts, dim=2)]
+        rows = num_parts * num_heads
+        place = torch.arange(self.length, device=values.device)
+        last = self.offsets[1:, None] - 1
+        event = torch.minimum(self.offsets[:-1, None] + place, last).clamp(min=0)  # [B, T]
+        kind = torch.arange(rows, device=values.device)
+        heads = kind.view(num_parts, 1, num_heads, 1)
+        places = event[None, :, None] * rows + heads  # [parts, B, H, T]
+        part = torch.div(kind, num_heads, rounding_mode="floor") * (len(self.offsets) - 1)
+        back = (part + self.segments[:, None]) * num_heads + kind % num_heads
+        back = back * self.length + self.places[:, None]  # [M, parts H]
+        apply: Any = _Placed.apply
+        found = apply(values.reshape(len(values) * rows, -1), places.flatten(), back.flatten())
+        parts: Sequence[Tensor] = found.view(*places.shape, -1).unbind(0)
+        return parts
+
+    def joined_heads(self, heads: Tensor) -> Tensor:
+        """Take the events back, [B, H, T, D / H] -> [M, D]."""
+        if not heads.is_cuda:
+            return self.flat(heads.transpose(1, 2).flatten(2))
+        num_heads, length, width = heads.shape[1:]
+        own = torch.arange(num_heads, device=heads.device)
+        places = (self.segments[:, None] * num_heads + own) * length + self.places[:, None]
+        apply: Any = _Placed.apply
+        found: Tensor = apply(heads.reshape(-1, width), places.flatten(), None)
+        return found.view(-1, num_heads * width)
 
     def flat(self, padded: Tensor) -> Tensor:
         """Take the events back, [B, T, ...] -> [M, ...]."""
@@ -169,10 +230,9 @@ class AttentionBlock(nn.Module):
 
     def _read(self, normed: Tensor, layout: SequenceLayout) -> Tensor:
         """Attend, normed events [M, D] -> [M, D]."""
-        projected = layout.padded(self.query_key_value(normed))
-        query, key, value = (by_head(part, self.num_heads) for part in projected.chunk(3, dim=2))
+        query, key, value = layout.by_head(self.query_key_value(normed), self.num_heads, 3)
         read = causal_attention(query, key, value, self.bias(layout))  # [B, H, T, D / H]
-        out: Tensor = self.output(layout.flat(read.transpose(1, 2).flatten(2)))
+        out: Tensor = self.output(layout.joined_heads(read))
         return out
 
     def last(self, events: Tensor, layout: SequenceLayout) -> Tensor:
@@ -242,8 +302,12 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | N
     """
     if bias is None:
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-    length = query.shape[2]
-    scores = query @ key.transpose(2, 3) * query.shape[3] ** -0.5 + bias  # [B, H, T, T]
+    length, scale = query.shape[2], query.shape[3] ** -0.5
+    scores = query @ key.transpose(2, 3)  # [B, H, T, T]
     later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    if query.is_cuda:  # scaled, biased and masked at once
+        scores = torch.add(bias.float().masked_fill(later, -torch.inf), scores, alpha=scale)
+        return torch.softmax(scores, dim=3).to(value.dtype) @ value
+    scores = scores * scale + bias
     weights = torch.softmax(scores.float().masked_fill(later, -torch.inf), dim=3)
     return weights.to(value.dtype) @ value

@@ -63,7 +63,7 @@ def local_device(name: str) -> torch.device:
     return torch.device("cuda", place)
 
 
-def lacks_memory(error: BaseException) -> bool:
+def means_full(error: BaseException) -> bool:
     """True if an error means a full device, which NCCL's errors do not say."""
     if "unhandled cuda error" in str(error) and torch.cuda.is_available():
         return torch.cuda.mem_get_info()[0] < NCCL_BYTES

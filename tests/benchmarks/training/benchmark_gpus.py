@@ -78,6 +78,7 @@ RANKERS = {
 }
 SUITE = (
     "-q",
+    "-rs",
     "-m",
     "gpu",
     "tests",
@@ -258,7 +259,7 @@ def ranks(options: argparse.Namespace) -> list[Row]:
         for case, (settings, batch) in RANKERS.items():
             if options.tiny:
                 settings, batch = RankerConfig(embedding_dim=8), 8
-            sizes, examples = ranking_task(num_items, 200 if options.tiny else 4_000)
+            sizes, examples = ranking_task(num_items, 200 if options.tiny else 40_000)
             torch.manual_seed(0)
             model = Ranker(
                 settings, sizes, ItemCatalogue.empty(num_items + 1), torch.ones(num_items + 1)

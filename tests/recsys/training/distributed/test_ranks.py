@@ -14,8 +14,8 @@ from recsys.training.distributed.several import (
     COMPARED,
     RanksError,
     check_versions,
-    lacks_memory,
     local_device,
+    means_full,
     own_versions,
 )
 from recsys.training.distributed.sharded import choose_rule
@@ -120,5 +120,5 @@ def test_an_error_of_nccl_is_of_memory_if_there_is_little(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 80 << 30))
-    assert lacks_memory(RuntimeError("NCCL error: unhandled cuda error")) is lacks
-    assert lacks_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert means_full(RuntimeError("NCCL error: unhandled cuda error")) is lacks
+    assert means_full(torch.OutOfMemoryError("CUDA out of memory."))
