@@ -30,7 +30,8 @@ from pipelines.engine.stage import StageContext
 from pipelines.engine.torchrun import LOG
 from pipelines.engine.workspace import Workspace
 from pipelines.stages.list import STAGES
-from recsys.training.distributed.several import RanksError, local_device, means_full, process_group
+from recsys.training.distributed.several import RanksError, local_device, process_group
+from recsys.training.ranks import means_full
 
 FOLDER = "recsys/folder"
 

@@ -8,9 +8,7 @@ Axes: B sequences, T length of the longest, M events of all sequences, D width, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +16,7 @@ from torch.nn import functional
 
 from recsys.data.bounds import check_bounds
 from recsys.kernels.hstu_attention.op import distance_buckets, time_buckets
+from recsys.layers.attention.layout import SequenceLayout, by_head
 
 
 def feed_forward(dim: int, hidden_dim: int, dropout: float) -> nn.Sequential:
@@ -29,105 +28,6 @@ def feed_forward(dim: int, hidden_dim: int, dropout: float) -> nn.Sequential:
         nn.Dropout(dropout),
         nn.Linear(hidden_dim, dim),
     )
-
-
-class _Placed(torch.autograd.Function):
-    """Take rows by their places, [N, D] -> [P, D], without adding gradients up."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, places: Tensor, back: Tensor | None) -> Tensor:
-        """Take rows.
-
-        Args:
-            back: The place in the result, of each row, that has all of its gradient, [N]; None if
-                some rows are not taken, and none twice.
-        """
-        ctx.save_for_backward(places, back)
-        ctx.num_rows = len(rows)
-        return rows.index_select(0, places)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        places, back = ctx.saved_tensors
-        given = gradients[0].contiguous()
-        if back is not None:
-            return given.index_select(0, back), None, None
-        found = given.new_zeros(ctx.num_rows, given.shape[1])
-        return found.index_copy_(0, places, given), None, None
-
-
-@dataclass(frozen=True)
-class SequenceLayout:
-    """Places of the events of a batch of sequences; computed once for all blocks."""
-
-    offsets: Tensor
-    """[B + 1], sequence b owns events offsets[b] .. offsets[b + 1], the oldest first."""
-    segments: Tensor
-    """[M], the sequence of each event."""
-    places: Tensor
-    """[M], place of each event in its sequence, from 0."""
-    length: int
-    """T, no sequence is longer."""
-    times: Tensor | None = None
-    """[M] int64 unix seconds, where there are times."""
-
-    @classmethod
-    def of(
-        cls, offsets: Tensor, segments: Tensor, max_length: int, times: Tensor | None
-    ) -> SequenceLayout:
-        """Arrange sequences of at most ``max_length`` events."""
-        places = torch.arange(len(segments), device=offsets.device) - offsets[segments]
-        length = max_length
-        if offsets.device.type == "cpu":
-            # On a device, to ask for the longest would wait for it.
-            length = int(offsets.diff().max()) if len(offsets) > 1 else 0
-        return cls(offsets, segments, places, max(1, length), times)
-
-    def padded(self, values: Tensor) -> Tensor:
-        """Pad events with zeros on the right, [M, ...] -> [B, T, ...]."""
-        if len(self.offsets) == 2 and len(values) == self.length:
-            return values[None]
-        out = values.new_zeros(len(self.offsets) - 1, self.length, *values.shape[1:])
-        return out.index_put((self.segments, self.places), values)
-
-    def by_head(self, values: Tensor, num_heads: int, num_parts: int) -> Sequence[Tensor]:
-        """Pad events and split their width, [M, parts D] -> parts of [B, H, T, D / H].
-
-        On a GPU by one copy: padding, which no event reads, then repeats an event.
-        """
-        if not values.is_cuda or not len(values):
-            padded = self.padded(values)
-            return [by_head(part, num_heads) for part in padded.chunk(num_parts, dim=2)]
-        rows = num_parts * num_heads
-        place = torch.arange(self.length, device=values.device)
-        last = self.offsets[1:, None] - 1
-        event = torch.minimum(self.offsets[:-1, None] + place, last).clamp(min=0)  # [B, T]
-        kind = torch.arange(rows, device=values.device)
-        heads = kind.view(num_parts, 1, num_heads, 1)
-        places = event[None, :, None] * rows + heads  # [parts, B, H, T]
-        part = torch.div(kind, num_heads, rounding_mode="floor") * (len(self.offsets) - 1)
-        back = (part + self.segments[:, None]) * num_heads + kind % num_heads
-        back = back * self.length + self.places[:, None]  # [M, parts H]
-        apply: Any = _Placed.apply
-        found = apply(values.reshape(len(values) * rows, -1), places.flatten(), back.flatten())
-        parts: Sequence[Tensor] = found.view(*places.shape, -1).unbind(0)
-        return parts
-
-    def joined_heads(self, heads: Tensor) -> Tensor:
-        """Take the events back, [B, H, T, D / H] -> [M, D]."""
-        if not heads.is_cuda:
-            return self.flat(heads.transpose(1, 2).flatten(2))
-        num_heads, length, width = heads.shape[1:]
-        own = torch.arange(num_heads, device=heads.device)
-        places = (self.segments[:, None] * num_heads + own) * length + self.places[:, None]
-        apply: Any = _Placed.apply
-        found: Tensor = apply(heads.reshape(-1, width), places.flatten(), None)
-        return found.view(-1, num_heads * width)
-
-    def flat(self, padded: Tensor) -> Tensor:
-        """Take the events back, [B, T, ...] -> [M, ...]."""
-        # Not by [], for whose gradient a GPU sorts the places.
-        return padded.flatten(0, 1).index_select(0, self.segments * self.length + self.places)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,11 +188,6 @@ class ConvolutionBlock(AttentionBlock):
         read = normed.new_zeros(len(layout.offsets) - 1, normed.shape[1])
         read = read.index_add(0, layout.segments, weighted)
         return 0.5 * (super()._read_last(normed, layout) + read)
-
-
-def by_head(padded: Tensor, num_heads: int) -> Tensor:
-    """Split the width, [B, T, D] -> [B, H, T, D / H]."""
-    return padded.view(*padded.shape[:2], num_heads, -1).transpose(1, 2)
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
-from recsys.layers.attention.softmax import SequenceLayout
+from recsys.layers.attention.layout import SequenceLayout
 from recsys.layers.codes.decoder import (
     Beams,
     CodeBlock,

@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged
 from recsys.kernels.hstu_attention.op import PositionBias, TimeBias, hstu_attention
+from recsys.layers.attention.layout import SequenceLayout
 from recsys.layers.attention.softmax import (
     AttentionBlock,
     BlockConfig,
     ConvolutionBlock,
     RelativeBias,
-    SequenceLayout,
 )
 from recsys.layers.embedding.tables import looked_up
 from recsys.models.item_tower import NORM_FLOOR

@@ -35,8 +35,6 @@ from recsys.training.ranks import ALONE, Ranks, Rows, own_versions
 COMPARED = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy")
 """Libraries whose versions must be equal on all nodes."""
 TEXT_BYTES = 4096
-NCCL_BYTES = 1 << 30
-"""With less memory NCCL may fail to begin."""
 
 
 class RanksError(RuntimeError):
@@ -61,13 +59,6 @@ def local_device(name: str) -> torch.device:
             f"{count}; set torchrun.processes to at most {count}, or device = 'cpu'"
         )
     return torch.device("cuda", place)
-
-
-def means_full(error: BaseException) -> bool:
-    """True if an error means a full device, which NCCL's errors do not say."""
-    if "unhandled cuda error" in str(error) and torch.cuda.is_available():
-        return torch.cuda.mem_get_info()[0] < NCCL_BYTES
-    return "out of memory" in str(error).lower()
 
 
 @contextmanager

@@ -15,11 +15,11 @@ from recsys.training.distributed.several import (
     RanksError,
     check_versions,
     local_device,
-    means_full,
     own_versions,
 )
 from recsys.training.distributed.sharded import choose_rule
 from recsys.training.passes import AdamWConfig, ShardingConfig
+from recsys.training.ranks import means_full
 from tests.recsys.training.distributed import ranks_at_work
 from tests.recsys.training.distributed.ranks_at_work import CASES, OTHERS
 
