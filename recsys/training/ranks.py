@@ -23,8 +23,6 @@ from recsys.training.passes import AdamWConfig
 
 Rows = NDArray[np.int64]
 T = TypeVar("T")
-NCCL_BYTES = 1 << 30
-"""With less memory NCCL may fail to begin."""
 
 
 class Ranks:
@@ -137,5 +135,5 @@ def own_versions(libraries: Iterable[str]) -> dict[str, str]:
 def means_full(error: BaseException) -> bool:
     """True if an error means a full device, which NCCL's errors do not say."""
     if "unhandled cuda error" in str(error) and torch.cuda.is_available():
-        return torch.cuda.mem_get_info()[0] < NCCL_BYTES
+        return torch.cuda.mem_get_info()[0] < 1 << 30  # with more NCCL begins
     return "out of memory" in str(error).lower()

@@ -14,28 +14,27 @@ from torch import Tensor
 
 
 class _Placed(torch.autograd.Function):
-    """Take rows by their places, [N, D] -> [P, D], without adding gradients up."""
+    """Take rows by their places, [N, D] -> [P, D], without adding gradients up.
+
+    ``back`` [N] has the one place of a row's gradient; without it no row is taken twice.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, places: Tensor, back: Tensor | None) -> Tensor:
-        """Take rows.
-
-        Args:
-            back: The place in the result, of each row, that has all of its gradient, [N]; None if
-                some rows are not taken, and none twice.
-        """
         ctx.save_for_backward(places, back)
         ctx.num_rows = len(rows)
         return rows.index_select(0, places)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        places, back = ctx.saved_tensors
-        given = gradients[0].contiguous()
+        (places, back), given = ctx.saved_tensors, gradients[0].contiguous()
         if back is not None:
             return given.index_select(0, back), None, None
         found = given.new_zeros(ctx.num_rows, given.shape[1])
         return found.index_copy_(0, places, given), None, None
+
+
+placed: Any = _Placed.apply
 
 
 @dataclass(frozen=True)
@@ -80,31 +79,24 @@ class SequenceLayout:
         if not values.is_cuda or not len(values):
             padded = self.padded(values)
             return [by_head(part, num_heads) for part in padded.chunk(num_parts, dim=2)]
-        rows = num_parts * num_heads
-        place = torch.arange(self.length, device=values.device)
-        last = self.offsets[1:, None] - 1
-        event = torch.minimum(self.offsets[:-1, None] + place, last).clamp(min=0)  # [B, T]
-        kind = torch.arange(rows, device=values.device)
-        heads = kind.view(num_parts, 1, num_heads, 1)
-        places = event[None, :, None] * rows + heads  # [parts, B, H, T]
-        part = torch.div(kind, num_heads, rounding_mode="floor") * (len(self.offsets) - 1)
-        back = (part + self.segments[:, None]) * num_heads + kind % num_heads
-        back = back * self.length + self.places[:, None]  # [M, parts H]
-        apply: Any = _Placed.apply
-        found = apply(values.reshape(len(values) * rows, -1), places.flatten(), back.flatten())
-        parts: Sequence[Tensor] = found.view(*places.shape, -1).unbind(0)
-        return parts
+        device, rows = values.device, values.reshape(len(values) * num_parts * num_heads, -1)
+        place = torch.arange(self.length, device=device)
+        event = torch.minimum(self.offsets[:-1, None] + place, self.offsets[1:, None] - 1)  # [B, T]
+        own = torch.arange(len(rows), device=device).view(-1, num_parts, num_heads)
+        places = own[event.clamp(min=0)].permute(2, 0, 3, 1)  # [parts, B, H, T]
+        pairs = torch.arange(places.numel(), device=device).view(places.shape)
+        back = pairs.permute(1, 3, 0, 2)[self.segments, self.places]  # [M, parts, H]
+        found: Tensor = placed(rows, places.flatten(), back.flatten())
+        return found.view(*places.shape, -1).unbind(0)
 
     def joined_heads(self, heads: Tensor) -> Tensor:
         """Take the events back, [B, H, T, D / H] -> [M, D]."""
         if not heads.is_cuda:
             return self.flat(heads.transpose(1, 2).flatten(2))
-        num_heads, length, width = heads.shape[1:]
-        own = torch.arange(num_heads, device=heads.device)
-        places = (self.segments[:, None] * num_heads + own) * length + self.places[:, None]
-        apply: Any = _Placed.apply
-        found: Tensor = apply(heads.reshape(-1, width), places.flatten(), None)
-        return found.view(-1, num_heads * width)
+        places = torch.arange(heads[..., 0].numel(), device=heads.device).view(heads.shape[:3])
+        places = places.transpose(1, 2)[self.segments, self.places]  # [M, H]
+        found: Tensor = placed(heads.reshape(-1, heads.shape[3]), places.flatten(), None)
+        return found.view(-1, heads.shape[1] * heads.shape[3])
 
     def flat(self, padded: Tensor) -> Tensor:
         """Take the events back, [B, T, ...] -> [M, ...]."""
