@@ -421,7 +421,7 @@ class Ranker(CatalogueModel):
         with torch.no_grad():
             for part in (twin.correction, *twin.heads.linear(2)):
                 for weights in part.parameters():
-                    weights *= share
+                    weights.mul_(share)
         return twin
 
     def fit_calibration(self, logits: Tensor, labels: Tensor) -> None:
