@@ -56,9 +56,9 @@ MIN_SHARE = 0.25
 """Share of the sequence model's estimated seconds below which its round is left out."""
 TWO_TOWER = "train_two_tower"
 """Stage before the sequence model's training whose model is trained on all events at the end."""
-REPLANNED_FROM, REPLANNED_BELOW = 10.0, 0.67
-"""Estimated seconds of a first round, and the share of them below which it took so little that the
-machine was busy when it was measured."""
+REPLANNED_FROM, REPLANNED_BELOW, REPLANNED_ABOVE = 10.0, 0.67, 1.2
+"""Estimated seconds of a first round, and the shares of them below and above which the machine was
+busy when it was measured, or is now."""
 CAUTION, LEAST_PACE = 1.5, 0.1
 """Times that share which the next plan believes, and the least one."""
 CLOSING, CLOSING_SHARE = 10.0, 0.1
@@ -230,12 +230,15 @@ class Automatic:
             pace = (time.perf_counter() - begin) / max(one.seconds, 1.0)
             self.pace = max(1.0, pace)
             self.say(f"{one.name}: served after {time.perf_counter() - self.begin:,.0f} s")
-            was_quick = one.seconds > REPLANNED_FROM and pace < REPLANNED_BELOW
-            if number == 0 and (was_quick or (one.name == HASTY and is_new)):
+            is_wrong = pace < REPLANNED_BELOW or pace > REPLANNED_ABOVE
+            is_wrong = is_wrong and one.seconds > REPLANNED_FROM
+            if number == 0 and is_new and (is_wrong or one.name == HASTY):
                 self.say(f"it took {pace:.0%} of its estimate, so the rest is planned again")
                 pace = max(CAUTION * pace if pace < REPLANNED_BELOW else pace, LEAST_PACE)
                 left = self.seconds_left()
                 planned.plan = replanned(planned, self.sources.own, left, pace)
+                # The new plan has it in its seconds.
+                self.pace = 1.0
         if refused is not None and planned.finished == 0:
             raise refused
         return outcomes
