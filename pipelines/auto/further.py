@@ -62,10 +62,7 @@ class Candidate:
     least: float = LEAST_SHARE
 
     def share(self, total: float, left: float) -> float:
-        """Return the share of its training that fits into the seconds left, or else 0.
-
-        ``total`` are the seconds of all stages that it makes again.
-        """
+        """Return the share of its training that fits, with all of its stages, or else 0."""
         spare = left / SLACK - (total - self.trained)
         share = min(1.0, spare / max(self.trained, 1e-9))
         return share if share >= self.least else 0.0

@@ -230,14 +230,12 @@ class Automatic:
             pace = (time.perf_counter() - begin) / max(one.seconds, 1.0)
             self.pace = max(1.0, pace)
             self.say(f"{one.name}: served after {time.perf_counter() - self.begin:,.0f} s")
-            is_wrong = pace < REPLANNED_BELOW or pace > REPLANNED_ABOVE
-            is_wrong = is_wrong and one.seconds > REPLANNED_FROM
-            if number == 0 and is_new and (is_wrong or one.name == HASTY):
+            is_right = one.seconds <= REPLANNED_FROM or REPLANNED_BELOW <= pace <= REPLANNED_ABOVE
+            if number == 0 and is_new and (one.name == HASTY or not is_right):
                 self.say(f"it took {pace:.0%} of its estimate, so the rest is planned again")
                 pace = max(CAUTION * pace if pace < REPLANNED_BELOW else pace, LEAST_PACE)
                 left = self.seconds_left()
                 planned.plan = replanned(planned, self.sources.own, left, pace)
-                # The new plan has it in its seconds.
                 self.pace = 1.0
         if refused is not None and planned.finished == 0:
             raise refused
@@ -389,7 +387,6 @@ class Automatic:
             return one
         refits = sum(outcome.seconds for outcome in prepared if outcome.stage == TWO_TOWER)
         last = self.pace * (parts[LAST] + parts.get(SEARCH, 0.0)) + REFIT_GROWTH * refits
-        # Models without training are fitted to all events once more too.
         last = LAST_GROWTH * (last + read_seconds(self.base.workspace, REFITS[0]) + CLOSING)
         if not self._has_time(one, last + MIN_SHARE * parts[SEQUENCE]):
             return None
