@@ -158,7 +158,7 @@ def test_a_surface_weighs_it_alone(shop: Path, cycle: World, tmp_path: Path) -> 
         ("successors", ADDRESS.replace("SPEC", "Successors"), "is no ModelSpec but a type"),
         ("mine", ADDRESS, "is the model 'successors', not 'mine'"),
         ("ease", ADDRESS, "the name 'ease' is taken"),
-        ("popular", ADDRESS, "the name 'popular' is taken"),
+        ("popularity", ADDRESS, "the name 'popularity' is taken"),
         ("../mine", ADDRESS, "lower-case letters"),
         ("successors", "import os", 'write the module .* as "my_package.module:SPEC"'),
     ],
