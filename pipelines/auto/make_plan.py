@@ -46,9 +46,9 @@ MEASURED: Table = {
 """Choices by which later rounds are measured."""
 SAFETY = 0.7
 """Share of the time that is left which plans fill."""
-HOPE = 4.0
+HOPE = 8.0
 """Times the passes that are estimated to fit, which a training begins with; its limit cuts them."""
-MIN_SHARE = 0.08
+MIN_SHARE = 0.04
 """Share of the sequence model's passes; fewer are not worth a bundle."""
 MAX_MEMBERS = 2
 """The second is worth 2 to 5%, a third and a fourth together as little."""
