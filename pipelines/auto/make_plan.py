@@ -193,14 +193,13 @@ def plan_sequence(planner: Planner) -> None:
 
 
 def plan_postponed(planner: Planner) -> None:
-    """Plan a round of what the first one left to the next, where no training takes it along."""
+    """Plan a round of texts and of what the first one left, if no training takes them along."""
     parts, choices = [part for part, _ in planner.postponed], Table()
     texts, content = content_part(planner)
-    if texts and set_value(planner.user, ENCODER) and content != HASHED:
-        # It was set, and left to the round after the first.
+    if texts and content != HASHED and enough(planner.shape) and not planner.rounds[1:]:
         parts, choices = [*parts, texts], content
     ends = planner.measuring(4) + planner.refit_seconds
-    if not planner.postponed:
+    if not parts:
         return
     if ends + sum(part.seconds for part in parts) <= SAFETY * planner.left:
         planner.add_round(FULLER, choices, parts, ends)
@@ -318,8 +317,11 @@ def plan_two_tower(planner: Planner) -> None:
     choices = {names.TWO_TOWER.section: plain(settings), names.TWO_TOWER.training: plain(training)}
     if not planner.rounds[1:]:
         last = planner.measuring(4) + planner.refit_seconds
-        postponed = [known for known, _ in planner.postponed]
-        planner.add_round(BEST, choices | MEASURED, [*postponed, part], last)
+        before = [known for known, _ in planner.postponed]
+        texts, content = content_part(planner)
+        if texts and content != HASHED:
+            before, choices = [*before, texts], choices | content
+        planner.add_round(BEST, choices | MEASURED, [*before, part], last)
         return
     # In the round before: a round of its own would refit the sequence model once more.
     one = planner.rounds[-1]

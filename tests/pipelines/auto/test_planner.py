@@ -79,7 +79,7 @@ def test_a_plan_fits_into_the_time_that_is_left_and_reads_back_equal():
 def test_less_time_means_a_shorter_training_of_fewer_passes_then_none():
     def trained(key: str, left: float) -> float:
         rounds = plan_of(left=left).rounds
-        return rounds[1].choices["sequence_training"][key] if len(rounds) > 1 else 0.0
+        return rounds[1].choices["sequence_training"].get(key, 0.0) if len(rounds) > 1 else 0.0
 
     assert trained("max_seconds", 1_000.0) > trained("max_seconds", 300.0) > 0.0
     assert trained("max_epochs", 1_000.0) > trained("max_epochs", 160.0) > 0.0
@@ -240,3 +240,10 @@ def test_without_a_sequence_model_the_two_tower_has_a_round_of_its_own():
     assert [part.name for part in best.parts][-2] == "two-tower"
     assert best.choices["two_tower_training"]["enabled"]
     assert best.choices["ease"] == plan.rounds[0].choices["ease"]
+
+
+def test_texts_are_read_without_a_sequence_model_and_without_any_training():
+    off = {"enabled": False}
+    for user in ({}, {"two_tower_training": off}):
+        plan = plan_of(left=3600.0, user={"sequence_training": off, **user})
+        assert plan.rounds[1].choices["content"] == {"encoder": "minilm+words"}
