@@ -130,8 +130,8 @@ def test_one_model_makes_lists_alone(
     assert set(loaded.recommend(["u0"])["source"]) == {"item_to_item"}
     with pytest.raises(ValueError, match="no model 'als' in the catalogue; there are popularity,"):
         Shop.fit(events, model="als")
-    with pytest.raises(ValueError, match="has no model 'sequence'; it has popularity"):
-        Shop.load(shop.bundle, model="sequence")
+    with pytest.raises(ValueError, match="has no model 'repeats'; it has popularity"):
+        Shop.load(shop.bundle, model="repeats")
 
 
 def test_a_failed_fit_leaves_no_folder_and_says_how_to_name_columns(
