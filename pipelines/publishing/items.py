@@ -109,7 +109,7 @@ def take_properties(items: pl.DataFrame) -> Properties:
 
 
 def content_words(context: StageContext) -> Path | None:
-    """Locate how words were encoded; None without words."""
+    """Return the file of how words were encoded; None without words."""
     file = context.inputs["embed_items"] / WORDS_FILE
     return file if file.exists() else None
 

@@ -93,12 +93,11 @@ def make_ranker(
 
 
 def fit_ranker(
-    model: Ranker, examples: RankingExamples, config: RunConfig, run: TrainingRun
+    model: Ranker, examples: RankingExamples, split: UserSplit, config: RunConfig, run: TrainingRun
 ) -> tuple[Ranker, TrainResult]:
     """Train on nine users of ten; the others select the epoch."""
     training = config.ranker_training
     device, metric = run.device, config.evaluation.primary_metric
-    split = split_by_user(examples, training.validation_users, config.seed)
     model = model.to(device)
     # Captured steps of one GPU are faster than launched ones of two.
     run = replace(run, ranks=run.ranks.copies())

@@ -88,7 +88,7 @@ class Trainings:
         context, data, config = self.context, self.data, self.context.config
         sources, own = data.builder.blend.sources, f"{GIVEN}_{name}" if name else GIVEN
         users, metric = config.ranker_training.validation_users, config.evaluation.primary_metric
-        aside = split_by_user(examples, users, config.seed).held_out
+        split = split_by_user(examples, users, config.seed)
         model = make_ranker(self.inputs, data.item_counts, config, ranker, data.tasks, sources)
         with training_run(
             context,
@@ -98,9 +98,9 @@ class Trainings:
             curve_file=context.checkpoints / f"{own}.jsonl",
         ) as (run, curve):
             try:
-                fitted, result = fit_ranker(model, examples, config, run)
+                fitted, result = fit_ranker(model, examples, split, config, run)
                 judged, folds = data.validation, data.validation_lists.folds
-                best = best_share(fitted, judged, folds, examples, aside, metric)
+                best = best_share(fitted, judged, folds, examples, split.held_out, metric)
             except ValueError as error:
                 raise TooLittleDataError(str(error)) from error
         return Attempt(best, result, curve)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -46,6 +47,12 @@ class Encoder(Protocol):
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Vectors:
         """Encode, [n, D], rows of unit length or zeros; ``progress`` gets the texts done."""
+
+
+def count_terms(text: str) -> Counter[str]:
+    """Count the words of a text, and the pairs of words that follow each other."""
+    words = re.findall(r"\w+", text.lower())
+    return Counter([*words, *map(" ".join, pairwise(words))])
 
 
 @lru_cache(maxsize=1 << 20)
@@ -128,10 +135,9 @@ class HashEncoder:
     ) -> Vectors:
         vectors = np.zeros((len(texts), self.dim), np.float32)
         for row, text in enumerate(texts):
-            words = re.findall(r"\w+", text.lower())
-            for term in [*words, *map(" ".join, pairwise(words))]:
+            for term, count in count_terms(text).items():
                 code = code_of(term)
-                vectors[row, (code >> 1) % self.dim] += 1 if code & 1 else -1
+                vectors[row, (code >> 1) % self.dim] += count if code & 1 else -count
         if progress is not None:
             progress(len(texts))
         return normalized(np.sign(vectors) * np.sqrt(np.abs(vectors)))

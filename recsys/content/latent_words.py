@@ -11,11 +11,9 @@ Axes: n texts, W terms, D width.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
-from recsys.content.encoder import Vectors, normalized
+from recsys.content.encoder import Vectors, count_terms, normalized
 from recsys.data.threads import one_thread
 
 WIDTH = 256
@@ -37,13 +35,6 @@ SPARE, PASSES = 44, 2
 BLOCK = 4_096
 """Texts that are encoded at a time."""
 SEED = 0
-_WORD = re.compile(r"\w+")
-
-
-def count_terms(text: str) -> Counter[str]:
-    """Count the words of a text, and the pairs of words that follow each other."""
-    words = _WORD.findall(text.lower())
-    return Counter([*words, *map(" ".join, pairwise(words))])
 
 
 class LatentWords:

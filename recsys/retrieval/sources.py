@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, one_example
+from recsys.data.dataset import PastEvents
 from recsys.data.top_k import NO_ROW, ItemMask, OneList, TopK, best_of_one, no_items, select_top_k
 from recsys.kernels.one_query.op import Step, list_of_one, lists_of_one, nearest, ranked_step
 from recsys.models.item_weights.model import ItemWeights
@@ -95,9 +96,8 @@ class SourceQuery:
 
     def where(self, kept: NDArray[np.bool_]) -> Self:
         """Let models read some events of the history alone, [M]."""
-        events = (None if one is None else one[kept] for one in (self.times, self.types))
-        times, types = events
-        return replace(self, history=self.history[kept], times=times, types=types)
+        history, times, types = PastEvents(self.history, self.times, self.types).take(kept)
+        return replace(self, history=history, times=times, types=types)
 
     def without(self, item_rows: Rows) -> Self:
         """Hide items from the models; lists still leave them out as seen."""

@@ -133,7 +133,7 @@ def own_versions(libraries: Iterable[str]) -> dict[str, str]:
 
 
 def means_full(error: BaseException) -> bool:
-    """True if an error means a full device, which NCCL's errors do not say."""
+    """Return True if an error means a full device, which NCCL's errors do not say."""
     if "unhandled cuda error" in str(error) and torch.cuda.is_available():
         return torch.cuda.mem_get_info()[0] < 1 << 30  # with more NCCL begins
     return "out of memory" in str(error).lower()
