@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from serving.online.sqlite_files import FILES_LOCK, SqliteFile, describe_failure
-from serving.online.store import RequestRecord, first_id
+from serving.online.store import RequestRecord, StoreError, first_id, time_of
 
 VERSION = 1
 MAX_OPEN = 16
@@ -27,7 +28,6 @@ CREATE INDEX requests_of_user ON requests (user_id, time_ms) WHERE user_id IS NO
 """
 # The last lists before a power cut may be lost; the file stays whole.
 PRAGMAS = ("synchronous = NORMAL", "secure_delete = ON")
-_COLUMNS = "request_id, time_ms, user_id, document"
 Filter = Callable[[Sequence[RequestRecord]], Sequence[RequestRecord]]
 
 
@@ -49,7 +49,7 @@ class DailyRequests:
         by_day: dict[str, list[RequestRecord]] = {}
         for record in records:
             packed = record._replace(document=zlib.compress(record.document, 1))
-            by_day.setdefault(_day_of_id(record.request_id), []).append(packed)
+            by_day.setdefault(_day(time_of(record.request_id)), []).append(packed)
         for day, packed_of_day in by_day.items():
             file = self._file(day, create=True)
             assert file is not None
@@ -60,11 +60,10 @@ class DailyRequests:
     def find(self, request_id: str) -> RequestRecord | None:
         """Find a list; None for any text that is none's id."""
         try:
-            file = self._file(_day_of_id(request_id))
+            file = self._file(_day(time_of(request_id)))
         except ValueError:
             return None
-        query = f"SELECT {_COLUMNS} FROM requests WHERE request_id = ?"
-        found = [] if file is None else _records(file.rows(query, (request_id,)))
+        found = [] if file is None else _read(file, "request_id = ?", (request_id,))
         return found[0] if found else None
 
     def of_user(self, user_id: str, since_ms: int, limit: int) -> list[RequestRecord]:
@@ -73,12 +72,11 @@ class DailyRequests:
         for file in self._existing(since_ms, newest_first=True):
             if len(found) >= limit:
                 break
-            rows = file.rows(
-                f"SELECT {_COLUMNS} FROM requests WHERE user_id = ? AND time_ms >= ? "
-                "ORDER BY time_ms DESC, request_id DESC LIMIT ?",
+            found += _read(
+                file,
+                "user_id = ? AND time_ms >= ? ORDER BY time_ms DESC, request_id DESC LIMIT ?",
                 (user_id, since_ms, limit - len(found)),
             )
-            found += _records(rows)
         return found
 
     def between(
@@ -90,12 +88,11 @@ class DailyRequests:
         for file in self._existing(since_ms):
             if len(found) >= limit or file.path.name > _name(_day(before_ms - 1)):
                 break
-            rows = file.rows(
-                f"SELECT {_COLUMNS} FROM requests WHERE request_id >= ? AND request_id > ? "
-                "AND request_id < ? ORDER BY request_id LIMIT ?",
+            found += _read(
+                file,
+                "request_id >= ? AND request_id > ? AND request_id < ? ORDER BY request_id LIMIT ?",
                 (*bounds, limit - len(found)),
             )
-            found += _records(rows)
         return found
 
     def forget(self, user_id: str) -> int:
@@ -162,7 +159,8 @@ class DailyRequests:
             )
             if create:
                 file.create(SCHEMA)
-            self._files[day] = (path.stat().st_ino, file)
+                inode = path.stat().st_ino
+            self._files[day] = (inode, file)
             return file
 
     def _drop(self, day: str) -> None:
@@ -187,10 +185,13 @@ def _date(days: int) -> str:
     return f"{EPOCH + timedelta(days=days):%Y-%m-%d}"
 
 
-def _day_of_id(request_id: str) -> str:
-    """Return the day of a list."""
-    return _day(int(request_id[:12], 16))
-
-
-def _records(rows: Sequence[tuple[str, int, str | None, bytes]]) -> list[RequestRecord]:
+def _read(file: SqliteFile, where: str, values: Sequence[Any]) -> list[RequestRecord]:
+    """Read lists of a day; none if another thread or server has removed its file."""
+    columns = "request_id, time_ms, user_id, document"
+    try:
+        rows = file.rows(f"SELECT {columns} FROM requests WHERE {where}", values)
+    except StoreError:
+        if file.path.exists():
+            raise
+        return []
     return [RequestRecord(*row[:3], zlib.decompress(row[3])) for row in rows]

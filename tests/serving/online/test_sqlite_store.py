@@ -91,6 +91,26 @@ def test_a_damaged_day_fails_its_lists_and_no_other_days(tmp_path, store):
     assert not day.exists()
 
 
+def test_lists_of_a_day_that_ends_while_they_are_read_are_none(tmp_path, monkeypatch):
+    filled(tmp_path)
+    reader, asked = SqliteStore(tmp_path, readonly=True), record(1)
+    assert reader.request(asked.request_id) == asked
+    day = next(tmp_path.glob("requests-*.db"))
+
+    def fail(file, query, values=()):
+        if ends:
+            day.unlink()
+        raise StoreError("it cannot be opened")
+
+    monkeypatch.setattr(SqliteFile, "rows", fail)
+    ends = False
+    with pytest.raises(StoreError, match="it cannot be opened"):
+        reader.request(asked.request_id)
+    ends = True
+    assert reader.request(asked.request_id) is None
+    assert reader.requests_between(0, 1 << 47, 9) == []
+
+
 def test_a_folder_without_permission_is_said_with_what_to_do(tmp_path):
     tmp_path.chmod(0o555)
     for parent in tmp_path.parents:
