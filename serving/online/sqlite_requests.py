@@ -194,4 +194,4 @@ def _read(file: SqliteFile, where: str, values: Sequence[Any]) -> list[RequestRe
         if file.path.exists():
             raise
         return []
-    return [RequestRecord(*row[:3], zlib.decompress(row[3])) for row in rows]
+    return [RequestRecord(*head, zlib.decompress(packed)) for *head, packed in rows]
