@@ -194,4 +194,7 @@ def _read(file: SqliteFile, where: str, values: Sequence[Any]) -> list[RequestRe
         if file.path.exists():
             raise
         return []
-    return [RequestRecord(*head, zlib.decompress(packed)) for *head, packed in rows]
+    return [
+        RequestRecord(request_id, time_ms, user_id, zlib.decompress(packed))
+        for request_id, time_ms, user_id, packed in rows
+    ]
