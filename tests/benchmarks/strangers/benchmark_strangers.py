@@ -268,7 +268,16 @@ def rows_of(numbers: Mapping[str, Any]) -> list[Row]:
 def table_of(numbers: Mapping[str, Any]) -> str:
     """Lay out sets by line, R@10 / N@10 of all by column."""
     peers = [*SETTINGS, *RECENT, *OUTSIDE]
-    head = ["set", "events", "what it has", "first bundle, s", "last, s", "all, s", "peak, GiB"]
+    head = [
+        "set",
+        "events",
+        "users asked",
+        "what it has",
+        "first bundle, s",
+        "last, s",
+        "all, s",
+        "peak, GiB",
+    ]
     head += ["ours", *peers, "ratio", "commit, cores"]
     lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
     for name, found in numbers.items():
@@ -282,6 +291,7 @@ def table_of(numbers: Mapping[str, Any]) -> str:
             cells = [
                 name + label,
                 f"{found['events']:,}",
+                f"{found['users']:,}" if "users" in found else "",
                 SETS[name.partition(",")[0]].has,
                 *(f"{ours[key]:g}" if key in ours else "" for key in TIMES),
                 pair(mine),
@@ -327,7 +337,8 @@ def write_numbers(name: str, measured: Mapping[str, Any]) -> None:
         '"old items too" it is where validation says so. The ratio is of N@10, ours to the best '
         "peer's. Held-out sets are of users on whose events nothing was developed; "
         "films-1m-held-out, which is whole, has all users, of whom no last event was seen before. "
-        "EASE and BM25 choose of two settings, ALS and BPR (implicit 0.7.3) of 32 and 128 "
+        "EASE and BM25 choose of two settings, item-to-item (cosine) of the last event or the last "
+        "five, ALS and BPR (implicit 0.7.3) of 32 and 128 "
         "factors, SASRec (RecTools 0.19, width 128) of numbers of passes up to 30, on ratings-25k "
         "80; an empty cell was not measured. Cores are quiet if others used less than "
         f"{QUIET} of one. Lists by a drawn world's own probabilities, old items "
@@ -361,7 +372,7 @@ def measure_set(
     budget: str,
 ) -> None:
     """Fit the peers of a set that have no numbers, run the package on it and ask its bundle."""
-    one, events = SETS[name], {"events": log.given.height}
+    one, events = SETS[name], {"events": log.given.height, "users": len(log.target)}
     known = json.loads(NUMBERS.read_text()).get(name + words, {}) if NUMBERS.exists() else {}
     found = known.get("peers", {}) if options.peers is None else {}
     usual = [*SETTINGS, *(OUTSIDE if options.outside else []), *(RECENT if words else [])]

@@ -25,11 +25,12 @@ Lists = dict[str, list[str]]
 SETTINGS: dict[str, tuple[float, ...]] = {
     "EASE": (100.0, 400.0),
     "BM25 item-kNN": (0.0, 0.7),
+    "item-to-item": (1.0, 5.0),
     "popularity": (0.0,),
     "own items": (0.0, 0.9, 0.97),
 }
-"""Regularisation; share of the length normalisation; none; what an event counts less for each
-later one of the user, 0 for not."""
+"""Regularisation; share of the length normalisation; number of last events; none; what an event
+counts less for each later one of the user, 0 for not."""
 ONLY_REPEATS = "own items"
 RECENT = {f"popular of {days} days": days * 86_400 for days in (7, 30)}
 """Seconds of their windows; asked after a moment."""
@@ -62,6 +63,17 @@ class Matrix:
         self.taken = sp.csr_matrix((np.ones(len(rows), np.float32), (rows, columns)), shape=shape)
         self.taken.data[:] = 1
 
+    def last(self, users: Sequence[str], number: int) -> sp.csr_matrix:
+        """Who took what among each user's last events, [users, N]."""
+        pairs = [
+            (row, self.columns[item])
+            for row, user in enumerate(users)
+            for item in dict.fromkeys(self.history[user][-number:])
+        ]
+        rows, columns = zip(*pairs, strict=True) if pairs else ((), ())
+        shape = (len(users), len(self.names))
+        return sp.csr_matrix((np.ones(len(pairs), np.float32), (rows, columns)), shape=shape)
+
     def own_scores(self, users: Sequence[str], decay: float) -> NDArray[np.float32]:
         """Count each user's own events, later ones more, [users, N]."""
         scores = np.zeros((len(users), len(self.names)), np.float32)
@@ -84,6 +96,9 @@ def weights_of(name: str, matrix: Matrix, setting: float) -> NDArray[np.float32]
         gram[np.diag_indices_from(gram)] += setting
         inverse = linalg.inv(gram, overwrite_a=True, check_finite=False)
         weights = -inverse / np.diag(inverse)
+    elif name == "item-to-item":
+        weights = (x.T @ x).toarray().astype(np.float32)
+        weights /= np.sqrt(count)[:, None] * np.sqrt(count)[None]
     else:
         length = np.asarray(x.sum(1)).ravel()
         rarity = np.log((x.shape[0] - count + 0.5) / (count + 0.5) + 1)
@@ -111,6 +126,8 @@ class Fitted:
                 scores = self.matrix.own_scores(some, self.setting)
             elif len(self.weights) == 1:
                 scores = np.repeat(self.weights, len(some), 0)
+            elif self.name == "item-to-item":
+                scores = np.asarray(self.matrix.last(some, int(self.setting)) @ self.weights)
             else:
                 scores = np.asarray(taken @ self.weights)
             if leave_out:
