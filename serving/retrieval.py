@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from recsys.data.top_k import ItemMask, OneList, all_finite
 from recsys.models.names import CONTENT
+from recsys.retrieval.blend.demand import OWN, VISIT_SECONDS
 from recsys.retrieval.blend.one import OneQueryBlend, one_of_their_own
 from recsys.retrieval.ranked import FILLER, RankedItems, by_reciprocal_rank, with_new_items
 from recsys.retrieval.sources import LateError, lists_together
@@ -175,9 +176,13 @@ class Retrieval:
         }
         if blend is None or not blended or lists.keys() == {FILLER}:
             return by_reciprocal_rank(lists, self._weights(query.surface), k), None, []
-        ranked, ranker, notes = self._by_ranker(blended, query, k)
+        read, num_events = _read_by(blend, blended, query, k)
+        # A ranker learns from people who come back.
+        ranked, ranker, notes = None, None, list[Degraded]()
+        if num_events != OWN:
+            ranked, ranker, notes = self._by_ranker(blended, query, k)
         if ranked is None:
-            merged = blend.merge(*_read_by(blend, blended, query, k), k)
+            merged = blend.merge(read, num_events, k)
             ranked = RankedItems.of_merged(merged, tuple(blended))
         return ranked, ranker, notes
 
@@ -200,11 +205,14 @@ class Retrieval:
 
 
 def _read_by(blend: OneQueryBlend, lists: Lists, query: Query, k: int) -> tuple[Lists, int]:
-    """Take what counts for a user who was away for long, or all, and the length of the history."""
-    times, num_events = query.times, len(query.history)
-    if times is None or not num_events or times[-1] >= blend.learned.lapsed_before:
+    """Take what counts during a visit or after a long absence, or all; the history's length."""
+    times, num_events, learned = query.times, len(query.history), blend.learned
+    if times is None or not num_events:
         return lists, num_events
-    return one_of_their_own(lists, num_events, k)
+    visits = query.moment is not None and times[-1] > query.moment - VISIT_SECONDS
+    if times[-1] < learned.lapsed_before or (visits and learned.own is not None):
+        return one_of_their_own(lists, num_events, k)
+    return lists, num_events
 
 
 def _with_search(

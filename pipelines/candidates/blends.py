@@ -130,3 +130,14 @@ def validation_lists(
     held_out = HeldOut.of(inputs.sequences, "validation")
     held_out = held_out.sample(config.blend.max_queries, config.seed)
     return source_lists(sources, inputs, held_out, inputs, config)
+
+
+def visit_lists(
+    sources: Mapping[str, Source], inputs: ModelInputs, config: RunConfig
+) -> SourceLists | None:
+    """Query them before each user's last event of validation; None without times or visits."""
+    held_out = HeldOut.last_of_several(inputs.sequences, "validation")
+    held_out = held_out.sample(config.blend.max_queries, config.seed)
+    if inputs.sequences.times is None or not len(held_out.positions):
+        return None
+    return source_lists(sources, inputs, held_out, inputs, config)

@@ -74,6 +74,12 @@ class Subject:
     now: float = 0.0
     seed: int = 0
 
+    @property
+    def adds_models(self) -> bool:
+        """True if the champion lacks a model of the challenger."""
+        before = () if self.champion is None else self.champion.manifest.models
+        return not {*self.challenger.manifest.models} <= {*before}
+
 
 Check = Callable[[Subject], Iterator[Verdict]]
 
@@ -204,10 +210,8 @@ def read_once(subject: Subject) -> Iterator[Verdict]:
 
 def too_good(subject: Subject) -> Iterator[Verdict]:
     """Hold back a gain that no retraining brings; models that the champion lacks may double it."""
-    by, most, champion = subject.paired, subject.config.max_gain, subject.champion
-    before = () if champion is None else champion.manifest.models
-    is_alike = not {*subject.challenger.manifest.models} - {*before}
-    if most and by is not None and np.isfinite(by.relative) and is_alike:
+    by, most = subject.paired, subject.config.max_gain
+    if most and by is not None and np.isfinite(by.relative) and not subject.adds_models:
         reason = (
             f"relative gain on the same queries, {by.challenger:.4f} against {by.champion:.4f}; "
             f"above the bound it {LOOK}"
@@ -351,7 +355,8 @@ def good_lists(subject: Subject) -> Iterator[Verdict]:
     empty = sum(not one for one in challenger.items) / len(users)
     yield at_most("empty lists", empty, 0, f"share of {len(users)} lists without an item")
     yield latency(subject, challenger, champion[0] if champion else None)
-    if champion and len(users) >= MIN_USERS:
+    # Models that the champion lacks may list the items of a few queries more often.
+    if champion and len(users) >= MIN_USERS and not subject.adds_models:
         yield from variety(subject, challenger, champion[0])
 
 

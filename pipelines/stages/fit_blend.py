@@ -21,6 +21,7 @@ from pipelines.candidates.blends import (
     list_profiles,
     save_values,
     validation_lists,
+    visit_lists,
 )
 from pipelines.candidates.load import load_sources, outside_files
 from pipelines.config.run import RunConfig
@@ -61,11 +62,18 @@ def fit_blend(context: StageContext) -> StageRows:
         save_unjudged(output, every_source)
         return StageRows(rows_in=0, rows_out=len(every_source))
     examples = validation_lists(every_source, inputs, config)
+    visits = visit_lists(every_source, inputs, config)
     everyone = torch.arange(len(examples))
     profiles, log = {}, dict[str, object]()
     for profile, sources in list_profiles(examples.lists).items():
         part = examples.of(everyone, sources)
-        fitted = fit_profile(part, config.blend, HOME.weights, config.evaluation.primary_metric)
+        fitted = fit_profile(
+            part,
+            config.blend,
+            HOME.weights,
+            config.evaluation.primary_metric,
+            visits=None if visits is None else visits.of(torch.arange(len(visits)), sources),
+        )
         named = [one.name for one in MODELS if one.training or one == CONTENT]
         gains = source_gains(part, [n for n in named if n in sources], fitted, config.blend)
         profiles[profile] = fitted.document | {"gains": gains}

@@ -23,7 +23,7 @@ from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK, no_items
 from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.fitting.source_lists import NUM_FOLDS, SourceLists
-from recsys.models.names import CONTENT
+from recsys.models.names import CONTENT, POPULARITY
 from recsys.retrieval.blend.candidate_features import blended_lists
 from recsys.retrieval.blend.choices import kinds_of_rows
 from recsys.retrieval.blend.config import FILL, BlendConfig
@@ -41,7 +41,8 @@ MIN_COMPARED = 30
 DEMAND_STANDARD_ERRORS = 1.0
 """And weights that read demand those that do not."""
 ABSENCE_STANDARD_ERRORS = 2.0
-"""By which lists lose at most in which demand does not count for users who were away for long."""
+"""By which lists lose at most in which demand does not count for users who are ranked by their own
+history."""
 BLOCK = 512
 """Queries blended at a time."""
 SHARED_PLACES = 10
@@ -160,7 +161,7 @@ class ProfileBlend:
         counts = examples.item_counts.to(device)
         for rows in torch.split(torch.arange(len(examples)), BLOCK):
             part = examples.of(rows, self.served.sources)
-            part = part.of_their_own(self.served.config.absent_days, length)
+            part = part.of_their_own(self.served, length)
             part = replace(part, item_counts=counts, demand=None).to(device)
             with default_device(device):
                 folds = part.folds if by_half else None
@@ -233,8 +234,13 @@ def fit_blend(
     fusion_weights: Mapping[str, float],
     metric: str,
     device: torch.device = CPU,
+    visits: SourceLists | None = None,
 ) -> FittedBlend:
-    """Fit a profile's weights, judge them, and choose the served blend."""
+    """Fit a profile's weights, judge them, and choose the served blend.
+
+    Args:
+        visits: Queries in the middle of a visit; weights of users' own history are fitted on them.
+    """
     sources = tuple(examples.lists)
     fusion = fusion_profile(sources, fusion_weights)
     alternatives = {FUSION: fusion, **{name: single_profile(sources, name) for name in sources}}
@@ -253,12 +259,13 @@ def fit_blend(
         is_set = config.new_item_odds is not None
         found = judged_new_items(learned, measured, examples, metric, device, is_set=is_set)
         learned, values[LEARNED], document["new_items"] = found.blend, found.values, found.document
+        own = None if visits is None else own_profile(visits, config, device)
         learned, values[LEARNED], document["absence"] = judged_absence(
-            learned, values[LEARNED], examples, metric, device
+            learned, own, values[LEARNED], examples, metric, device
         )
         usual, served = LEARNED, learned
         # What odds that are set cost is accepted.
-        compared[LEARNED] = found.before if is_set else found.values
+        compared[LEARNED] = found.before if is_set else values[LEARNED]
         document["loss"] = learned.served.loss
     judged = judged_alternatives(compared, usual)
     document |= {"best_alternative": judged, "reason": why_served(judged, usual, config, metric)}
@@ -321,11 +328,15 @@ def source_gains(
 ) -> dict[str, dict[str, float]]:
     """Measure what each of these sources adds to the others' blend, paired by query."""
     gains = {}
+    # Weights of users' own history are learned of other queries.
+    examples = replace(examples, days_away=None)
+    with_all = fitted.blend.measured(
+        examples, fitted.document["metric"], by_half=True, device=device
+    )
     if not fitted.document.get("demand", {}).get("read"):
         examples = replace(examples, demand=None)
     if fitted.document.get("new_items", {}).get("odds") == 1:
         config = replace(config, new_item_odds=1.0)
-    config = replace(config, absent_days=fitted.blend.served.config.absent_days)
     for name in names:
         others = [one for one in examples.lists if one != name]
         if not others or fitted.values is None:
@@ -334,7 +345,7 @@ def source_gains(
         without = learned_profile(part, config, device)
         without = without or ProfileBlend.unlearned(fusion_profile(others, {}))
         values = without.measured(part, fitted.document["metric"], by_half=True, device=device)
-        difference, error, number = paired_difference(fitted.values, values)
+        difference, error, number = paired_difference(with_all, values)
         gains[name] = {"difference": difference, "standard_error": error, "queries": number}
     return gains
 
@@ -372,22 +383,44 @@ def judged_demand(
     return chosen, values, {"demand": document}
 
 
-def judged_absence(
-    learned: ProfileBlend, values: Tensor, examples: SourceLists, metric: str, device: torch.device
-) -> tuple[ProfileBlend, Tensor, dict[str, Any]]:
-    """Find the days after which users are ranked by their own history.
+def own_profile(
+    visits: SourceLists, config: BlendConfig, device: torch.device
+) -> ProfileBlend | None:
+    """Fit weights of users' own history, without others' demand; None where there are too few."""
+    names = [name for name in visits.lists if name != POPULARITY.name]
+    if not names or not len(visits):
+        return None
+    own = replace(visits.of(torch.arange(len(visits)), names), demand=None)
+    return learned_profile(own, replace(config, new_item_odds=1.0, item_bounds=()), device)
 
-    Those that few who came back exceed are taken unless validation loses, else those that none
-    exceeds.
+
+def judged_absence(
+    learned: ProfileBlend,
+    own: ProfileBlend | None,
+    values: Tensor,
+    examples: SourceLists,
+    metric: str,
+    device: torch.device,
+) -> tuple[ProfileBlend, Tensor, dict[str, Any]]:
+    """Find the days after which users are ranked by their own history, as they are during a visit.
+
+    The first of ``longest_absences`` at which validation does not lose is taken, or visits alone.
 
     Args:
+        own: Weights of users' own history; None takes those of all.
         values: What the weights reach by query, [U].
     """
+    if own is not None:
+        pairs = zip((learned.served, *learned.folds), (own.served, *own.folds), strict=True)
+        served, *folds = (one.with_own(other) for one, other in pairs)
+        with_own = ProfileBlend(served=served, folds=tuple(folds))
+    else:
+        with_own = learned
     if (days := learned.served.config.absent_days) is not None:
-        return learned, values, {"days": days, "set": True}
+        return with_own, values, {"days": days, "set": True}
     document: dict[str, Any] = {"days": None, "set": False}
-    for days in longest_absences(examples.days_away):
-        found = learned.with_settings(absent_days=days)
+    for days in (*longest_absences(examples.days_away), None):
+        found = with_own.with_settings(absent_days=days)
         measured = found.measured(examples, metric, by_half=True, device=device)
         difference, error, _ = paired_difference(measured, values)
         tried = {"tried": days, "difference": difference, "standard_error": error}

@@ -5,6 +5,7 @@ Axes: U validation users, N item rows, D features of an item's demand, k list le
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,8 @@ from recsys.data.dataset import FitSplit
 from recsys.data.top_k import TopK
 from recsys.fitting.queries import EvaluationQueries, ModelInputs
 from recsys.retrieval.blend.choices import queries_found
-from recsys.retrieval.blend.demand import days_away, demand_before, of_their_own
+from recsys.retrieval.blend.demand import DAY, VISIT_SECONDS, days_away, demand_before, of_their_own
+from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.sources import Source, joined_lists, lists_of, lists_of_rows, rank_by_all
 
 NUM_FOLDS = 2
@@ -85,12 +87,15 @@ class SourceLists:
             None if self.days_away is None else self.days_away[rows],
         )
 
-    def of_their_own(self, absent_days: float | None, length: int) -> SourceLists:
-        """Rank users who were away for longer by their own history alone."""
-        if absent_days is None or self.days_away is None:
+    def of_their_own(self, blend: LearnedBlend, length: int) -> SourceLists:
+        """Rank users in the middle of a visit or away for long by their own history alone."""
+        if self.days_away is None:
             return self
-        lapsed = (self.days_away > absent_days).to(self.history_lengths.device)
-        lists, lengths = of_their_own(self.lists, self.history_lengths, lapsed, length)
+        away, longest = self.days_away.to(self.history_lengths.device), blend.config.absent_days
+        is_own = away > (math.inf if longest is None else longest)
+        if blend.own is not None:
+            is_own |= away < VISIT_SECONDS / DAY
+        lists, lengths = of_their_own(self.lists, self.history_lengths, is_own, length)
         return replace(self, lists=lists, history_lengths=lengths)
 
     def to(self, device: torch.device) -> SourceLists:

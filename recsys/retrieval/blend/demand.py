@@ -9,8 +9,9 @@ Weights rank items without events low: sources tell little of them, and most tar
 parameter more is how many times as often they are chosen as the weights expect, fitted on all
 queries. Nothing tells it which of them want a new item.
 
-A blend judged by time has hardly any query of users who were away for longer than nearly all who
-came back. What others want lately says little of them: their own history alone ranks.
+A blend judged by time learns what people want who come back. In the middle of a visit, or away for
+longer than nearly all who came back, others' demand says little: the user's own history ranks, by
+weights of its own.
 
 Axes: E events, N item rows, D features of demand, B queries, Q queries fitted on, C candidates of
 each, P features of lists.
@@ -50,11 +51,13 @@ LONGEST = 4_095
 """Longest history by number of events; longer ones count as this long."""
 LENGTH_LOGS = torch.arange(LONGEST + 1, dtype=torch.float64).log1p()
 """By length: one table for one query and for many, whose logarithms may differ in the last bit."""
-LAPSED = -2
-"""Length of history that stands for that of a user who was away for long."""
-LAPSED_SHARE, MIN_QUERIES = 0.05, 50
-"""Share of validation's users, those who were away longest, whose absence is too rare to learn
-from; and the fewest queries that show it."""
+OWN = -2
+"""Length of history that stands for that of a query which the user's own history ranks."""
+VISIT_SECONDS = 1_800
+"""A visit goes on if the last event is younger."""
+CAME_BACK, MIN_QUERIES = (0.9, 0.95, 1.0), 50
+"""Shares of validation's users whose absences are tried as the longest that others' demand counts
+after; and the fewest queries that show it."""
 PARTS = 3
 """Parts of an item's demand: for everyone, for visitors without a history, and times the
 logarithm (log1p) of the history's length."""
@@ -102,10 +105,10 @@ def demand_before(sequences: Sequences, ends: Rows, num_item_rows: int) -> Tenso
 def history_parts(history_lengths: Tensor) -> Tensor:
     """Return how much each part counts for histories of some lengths, [B] -> [B, PARTS] float64.
 
-    Of a history of unknown length, -1, the first part alone does; of ``LAPSED`` none.
+    Of a history of unknown length, -1, the first part alone does; of ``OWN`` none.
     """
     logs = LENGTH_LOGS.to(history_lengths.device)[history_lengths.clamp(0, LONGEST)]
-    counts = (history_lengths != LAPSED).double()
+    counts = (history_lengths != OWN).double()
     return torch.stack([counts, (history_lengths == 0).double(), logs], 1)
 
 
@@ -188,7 +191,7 @@ def with_new_item_odds(
 
 
 def days_away(sequences: Sequences, positions: Rows) -> Tensor | None:
-    """Count the days from each query's last event to the end of train, [B]; 0 without a history.
+    """Count the days from each query's last event to the end of train, [B]; NaN without a history.
 
     None without times, or if some held-out events are not after that end: then validation
     is of each user's last events, and tells nothing of absences.
@@ -201,39 +204,40 @@ def days_away(sequences: Sequences, positions: Rows) -> Tensor | None:
         return None
     is_first = positions == sequences.offsets[sequences.users_of(positions)]
     last = np.asarray(sequences.times[np.maximum(positions - 1, 0)])
-    return torch.from_numpy(np.where(is_first, 0.0, (now - last) / DAY))
+    return torch.from_numpy(np.where(is_first, np.nan, (now - last) / DAY))
 
 
 def longest_absences(days: Tensor | None) -> list[float]:
-    """Return the days away that all but a few of these queries, and that none of them, exceed.
+    """Return the days away that few of these queries, fewer, and none of them exceed.
 
     Nothing of too few queries, or without an absence.
     """
-    if days is None or len(days) < MIN_QUERIES:
+    known = torch.zeros(0) if days is None else days[~days.isnan()]
+    if len(known) < MIN_QUERIES:
         return []
-    return [longest for share in (1 - LAPSED_SHARE, 1) if (longest := float(days.quantile(share)))]
+    return [longest for share in CAME_BACK if (longest := float(known.quantile(share)))]
 
 
 def of_their_own(
-    lists: Mapping[str, TopK], history_lengths: Tensor, is_lapsed: Tensor, k: int
+    lists: Mapping[str, TopK], history_lengths: Tensor, is_own: Tensor, k: int
 ) -> tuple[dict[str, TopK], Tensor]:
-    """Take the popular list and the length of the history away from queries of lapsed users.
+    """Take the popular list and the length of the history away from some queries.
 
     Args:
         lists: By source, [B, k_s] each.
         history_lengths: [B].
-        is_lapsed: [B] bool.
+        is_own: Whether the user's own history ranks, [B] bool.
         k: Places that the others must fill without it.
     """
     others = [(top.item_rows > 0).sum(1) for name, top in lists.items() if name != POPULARITY.name]
-    if not others or not bool(is_lapsed.any()):
+    if not others or not bool(is_own.any()):
         return dict(lists), history_lengths
-    lapsed = is_lapsed & (torch.stack(others).amax(0) >= k)
+    own = is_own & (torch.stack(others).amax(0) >= k)
     found = dict(lists)
     if POPULARITY.name in found:
         scores, rows = found[POPULARITY.name]
-        gone = lapsed[:, None]
+        gone = own[:, None]
         found[POPULARITY.name] = TopK(
             scores.masked_fill(gone, -torch.inf), rows.masked_fill(gone, -1)
         )
-    return found, history_lengths.masked_fill(lapsed, LAPSED)
+    return found, history_lengths.masked_fill(own, OWN)

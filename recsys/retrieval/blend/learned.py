@@ -43,6 +43,7 @@ from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.demand import (
     DAY,
     DEMAND,
+    OWN,
     DemandOfChoices,
     fit_with_demand,
     history_parts,
@@ -115,6 +116,7 @@ class LearnedBlend:
         loss: float | None = None,
         demand: Tensor | None = None,
         odds: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> None:
         """Take ready weights.
 
@@ -125,6 +127,8 @@ class LearnedBlend:
             demand: Weights of items' demand, [PARTS, D] float32; None reads none.
             odds: What each item's demand adds by these weights, [PARTS, N] float32; None adds
                 nothing (``with_demand``).
+            own: Weights and scale by source for queries that the user's own history ranks,
+                [S, F + 1] float32; None takes those of all.
         """
         shape = (len(config.item_bounds) + 2, len(sources), len(FEATURES))
         if tuple(weights.shape) != shape or tuple(scales.shape) != (len(sources),):
@@ -136,6 +140,7 @@ class LearnedBlend:
             raise ValueError("weights and scales must be finite; fit the blend again")
         self.config, self.sources, self.loss = config, tuple(sources), loss
         self.weights, self.scales, self.demand, self.odds = weights, scales, demand, odds
+        self.own = own
         self.lapsed_before = -math.inf
         """Unix second; users whose last event is before it were away for long (``as_of``)."""
 
@@ -144,6 +149,14 @@ class LearnedBlend:
         moved = copy.copy(self)
         if self.config.absent_days is not None:
             moved.lapsed_before = moment - self.config.absent_days * DAY
+        return moved
+
+    def with_own(self, own: LearnedBlend) -> LearnedBlend:
+        """Take another blend's weights where the user's own history ranks."""
+        rows = torch.cat([own.weights[-1], own.scales[:, None]], 1)
+        moved, found = copy.copy(self), dict(zip(own.sources, rows, strict=True))
+        none = torch.zeros(len(FEATURES) + 1)
+        moved.own = torch.stack([found.get(name, none) for name in self.sources])
         return moved
 
     def with_demand(self, demand: Tensor | None) -> LearnedBlend:
@@ -249,6 +262,11 @@ class LearnedBlend:
             weights = self.weights[kinds_of_rows(items, merged.item_rows)]
         features = merged.features(self.scales[chosen])  # [B, L, S, F]
         contributions = (features * weights[:, :, chosen].double()).sum(3)
+        is_own = torch.tensor(False) if history_lengths is None else history_lengths == OWN
+        if self.own is not None and bool(is_own.any()):
+            own = self.own[chosen]
+            by_own = merged.features(own[:, -1]) * own[:, :-1].double()
+            contributions = torch.where(is_own[:, None, None], by_own.sum(3), contributions)
         if log_odds is not None or self.odds is not None:
             own = self._odds_of_items(merged, history_lengths, log_odds)
             contributions += merged.in_equal_parts(own)
@@ -281,8 +299,8 @@ class LearnedBlend:
         if self.demand is not None:
             about["demand"] = list(DEMAND)
             tensors["demand"] = self.demand
-        if self.odds is not None:
-            tensors["odds"] = self.odds
+        others = {"odds": self.odds, "own": self.own}
+        tensors |= {name: tensor for name, tensor in others.items() if tensor is not None}
         return write_blend(directory, tensors, about)
 
     @classmethod
@@ -315,6 +333,7 @@ class LearnedBlend:
             about.get("loss"),
             tensors.get("demand"),
             tensors.get("odds"),
+            tensors.get("own"),
         )
 
 

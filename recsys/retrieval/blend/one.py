@@ -20,7 +20,7 @@ from recsys.data.top_k import OneList
 from recsys.kernels.one_query.op import BlendOfOne
 from recsys.models.names import POPULARITY
 from recsys.retrieval.blend.choices import kinds_of
-from recsys.retrieval.blend.demand import LAPSED, LENGTH_LOGS, LONGEST
+from recsys.retrieval.blend.demand import LENGTH_LOGS, LONGEST, OWN
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import ABSENT, CONSTANT, Blended
 
@@ -73,6 +73,7 @@ class OneQueryBlend:
         self._counts, log_odds = item_counts.double(), blend.config.log_odds_of_new
         self._log_odds = (self._counts == 0).double() * log_odds if log_odds else None
         self.compiled: BlendOfOne | None = None
+        self.compiled_own: BlendOfOne | None = None
         if blend.odds is not None and len(blend.odds) != 3:
             return
         bounds, kinds = blend.config.item_bounds, None
@@ -82,16 +83,21 @@ class OneQueryBlend:
             blend.weights.double().numpy(),  # [I + 1, S, F]
             blend.scales.numpy(),
             kinds,
-            None if self._log_odds is None else self._log_odds.numpy(),
+            new_odds := None if self._log_odds is None else self._log_odds.numpy(),
             None if blend.odds is None else blend.odds.double().numpy(),  # [PARTS, N]
         )
+        if (own := blend.own) is not None:
+            weights, scales = own[None, :, :-1].double().numpy(), own[:, -1].contiguous().numpy()
+            self.compiled_own = BlendOfOne(weights, scales, None, new_odds, None)
 
     def merge(self, lists: Mapping[str, OneList], num_events: int, k: int) -> MergedOne:
         """Merge lists, as ``candidate_features.blended_lists`` does."""
-        if self.compiled is not None and set(lists) <= set(self.sources):
+        own = self.compiled_own if num_events == OWN else None
+        compiled = own or self.compiled
+        if compiled is not None and set(lists) <= set(self.sources):
             chosen = [self.sources.index(name) for name in lists]
             events = demand_by_history(num_events)
-            found = self.compiled.merge(list(lists.values()), chosen, events, k)
+            found = compiled.merge(list(lists.values()), chosen, events, k)
             if found is not None:
                 return MergedOne(*found)
         blended = self.learned.blend(
@@ -107,7 +113,7 @@ class OneQueryBlend:
 def demand_by_history(num_events: int) -> tuple[float, float, float]:
     """Return the weights of an item's demand: always, for an empty history, by its length."""
     log = LOGS[min(max(0, num_events), LONGEST)]
-    return float(num_events != LAPSED), float(num_events == 0), log
+    return float(num_events != OWN), float(num_events == 0), log
 
 
 class FusedOne(NamedTuple):
@@ -170,8 +176,8 @@ def _merged(lists: Mapping[str, OneList]) -> _Merged:
 def one_of_their_own(
     lists: Mapping[str, OneList], num_events: int, k: int
 ) -> tuple[dict[str, OneList], int]:
-    """Do as ``of_their_own`` for the one query of a lapsed user."""
+    """Do as ``of_their_own`` for one query that the user's own history ranks."""
     own = {name: one for name, one in lists.items() if name != POPULARITY.name}
     if max((len(one.item_rows) for one in own.values()), default=0) < k:
         return dict(lists), num_events
-    return own, LAPSED
+    return own, OWN

@@ -20,7 +20,7 @@ from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.demand import (
     DAY,
     DEMAND,
-    LAPSED,
+    OWN,
     PARTS,
     days_away,
     longest_absences,
@@ -42,18 +42,20 @@ def test_days_away_end_with_train_and_are_of_splits_by_time_alone() -> None:
     )
     days = days_away(log, np.array([1, 3, 4]))
     assert days is not None
-    assert days.tolist() == [3.0, 0.0, 0.0]
+    assert days[:2].tolist() == [3.0, 0.0]
+    assert days[2].isnan()
     earlier = replace(log, times=np.array([2, 9, 5, 4, 7]) * DAY)
     assert days_away(earlier, np.array([1, 3])) is None
     assert days_away(replace(log, times=np.full(5, DAY)), np.array([1, 3])) is None
     assert days_away(replace(log, times=None), np.array([1])) is None
+    new = torch.full((60,), torch.nan)
     assert longest_absences(torch.zeros(60)) == []
-    assert longest_absences(torch.arange(60.0)[:49]) == []
-    assert longest_absences(torch.arange(101.0)) == [95.0, 100.0]
+    assert longest_absences(torch.cat([torch.arange(49.0), new])) == []
+    assert longest_absences(torch.cat([torch.arange(101.0), new])) == [90.0, 95.0, 100.0]
 
 
-def world(*, own: bool) -> SourceLists:
-    """Popular items are chosen; by the twenty users who were away longest their own, or those."""
+def world(*, num_own: int) -> SourceLists:
+    """Popular items are chosen; by the users who were away longest, so many, their own."""
     drawn = torch.Generator().manual_seed(5)
     shape = (NUM_QUERIES, NUM_ITEMS)
     popular = torch.arange(1, NUM_ITEMS + 1).expand(shape).contiguous()
@@ -62,8 +64,7 @@ def world(*, own: bool) -> SourceLists:
     days = torch.arange(NUM_QUERIES) * 1.0
     place = torch.multinomial(0.5 ** torch.arange(8.0), NUM_QUERIES, True, generator=drawn)
     targets = popular.gather(1, place[:, None])[:, 0]
-    if own:
-        targets = torch.where(days >= NUM_QUERIES - 20, rows[:, 0], targets)
+    targets = torch.where(days >= NUM_QUERIES - num_own, rows[:, 0], targets)
     return SourceLists(
         {"popularity": TopK(scores, popular), "ease": TopK(scores, rows)},
         Jagged.one_each(targets),
@@ -74,34 +75,64 @@ def world(*, own: bool) -> SourceLists:
     )
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_the_days_are_those_that_lose_nothing(own: bool, tmp_path: Path) -> None:
-    examples = world(own=own)
+@pytest.mark.parametrize(
+    ("num_own", "num_lapsed", "days"), [(40, 40, 359.1), (8, 20, 379.05), (0, 0, 399.0)]
+)
+def test_the_days_are_those_that_lose_nothing(
+    num_own: int, num_lapsed: int, days: float, tmp_path: Path
+) -> None:
+    examples = world(num_own=num_own)
     found = fit_blend(examples, BlendConfig(), {}, "ndcg@10")
     # If those who were away longest lose by it, it is for users who are away for even longer.
-    days = 379.05 if own else 399.0
     assert found.document["absence"]["days"] == pytest.approx(days)
-    assert found.document["absence"]["tried"] == pytest.approx(379.05)
-    assert bool(found.document["absence"]["difference"] > 0) is own
+    assert found.document["absence"]["tried"] == pytest.approx(359.1)
+    assert bool(found.document["absence"]["difference"] > 0) is (num_own == 40)
     found.blend.served.save(tmp_path / "blend")
     again = LearnedBlend.load(tmp_path / "blend").as_of(1_000 * DAY)
     assert again.lapsed_before == pytest.approx((1_000 - days) * DAY)
     first = found.blend.merged(examples, 10).item_rows[:, 0]
-    lapsed = first[-20:] == examples.lists["ease"].item_rows[-20:, 0]
-    assert bool(lapsed.all()) is own
-    assert bool((first[:-20] <= 8).all())
+    lapsed = first == examples.lists["ease"].item_rows[:, 0]
+    assert bool(lapsed[NUM_QUERIES - num_lapsed :].all())
+    assert bool((first[: NUM_QUERIES - num_lapsed] <= 8).all())
     never = fit_blend(examples, BlendConfig(absent_days=math.inf), {}, "ndcg@10")
     assert never.document["absence"] == {"days": math.inf, "set": True}
 
 
+def test_weights_of_a_visit_rank_during_it_and_after_a_long_absence(tmp_path: Path) -> None:
+    """People who come back take what is popular, and then what goes with their history."""
+    examples = world(num_own=0)
+    examples.days_away[:100] = 0.01
+    of_visits = world(num_own=NUM_QUERIES)
+    found = fit_blend(examples, BlendConfig(), {}, "ndcg@10", visits=of_visits)
+    # Queries of train's last half hour lose by it here, so that no visit has weights of its own.
+    assert found.document["absence"]["days"] is None
+    assert found.blend.served.own is None
+    examples.targets.values[:100] = examples.lists["ease"].item_rows[:100, 0]
+    found = fit_blend(examples, BlendConfig(), {}, "ndcg@10", visits=of_visits)
+    assert found.document["absence"]["days"] == pytest.approx(359.1)
+    found.blend.served.save(tmp_path / "blend")
+    again = LearnedBlend.load(tmp_path / "blend")
+    assert again.own is not None
+    assert torch.equal(again.own, found.blend.served.own)
+    own = again.own[again.sources.index("popularity")]
+    assert not own.any()
+    first = found.blend.merged(examples, 10).item_rows[:, 0]
+    assert torch.equal(first[:100], examples.lists["ease"].item_rows[:100, 0])
+    assert bool((first[100:300] <= 8).all())
+
+
+@pytest.mark.parametrize("has_own", [False, True])
 @pytest.mark.parametrize("k", [5, 12])
-def test_one_query_of_a_lapsed_user_is_merged_as_in_a_batch(k: int) -> None:
+def test_one_query_of_a_lapsed_user_is_merged_as_in_a_batch(k: int, has_own: bool) -> None:
     """The own list has ten items: beyond them what is popular counts."""
     drawn = torch.Generator().manual_seed(1)
     weights = torch.rand((2, 2, 4), generator=drawn)
     blend = LearnedBlend(BlendConfig(), ("popularity", "ease"), weights, torch.ones(2))
     blend.demand = torch.randn(PARTS, len(DEMAND), generator=drawn)
     blend = blend.with_demand(torch.rand(NUM_ITEMS + 1, len(DEMAND), generator=drawn))
+    if has_own:
+        weights = torch.rand((2, 1, 4), generator=drawn)
+        blend = blend.with_own(LearnedBlend(BlendConfig(), ("ease",), weights, torch.tensor([3.0])))
     counts = torch.ones(NUM_ITEMS + 1)
     lists = {
         "popularity": TopK(torch.linspace(1, 0, 20)[None], torch.arange(1, 21)[None]),
@@ -111,7 +142,7 @@ def test_one_query_of_a_lapsed_user_is_merged_as_in_a_batch(k: int) -> None:
     whole = blended_lists(blend, own, lengths, counts, k)
     single = {name: OneList.of(top) for name, top in lists.items()}
     found, num_events = one_of_their_own(single, 7, k)
-    assert num_events == int(lengths[0]) == (LAPSED if k <= 10 else 7)
+    assert num_events == int(lengths[0]) == (OWN if k <= 10 else 7)
     one = OneQueryBlend(blend, counts).merge(found, num_events, k)
     assert one.item_rows.tolist() == whole.item_rows[0].tolist()
     np.testing.assert_allclose(one.scores, whole.scores[0].numpy(), rtol=1e-5)
