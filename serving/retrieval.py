@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from recsys.data.top_k import ItemMask, OneList, all_finite
 from recsys.models.names import CONTENT
-from recsys.retrieval.blend.demand import OWN, VISIT_SECONDS
-from recsys.retrieval.blend.one import OneQueryBlend, one_of_their_own
+from recsys.retrieval.blend.demand import OWN
+from recsys.retrieval.blend.one import OneQueryBlend
 from recsys.retrieval.ranked import FILLER, RankedItems, by_reciprocal_rank, with_new_items
 from recsys.retrieval.sources import LateError, lists_together
 from serving.bundle.adapters import Adapters
@@ -176,7 +176,7 @@ class Retrieval:
         }
         if blend is None or not blended or lists.keys() == {FILLER}:
             return by_reciprocal_rank(lists, self._weights(query.surface), k), None, []
-        read, num_events = _read_by(blend, blended, query, k)
+        read, num_events = blend.read(blended, query.history, query.times, query.moment, k)
         # A ranker learns from people who come back.
         ranked, ranker, notes = None, None, list[Degraded]()
         if num_events != OWN:
@@ -202,17 +202,6 @@ class Retrieval:
             # Whatever went wrong, the blend's order can be served.
             return None, None, [self._failed("failed_stage", "ranker")]
         return found, self._ranker.version, []
-
-
-def _read_by(blend: OneQueryBlend, lists: Lists, query: Query, k: int) -> tuple[Lists, int]:
-    """Take what counts during a visit or after a long absence, or all; the history's length."""
-    times, num_events, learned = query.times, len(query.history), blend.learned
-    if times is None or not num_events:
-        return lists, num_events
-    visits = query.moment is not None and times[-1] > query.moment - VISIT_SECONDS
-    if times[-1] < learned.lapsed_before or (visits and learned.own is not None):
-        return one_of_their_own(lists, num_events, k)
-    return lists, num_events
 
 
 def _with_search(

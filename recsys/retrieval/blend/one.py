@@ -20,7 +20,7 @@ from recsys.data.top_k import OneList
 from recsys.kernels.one_query.op import BlendOfOne
 from recsys.models.names import POPULARITY
 from recsys.retrieval.blend.choices import kinds_of
-from recsys.retrieval.blend.demand import LENGTH_LOGS, LONGEST, OWN
+from recsys.retrieval.blend.demand import LENGTH_LOGS, LONGEST, OWN, VISIT_SECONDS
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import ABSENT, CONSTANT, Blended
 
@@ -89,6 +89,25 @@ class OneQueryBlend:
         if (own := blend.own) is not None:
             weights, scales = own[None, :, :-1].double().numpy(), own[:, -1].contiguous().numpy()
             self.compiled_own = BlendOfOne(weights, scales, None, new_odds, None)
+
+    def read(
+        self,
+        lists: Mapping[str, OneList],
+        history: Rows,
+        times: Rows | None,
+        moment: int | None,
+        k: int,
+    ) -> tuple[dict[str, OneList], int]:
+        """Take the lists that count at a moment, in unix seconds, and the history's length.
+
+        During a visit and after a long absence, these are as ``of_their_own`` gives them.
+        """
+        if times is None or not len(history):
+            return dict(lists), len(history)
+        visits = moment is not None and times[-1] > moment - VISIT_SECONDS
+        if times[-1] < self.learned.lapsed_before or (visits and self.learned.own is not None):
+            return one_of_their_own(lists, len(history), k)
+        return dict(lists), len(history)
 
     def merge(self, lists: Mapping[str, OneList], num_events: int, k: int) -> MergedOne:
         """Merge lists, as ``candidate_features.blended_lists`` does."""
