@@ -1,5 +1,7 @@
 """Checks whose evidence is not a bundle: gains and times."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from pipelines.publishing.gate import (
     CLOCK_SKEW,
     BundleLists,
     Subject,
+    good_lists,
     latency,
     not_in_the_future,
     read_once,
@@ -49,6 +52,17 @@ def test_a_gain_that_doubles_the_champion_is_held_back(bundle):
         (verdict,) = too_good(Subject(challenger=bundle, champion=bundle, paired=found))
         assert verdict.passed is passed
     assert "release.gate.max_gain" in verdict.reason
+
+
+def test_variety_is_held_against_a_champion_of_the_same_models(bundle):
+    def checked(models: list[str]) -> bool:
+        manifest = bundle.manifest.model_copy(update={"models": models})
+        champion = replace(bundle, manifest=manifest)
+        verdicts = good_lists(Subject(challenger=bundle, champion=champion))
+        return "catalogue coverage" in {one.name for one in verdicts}
+
+    assert checked(bundle.manifest.models)
+    assert not checked(bundle.manifest.models[1:])
 
 
 @pytest.mark.parametrize(("ranked", "passed"), [(0.11, True), (0.19, True), (0.25, False)])

@@ -121,6 +121,31 @@ def test_weights_of_a_visit_rank_during_it_and_after_a_long_absence(tmp_path: Pa
     assert bool((first[100:300] <= 8).all())
 
 
+def test_a_visit_goes_on_for_half_an_hour() -> None:
+    lists = {
+        "popularity": OneList.of(TopK(torch.ones(1, 9), torch.arange(1, 10)[None])),
+        "ease": OneList.of(TopK(torch.linspace(2, 1, 9)[None], torch.arange(3, 12)[None])),
+    }
+    config = BlendConfig(absent_days=10.0)
+    plain = LearnedBlend(config, ("popularity", "ease"), torch.ones(2, 2, 4), torch.ones(2))
+    own = LearnedBlend(BlendConfig(), ("ease",), torch.ones(2, 1, 4), torch.ones(1))
+    now, history = 100 * DAY, np.array([4, 5])
+
+    def length(learned: LearnedBlend, seconds: int | None, moment: int | None = now) -> int:
+        blend = OneQueryBlend(learned.as_of(now), torch.ones(12))
+        times = None if seconds is None else np.array([now - 50 * DAY, now - seconds])
+        read, found = blend.read(lists, history, times, moment, 5)
+        assert ("popularity" in read) is (found != OWN)
+        return found
+
+    with_own = plain.with_own(own)
+    assert [length(with_own, one) for one in (5, 1_799, 1_800, 9 * DAY)] == [OWN, OWN, 2, 2]
+    assert [length(plain, one) for one in (5, 9 * DAY, 11 * DAY)] == [2, 2, OWN]
+    assert length(with_own, 11 * DAY) == OWN
+    # Without times, and for items like another, nothing is known of visits.
+    assert length(with_own, None) == length(with_own, 5, None) == 2
+
+
 @pytest.mark.parametrize("has_own", [False, True])
 @pytest.mark.parametrize("k", [5, 12])
 def test_one_query_of_a_lapsed_user_is_merged_as_in_a_batch(k: int, has_own: bool) -> None:
