@@ -53,8 +53,6 @@ class Context:
     cache: Cache = field(default_factory=lambda: Cache(512))
     tables: Cache = field(default_factory=lambda: Cache(16))
     """Tables with a row for each user."""
-    rubric: Path | None = None
-    """File of criteria that the page Rate shows."""
 
 
 Build = Callable[[Context, Query], Page]
@@ -74,8 +72,6 @@ class PageEntry:
     """Windows of long tables, by `Table.source`."""
     suggest: Mapping[str, Suggest] = field(default_factory=dict)
     """Options of a search, by `Control.suggest`: at most 20, the best first."""
-    save: Callable[[Context, Query], object] | None = None
-    """Keeps what a reader answered."""
     in_navigation: bool = True
     keeps: tuple[str, ...] = ()
     """Parameters that the navigation takes along from the page it leaves, such as ``run``."""

@@ -157,21 +157,6 @@ class Lists:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rating:
-    """Lists with questions that a person answers; each answer is sent to the page's `save`."""
-
-    key: str
-    lists: Sequence[Lists]
-    questions: Sequence[tuple[str, str]]
-    """Name and sentence of each."""
-    answers: Sequence[Mapping[str, bool]]
-    """Answers so far on each list, by question."""
-    parameters: Parameters
-    """Parameters that are sent with each answer."""
-    kind: Literal["rating"] = "rating"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Code:
     """Text to copy as it is, such as a configuration; folded away at first."""
 
@@ -193,7 +178,7 @@ class Section:
 
 
 Numbered = Chart | Table | Lists
-Block = Words | Tiles | Numbered | Rating | Code | Section
+Block = Words | Tiles | Numbered | Code | Section
 
 
 def with_origins(section: Section, origins: Sequence[Origin]) -> Section:

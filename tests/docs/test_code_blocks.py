@@ -19,8 +19,6 @@ import pytest
 from typer.main import get_command
 
 from pipelines.cli.main import app
-from pipelines.config.toml import validate
-from pipelines.dashboard.rubric import Rubric
 from pipelines.presets.resolve import ConfigSources
 from recsys.retrieval.export_onnx import export_bundle
 from serving.bundle.catalogue import Catalogue
@@ -135,8 +133,6 @@ def test_configurations_are_read(block: Block, tmp_path: Path) -> None:
     table = tomllib.loads(block.text)
     if set(table) <= {"surfaces", "rules", "experiments", "wishes"}:
         check_configuration(table)
-    elif "criteria" in table:
-        validate(Rubric, table, "rubric.toml")
     elif "keys" in table:
         for key in table["keys"]:
             ClientKey.model_validate(key | {"sha256": "0" * 64})

@@ -42,7 +42,6 @@ ELSEWHERE = {
     "recsys run shop.toml --engine": "tests/pipelines/engine",
     "recsys run --preset movielens_100k": "tests/integration/test_demo.py",
     "recsys compare runs/shop --models blend,successors": "tests/integration/models",
-    "recsys dashboard --rubric": "tests/pipelines/dashboard/web/test_command.py",
     "recsys backtest": "tests/test_readme.py",
     "python -m": "tests of its own, peers or a GPU",
 }

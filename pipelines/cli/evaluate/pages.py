@@ -39,31 +39,22 @@ def dashboard(
     name: Annotated[
         list[str] | None, typer.Option(help="Host name by which others reach it (repeatable).")
     ] = None,
-    rubric: Annotated[
-        Path | None, typer.Option(help="File of criteria by which people rate lists (page Rate).")
-    ] = None,
     show: Open = False,
 ) -> None:
     """Show which bundle to release and why: runs, comparisons, releases, semantic IDs.
 
-    Reads workspaces and bundles as they are; nothing leaves the machine. Answers of the page Rate
-    are kept next to the rubric.
+    Reads workspaces and bundles as they are; nothing leaves the machine.
 
     [bold]Examples[/]
 
       recsys dashboard --open
-
-      recsys dashboard --root runs --rubric rubric.toml
     """
     from pipelines.dashboard.context import Context
     from pipelines.dashboard.pages import PAGES
-    from pipelines.dashboard.rate import read_rubric
     from pipelines.dashboard.web.access import AccessRules
     from pipelines.dashboard.web.app import serve
     from pipelines.dashboard.workspaces.stores import Stores
 
-    if rubric is not None:
-        read_rubric(rubric)
     stores = Stores(find_places(root or [], bundles or []), watch=True)
     known = key or None if key_file is None else read_key(key_file)
     access = AccessRules(host=host, key=known, public=public, names=tuple(name or ()))
@@ -73,7 +64,7 @@ def dashboard(
         import webbrowser
 
         webbrowser.open(address)
-    serve(Context(stores=stores, rubric=rubric), PAGES, access, port)
+    serve(Context(stores=stores), PAGES, access, port)
 
 
 def find_places(roots: list[Path], bundles: list[Path]) -> Places:

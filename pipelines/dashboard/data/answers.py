@@ -141,8 +141,8 @@ class Answers(NamedTuple):
         return (self.table, *manifest)
 
 
-def answers(run: Run, splits: Sequence[Split] = ("test", "validation")) -> Answers:
-    """Find a run's ranks on the first split that has them."""
+def answers(run: Run) -> Answers:
+    """Find a run's ranks on test, else on validation."""
     if run.kind == "bundle":
         version = run.path.name.removeprefix("bundle-")
         table = answers_file(run.path.parent, version)
@@ -152,6 +152,7 @@ def answers(run: Run, splits: Sequence[Split] = ("test", "validation")) -> Answe
                 "test, and compares by it"
             )
         return Answers(table, (SERVED,), None)
+    splits: tuple[Split, ...] = ("test", "validation")
     for split in splits:
         for table in sorted((run.path / "evaluate").glob(f"per_user_{GIVEN}_{split}.parquet")):
             try:

@@ -28,11 +28,10 @@ def read_items(context: Context, features: Path) -> pl.DataFrame:
         if there is no text), categories (joined by a comma) and events of training.
     """
     files = [features / "items.parquet", features / "manifest.json"]
-    return context.tables.get(("items", str(features)), files, lambda: load_items(features))
+    return context.tables.get(("items", str(features)), files, lambda: _read(features))
 
 
-def load_items(features: Path) -> pl.DataFrame:
-    """Read the table of `read_items`."""
+def _read(features: Path) -> pl.DataFrame:
     try:
         items = pl.read_parquet(features / "items.parquet")
         sequences = Sequences.load(features / "sequences" / GIVEN)

@@ -146,11 +146,11 @@ def _models_of_one(
     raise NotFoundError(NO_PAIR)
 
 
-def newest_with_lists(context: Context, at_least: int = 2) -> Run:
-    """Return the newest run with lists of some models, a complete one where there is one."""
+def newest_with_lists(context: Context) -> Run:
+    """Return the newest run with lists of two models, a complete one where there is one."""
     newest = context.stores.runs()[:NUM_SEARCHED]
     for run in sorted(newest, key=lambda run: (run.status != "complete", run.kind != "workspace")):
-        if has_ranks(run, at_least):
+        if has_ranks(run, 2):
             return run
     raise NotFoundError(NO_PAIR)
 

@@ -1,4 +1,4 @@
-"""Access to the dashboard, which keeps ratings and otherwise only reads."""
+"""Access to the dashboard, which only reads."""
 
 from __future__ import annotations
 
@@ -85,13 +85,6 @@ class AccessRules:
         given = request.cookies.get(COOKIE, "")
         if self.needs_key and not hmac.compare_digest(given.encode(), self._session.encode()):
             raise AccessError(401, "this dashboard needs a key")
-
-    def check_writer(self, request: Request) -> None:
-        """Refuse an answer from another site's page, or from who may only read."""
-        self.check_reader(request)
-        self._check_origin(request)
-        if self.public and not is_loopback(self.host):
-            raise AccessError(403, "a public dashboard keeps no answers; start it with --key-file")
 
     @property
     def session(self) -> str:

@@ -182,14 +182,6 @@ def suggest(site: Site, request: Request) -> Response:
     return json_response(find(site.context, query, query.text("w.text"))[:20])
 
 
-def save(site: Site, request: Request) -> Response:
-    """Keep what a reader answered."""
-    entry = site.page(request)
-    if entry.save is None:
-        raise NotFoundError(f"page {entry.name!r} takes no answers")
-    return json_response(entry.save(site.context, read_query(request)))
-
-
 def file_of_run(stores: Stores, key: str, path: str) -> Path:
     """Find a file of a run."""
     folder = stores.run(key).path
@@ -235,10 +227,6 @@ async def _reader(site: Site, request: Request) -> None:
     site.access.check_reader(request)
 
 
-async def _writer(site: Site, request: Request) -> None:
-    site.access.check_writer(request)
-
-
 async def _key_holder(site: Site, request: Request) -> None:
     await site.access.check_key(request)
 
@@ -258,7 +246,7 @@ def _route(site: Site, path: str, answer: Callable[..., Response], check: Check)
             response.headers.setdefault(name, value)
         return response
 
-    methods = ["POST"] if check in (_key_holder, _writer) else ["GET"]
+    methods = ["POST"] if check is _key_holder else ["GET"]
     return Route(path, endpoint, methods=methods)
 
 
@@ -270,7 +258,6 @@ def create_app(site: Site) -> Starlette:
         ("/api/page/{name}", page, _reader),
         ("/api/rows/{name}/{source}", rows, _reader),
         ("/api/suggest/{name}/{search}", suggest, _reader),
-        ("/api/save/{name}", save, _writer),
         ("/files/{key}/{path:path}", file, _reader),
         ("/api/enter", enter, _key_holder),
     ]

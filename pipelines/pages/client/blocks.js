@@ -2,7 +2,6 @@
 import { chartBlock } from "./chart.js";
 import { button, make, text } from "./element.js";
 import { linked, linkList, originLine, target } from "./links.js";
-import { ratingBlock } from "./rating.js";
 import { tableBlock } from "./table.js";
 
 
@@ -119,7 +118,6 @@ const KINDS = {
   chart: chartBlock,
   table: tableBlock,
   lists: listsBlock,
-  rating: (view, block, level) => ratingBlock(view, block, (lists) => listsBlock(view, lists, level)),
   code: codeBlock,
   section: sectionBlock,
 };

@@ -70,10 +70,6 @@ export class Served {
     return got(path, queryOf({ ...ofPage(parameters), "w.text": typed }), signal);
   }
 
-  save(name, parameters) {
-    return posted(`/api/save/${encodeURIComponent(name)}?${queryOf(parameters)}`, {}, "");
-  }
-
   enter(key) {
     return posted("/api/enter", {}, key);
   }

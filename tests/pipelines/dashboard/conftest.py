@@ -99,20 +99,7 @@ def workspace(built_once: BuiltOnce, tmp_path_factory: pytest.TempPathFactory) -
     return built_once("dashboard", build) / "run"
 
 
-RUBRIC = """
-num_lists = 4
-[[criteria]]
-name = "fits"
-description = "Most items fit what the user chose lately."
-[[criteria]]
-name = "varied"
-description = "No two items are nearly the same."
-"""
-
-
 @pytest.fixture(scope="session")
-def context(workspace: Path, tmp_path_factory: pytest.TempPathFactory) -> Context:
+def context(workspace: Path) -> Context:
     """A dashboard of that workspace alone."""
-    rubric = tmp_path_factory.mktemp("rubric") / "rubric.toml"
-    rubric.write_text(RUBRIC, encoding="utf-8")
-    return Context(stores=Stores(Places(roots=[workspace])), rubric=rubric)
+    return Context(stores=Stores(Places(roots=[workspace])))

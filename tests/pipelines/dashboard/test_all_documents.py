@@ -15,7 +15,6 @@ NEXT_STEPS = {
     "run": "recsys demo",
     "compare": "recsys run shop.toml",
     "why": "recsys run shop.toml",
-    "rate": "recsys run shop.toml",
     "releases": "recsys run shop.toml",
 }
 

@@ -25,7 +25,6 @@ def served(monkeypatch):
     [
         (["--root", "nowhere"], "nowhere is not a folder"),
         (["--host", "0.0.0.0"], "give a key (--key-file), say --public, or listen on 127.0.0.1"),
-        (["--rubric", "nowhere.toml"], "no configuration file nowhere.toml"),
         (["--key-file", "nowhere.txt"], "nowhere.txt"),
     ],
 )

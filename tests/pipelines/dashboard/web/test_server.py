@@ -1,4 +1,4 @@
-"""The routes: documents, windows, suggestions, actions, files, and what is refused."""
+"""The routes: documents, windows, suggestions, files, and what is refused."""
 
 import json
 from pathlib import Path
