@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from recsys.data.top_k import ItemMask, OneList, all_finite
 from recsys.models.names import CONTENT
-from recsys.retrieval.blend.demand import OWN
 from recsys.retrieval.blend.one import OneQueryBlend
 from recsys.retrieval.ranked import FILLER, RankedItems, by_reciprocal_rank, with_new_items
 from recsys.retrieval.sources import LateError, lists_together
@@ -177,9 +176,9 @@ class Retrieval:
         if blend is None or not blended or lists.keys() == {FILLER}:
             return by_reciprocal_rank(lists, self._weights(query.surface), k), None, []
         read, num_events = blend.read(blended, query.history, query.times, query.moment, k)
-        # A ranker learns from people who come back.
+        # A ranker learns from people who come back, no visit or absence (a length below 0).
         ranked, ranker, notes = None, None, list[Degraded]()
-        if num_events != OWN:
+        if num_events >= 0:
             ranked, ranker, notes = self._by_ranker(blended, query, k)
         if ranked is None:
             merged = blend.merge(read, num_events, k)
