@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from pipelines.auto.first_round import COUNTED, HASTY_USERS
@@ -70,13 +71,15 @@ def time_limit(seconds: float) -> Iterator[None]:
     def ring(*_: object) -> None:
         raise OutOfTimeError
 
-    former = signal.signal(signal.SIGALRM, ring)
+    former, learns = signal.signal(signal.SIGALRM, ring), torch.is_grad_enabled()
     signal.setitimer(signal.ITIMER_REAL, max(0.01, seconds))
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, former)
+        # An alarm between the two ends of ``torch.no_grad`` leaves gradients off.
+        torch.set_grad_enabled(learns)
 
 
 def stages_between(first: str, last: str) -> list[Stage]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pipelines.auto.beside import FOLDER, Measured, OutOfTimeError, time_limit
 from pipelines.auto.further import CANDIDATES, Candidate
@@ -212,6 +213,11 @@ def test_a_refused_release_puts_back_what_was_there(served):
 
 def test_time_is_up_once_and_the_handler_before_comes_back():
     before = signal.getsignal(signal.SIGALRM)
+    # As an alarm within the first or the last lines of ``torch.no_grad``.
+    with pytest.raises(OutOfTimeError), time_limit(60.0):
+        torch.set_grad_enabled(False)
+        raise OutOfTimeError
+    assert torch.is_grad_enabled()
     with pytest.raises(OutOfTimeError), time_limit(0.05):
         time.sleep(5.0)
     with time_limit(60.0):
