@@ -17,7 +17,7 @@ import numpy as np
 from pipelines.candidates.load import list_models, scored_up_to
 from pipelines.config.trainings import RankerTrainingConfig
 from pipelines.engine.stage import StageContext
-from pipelines.inputs.tensors import HeldOut, ragged
+from pipelines.inputs.tensors import HeldOut
 from pipelines.training.baselines import fit_untrained
 from pipelines.training.fitters import ModelFitter, read_refit
 from pipelines.training.train import fit
@@ -65,18 +65,6 @@ def ends_before_moment(sequences: Sequences, share: float) -> Rows:
     return ends
 
 
-def queries_at(sequences: Sequences, positions: Rows) -> HeldOut:
-    """Make one query for each position [P], whose event is the target."""
-    users = sequences.users_of(positions)
-    lengths = positions - sequences.offsets[users]
-    seen = concatenated_ranges(sequences.offsets[users], positions)
-    return HeldOut(
-        positions=positions,
-        targets=ragged(np.asarray(sequences.item_rows[positions]), np.ones_like(positions)),
-        seen=ragged(np.asarray(sequences.item_rows[seen]), lengths),
-    )
-
-
 def hold_back(
     inputs: ModelInputs, config: RankerTrainingConfig, seed: int, *, by_time: bool = False
 ) -> HeldBack:
@@ -95,7 +83,7 @@ def hold_back(
         rng = np.random.default_rng([seed, len(positions)])
         positions = np.sort(rng.choice(positions, config.max_queries, replace=False))
     before = replace(inputs, sequences=sequences.before(ends))
-    return HeldBack(before, ends, queries_at(sequences, positions))
+    return HeldBack(before, ends, HeldOut.at(sequences, positions))
 
 
 def refitted_sources(

@@ -68,11 +68,7 @@ def fit_blend(context: StageContext) -> StageRows:
     for profile, sources in list_profiles(examples.lists).items():
         part = examples.of(everyone, sources)
         fitted = fit_profile(
-            part,
-            config.blend,
-            HOME.weights,
-            config.evaluation.primary_metric,
-            visits=None if visits is None else visits.of(torch.arange(len(visits)), sources),
+            part, config.blend, HOME.weights, config.evaluation.primary_metric, visits=visits
         )
         named = [one.name for one in MODELS if one.training or one == CONTENT]
         gains = source_gains(part, [n for n in named if n in sources], fitted, config.blend)

@@ -344,20 +344,24 @@ class HeldOut:
         )
 
     @classmethod
+    def at(cls, sequences: Sequences, positions: Rows) -> HeldOut:
+        """Make one query for each position [P], whose event is the target."""
+        starts = sequences.offsets[sequences.users_of(positions)]
+        seen = concatenated_ranges(starts, positions)
+        return cls(
+            positions=positions,
+            targets=ragged(np.asarray(sequences.item_rows[positions]), np.ones_like(positions)),
+            seen=ragged(np.asarray(sequences.item_rows[seen]), positions - starts),
+        )
+
+    @classmethod
     def last_of_several(cls, sequences: Sequences, split: Split) -> HeldOut:
         """Collect the last event of users with several in the split; the others precede it."""
         labels = np.asarray(sequences.label_positions(split))
         users = sequences.users_of(labels)
         same = users[1:] == users[:-1]
         is_last, is_first = np.append(~same, True), np.append(True, ~same)
-        positions = labels[(is_last & ~is_first)[: len(labels)]]
-        starts = sequences.offsets[sequences.users_of(positions)]
-        before, ones = concatenated_ranges(starts, positions), np.ones_like(positions)
-        return cls(
-            positions=positions,
-            targets=ragged(np.asarray(sequences.item_rows[positions]), ones),
-            seen=ragged(np.asarray(sequences.item_rows[before]), positions - starts),
-        )
+        return cls.at(sequences, labels[(is_last & ~is_first)[: len(labels)]])
 
     def target_positions(self) -> Rows:
         """Return the position of each target, query by query, [M]."""

@@ -259,7 +259,7 @@ def fit_blend(
         is_set = config.new_item_odds is not None
         found = judged_new_items(learned, measured, examples, metric, device, is_set=is_set)
         learned, values[LEARNED], document["new_items"] = found.blend, found.values, found.document
-        own = None if visits is None else own_profile(visits, config, device)
+        own = None if visits is None else own_profile(visits, sources, config, device)
         learned, values[LEARNED], document["absence"] = judged_absence(
             learned, own, values[LEARNED], examples, metric, device
         )
@@ -384,10 +384,10 @@ def judged_demand(
 
 
 def own_profile(
-    visits: SourceLists, config: BlendConfig, device: torch.device
+    visits: SourceLists, sources: Sequence[str], config: BlendConfig, device: torch.device
 ) -> ProfileBlend | None:
     """Fit weights of users' own history, without others' demand; None where there are too few."""
-    names = [name for name in visits.lists if name != POPULARITY.name]
+    names = [name for name in sources if name != POPULARITY.name]
     if not names or not len(visits):
         return None
     own = replace(visits.of(torch.arange(len(visits)), names), demand=None)
