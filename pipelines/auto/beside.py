@@ -36,7 +36,6 @@ from pipelines.ranking.artefact import RANKER, served_ranker
 from pipelines.stages.list import STAGES
 from recsys.fitting.blend import paired_difference
 from recsys.fitting.queries import GIVEN
-from serving.bundle.manifest import Profile
 
 FOLDER, KEY, WON, BEFORE = ".trial", "key.json", "won.json", "before"
 REFITS = ("refit", "build_index")
@@ -215,13 +214,13 @@ class Gain(NamedTuple):
         return f"{share:+.1%} +- {error:.1%} {where}"
 
 
-def compared(side: Path, profile: Profile, metric: str, *, ranker: bool = False) -> Gain | None:
+def compared(side: Path, metric: str, *, ranker: bool = False) -> Gain | None:
     """Compare a round's list with that of the workspace; None if they answer other queries.
 
     Args:
         ranker: Whether the round's ranker is compared, even if it is not to be served.
     """
-    before, after = (served_values(folder, profile) for folder in (side.parent, side))
+    before, after = (served_values(folder) for folder in (side.parent, side))
     if ranker:
         after = load_values(side / "train_ranker" / GIVEN, RANKER)
     if before is None or after is None or len(before) != len(after):
@@ -230,14 +229,12 @@ def compared(side: Path, profile: Profile, metric: str, *, ranker: bool = False)
     return Gain(metric, difference, error, float(before.nanmean())) if number > 1 else None
 
 
-def served_values(folder: Path, profile: Profile) -> Tensor | None:
-    """Read what the list of a profile reaches for each validation query, before release."""
+def served_values(folder: Path) -> Tensor | None:
+    """Read what profile fast reaches for each validation query, before release."""
     ranker = folder / "train_ranker" / GIVEN
-    if profile == FAST and served_ranker(ranker) is not None:
+    if served_ranker(ranker) is not None:
         return load_values(ranker, RANKER)
-    blends = folder / "fit_blend" / GIVEN
-    found = load_values(blends, profile)
-    return load_values(blends, FAST) if found is None else found
+    return load_values(folder / "fit_blend" / GIVEN, FAST)
 
 
 def first_limit(num_events: int, elapsed: float, left: float) -> float:

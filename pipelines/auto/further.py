@@ -13,11 +13,9 @@ from functools import partial
 import polars as pl
 
 from pipelines.auto.beside import Measured
-from pipelines.candidates.blends import FAST, FULL
 from pipelines.config.toml import Table, set_value
 from pipelines.engine.artifacts import read_json
-from recsys.models.names import GENERATIVE, SEQUENCE, ModelName
-from serving.bundle.manifest import Profile
+from recsys.models.names import SEQUENCE
 
 ONE_ERROR = 1.0
 """Standard errors of the paired difference by which a round must be better."""
@@ -28,11 +26,6 @@ RANKED_QUERIES = 4_000
 RANKED_SECONDS = 0.008
 """Seconds of one of them, or of a validation query, on the machine of ``Costs``: its candidates,
 their features and all trainings, with experts and on impressions too."""
-GENERATED_PASS, GENERATED_PASSES, GENERATED_REFIT = 4.0, 8.0, 2.0
-"""Times a pass of the sequence model that one of the generative model takes; its passes, and those
-that continue its weights on all events."""
-GENERATED_SECONDS = 0.01
-"""Seconds of a beam search."""
 DOMAIN_ITEMS, NUM_DOMAINS = 50, 3
 """Items from which a domain gets an adapter, and domains that do."""
 LEAST_SECONDS = 10.0
@@ -53,8 +46,6 @@ class Candidate:
     """Over those of the round before."""
     seconds: Mapping[str, float]
     """Estimated seconds of the stages that change; others that follow take what they took."""
-    profile: Profile = FAST
-    """Profile whose list must become better."""
     trained: float = 0.0
     """Those of the seconds that a shorter training has less of."""
     shorter: Callable[[float], Table] = lambda _: {}
@@ -149,64 +140,13 @@ def refitted(name: str, what: str, done: Measured, grows: float, choices: Table)
     seconds = {"train_sequence": trained, "refit": done.took("refit") - refit + new_refit}
     # A refit from the beginning takes as many passes.
     whole = trained + (new_refit if done.config.sequence_training.refit_epochs is None else 0.0)
-    limits = limited(SEQUENCE, trained)
+
+    def shorter(share: float) -> Table:
+        limit = max(LEAST_SECONDS, round(SLACK * share * trained, 1))
+        return {SEQUENCE.training: {"max_seconds": limit}}
+
     return Candidate(
-        name=name, what=what, choices=choices, seconds=seconds, trained=whole, shorter=limits
-    )
-
-
-def limited(model: ModelName, seconds: float) -> Callable[[float], Table]:
-    """Limit a model's training to a share of these seconds, in which it takes fewer steps."""
-    return lambda share: {
-        model.training: {"max_seconds": max(LEAST_SECONDS, round(SLACK * share * seconds, 1))}
-    }
-
-
-def generation(done: Measured) -> Candidate | str:
-    """Generate semantic IDs by beam search, taught by the sequence model, in profile full."""
-    if (own := set_value(done.user, "generative_training.enabled")) is not None:
-        return f"generative_training.enabled = {str(own).lower()} is set"
-    if not done.config.sequence_training.enabled:
-        return NO_SEQUENCE
-    if not done.rows("build_semantic_ids", "out"):
-        return "items have no semantic IDs"
-    passes = done.config.sequence_training.max_epochs
-    one = GENERATED_PASS * done.took("train_sequence") / max(1.0, passes)
-    beams = {stage: GENERATED_SECONDS * done.rows(stage) for stage in ("fit_blend", "evaluate")}
-    trained = one * GENERATED_PASSES
-    seconds = {
-        "train_generative": trained,
-        **{stage: done.took(stage) + beam for stage, beam in beams.items()},
-        "refit": done.took("refit") + GENERATED_REFIT * one,
-    }
-    choices: Table = {
-        GENERATIVE.section: {
-            "max_length": min(30, done.config.sequence.max_length),
-            "items": "codes_vectors",
-            "carries_place": True,
-            "dropout": 0.1,
-            "label_smoothing": 0.0,
-        },
-        GENERATIVE.training: {
-            "enabled": True,
-            "max_epochs": GENERATED_PASSES,
-            "epochs_per_evaluation": GENERATED_PASSES,
-            "validation_users": 200,
-            "refit_epochs": GENERATED_REFIT,
-            "batch_size": done.config.sequence_training.batch_size,
-            "schedule": {"decay": "linear", "final_share": 0.02},
-            "teaching": {"share": 1.0, "dropped_events": 0.4},
-        },
-    }
-    what = f"{GENERATED_PASSES:.0f} passes over semantic IDs, for profile full"
-    return Candidate(
-        name="generation",
-        what=what,
-        choices=choices,
-        seconds=seconds,
-        profile=FULL,
-        trained=trained,
-        shorter=limited(GENERATIVE, trained),
+        name=name, what=what, choices=choices, seconds=seconds, trained=whole, shorter=shorter
     )
 
 
@@ -234,7 +174,6 @@ CANDIDATES: Mapping[str, Callable[[Measured], Candidate | str]] = {
     "kinds of events": kinds_of_events,
     "further member": partial(further_member, name="further member", kind="convolution"),
     "ranker": ranker,
-    "generation": generation,
     "adapters": adapters,
     "longer training": longer_training,
     "hstu member": partial(further_member, name="hstu member", kind="hstu"),

@@ -38,7 +38,6 @@ from pipelines.auto.machine import Machine, TimedEncoder, this_machine, time_enc
 from pipelines.auto.make_plan import FULLER, LIMIT, make_plan
 from pipelines.auto.plan import LAST, PLANNED_ENCODER, SEARCH, SEQUENCE, Plan, Round
 from pipelines.auto.shape import DataShape, measure_shape
-from pipelines.candidates.blends import FAST
 from pipelines.config.operation import AutoConfig
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import Table, merge, set_value, without_keys
@@ -358,7 +357,7 @@ class Automatic:
         planned.save(self.base, max(0, number - 1))
         config = placed(self.round_config(shorter), side)
         run_stages(stages_between("train_sequence", "train_ranker"), config)
-        gain = compared(side, FAST, config.evaluation.primary_metric)
+        gain = compared(side, config.evaluation.primary_metric)
         if gain is not None:
             self.say(f"{one.name}: {gain.words()}")
             if gain.difference < -LOST_BY * gain.standard_error:

@@ -159,7 +159,7 @@ class Trials:
             with beside.time_limit(self.run.seconds_left() - CLOSING - refits - ends):
                 self.run_stages(beside.stages_between("enrich_items", "train_ranker"), there)
             metric, is_ranker = config.evaluation.primary_metric, one.name == RANKER
-            gain = beside.compared(side, one.profile, metric, ranker=is_ranker)
+            gain = beside.compared(side, metric, ranker=is_ranker)
             decision = side / "train_ranker" / GIVEN
             if is_ranker and (decision / FILE).exists():
                 trial = replace(trial, parts=describe_choices(read_decision(decision)))

@@ -235,7 +235,6 @@ def test_time_is_up_once_and_the_handler_before_comes_back():
         ("ranker", {"ranker_training": {"enabled": False}}, "enabled = false is set"),
         ("kinds of events", {}, "there is no sequence model"),
         ("further member", {}, "there is no sequence model"),
-        ("generation", {}, "there is no sequence model"),
         ("adapters", {}, "there is no trained model to adapt"),
         ("longer training", {}, "there is no sequence model"),
     ],
@@ -251,9 +250,9 @@ def test_a_part_that_does_not_apply_says_why(served, name, user, words):
 
 def test_a_further_member_has_another_kind_of_blocks_and_is_a_valid_setting(served):
     run, _, plan = served
-    choices = {"sequence_training": {"enabled": True}, "semantic_ids": {"method": "rq_kmeans"}}
+    choices = {"sequence_training": {"enabled": True}}
     trained = replace(plan.plan.rounds[0], choices=choices)
-    for name in ("further member", "generation", "longer training", "ranker"):
+    for name in ("further member", "longer training", "ranker"):
         one = CANDIDATES[name](Measured(run.round_config(trained), {}, COSTS))
         assert isinstance(one, Candidate)
         config = run.round_config(replace(trained, choices=merge(choices, one.choices)))
