@@ -11,19 +11,19 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from features.schema import SplitConfig
-from pipelines.config.run import OWN_DATA, RunConfig
+from pipelines.candidates.load import list_models
+from pipelines.config.run import OWN_DATA, RunConfig, TrainingConfig
 from pipelines.engine.forgotten import list_path
 from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.inputs.snapshots import with_snapshots
 from pipelines.inputs.tensors import read_inputs, retrieval_settings
 from pipelines.presets.resolve import with_dataset, with_online_events
 from pipelines.stages.list import STAGES
-from pipelines.training.fitters import is_on, pick_settings
+from pipelines.training.fitters import is_on, own_settings
 from recsys.data.durable import digest_of_file
-from recsys.models.names import BY_NAME, CONTENT
+from recsys.models.names import CONTENT
 from recsys.models.sequence.members import SequenceConfig, of_first
-from recsys.replay.experiment import REPLAYED, PreparedData, Recipe
-from recsys.training.passes import TrainingConfig
+from recsys.replay.experiment import PreparedData, Recipe, is_replayed
 from serving.surfaces import HOME
 
 WORKSPACE = "workspace"
@@ -40,12 +40,13 @@ def files_digest(paths: Sequence[Path]) -> str:
 def build_recipe(config: RunConfig, models: Sequence[str]) -> Recipe:
     """Return the settings of some models in a run's configuration."""
     settings, trainings = {}, {}
-    for one in map(BY_NAME.__getitem__, models):
-        own = pick_settings(one, config)
+    specs = {one.name: one for one in list_models(config)}
+    for one in map(specs.__getitem__, models):
+        own = own_settings(one, config)
         # All members are of profile full, which is not replayed.
         settings[one.name] = of_first(own) if isinstance(own, SequenceConfig) else own
-        if one.training:
-            trainings[one.name] = only_training(getattr(config, one.training))
+        if one.names.training:
+            trainings[one.name] = only_training(getattr(config, one.names.training))
     return Recipe(
         models=settings,
         trainings=trainings,
@@ -53,6 +54,7 @@ def build_recipe(config: RunConfig, models: Sequence[str]) -> Recipe:
         fusion_weights=dict(HOME.weights),
         metric=config.evaluation.primary_metric,
         retrieval=retrieval_settings(config),
+        outside={name: at for name, at in config.outside_models().items() if name in models},
     )
 
 
@@ -65,14 +67,16 @@ def only_training(training: TrainingConfig) -> TrainingConfig:
 
 def replayed_models(config: RunConfig) -> tuple[str, ...]:
     """List the models of profile ``fast`` that a run fits."""
-    if wrong := set(config.backtest.models) - set(REPLAYED):
+    known = [one.names for one in list_models(config) if is_replayed(one.names)]
+    names = [one.name for one in known]
+    if wrong := set(config.backtest.models) - set(names):
         raise ValueError(
             f"backtest.models has {', '.join(sorted(wrong))}, which cannot be replayed; it may "
-            f"name {', '.join(REPLAYED)}"
+            f"name {', '.join(names)}"
         )
     if config.backtest.models:
         return config.backtest.models
-    return tuple(name for name in REPLAYED if is_on(BY_NAME[name], config))
+    return tuple(one.name for one in known if is_on(one, config))
 
 
 def replayed_config(config: RunConfig, folder: Path) -> RunConfig:

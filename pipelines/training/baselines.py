@@ -9,22 +9,11 @@ from typing import Any
 from pipelines.candidates.load import list_models
 from pipelines.config.run import RunConfig
 from pipelines.inputs.tensors import retrieval_settings
-from pipelines.training.fitters import is_on, pick_settings
+from pipelines.training.fitters import is_on, own_settings
 from recsys.data.dataset import FitSplit
 from recsys.fitting.counted import choice_users
 from recsys.fitting.queries import EvaluationQueries, ModelInputs
-from recsys.fitting.spec import Data, ModelSpec, Start, TrainingRun, device_named
-
-
-def own_settings(spec: ModelSpec, config: RunConfig) -> Any:
-    """Return a model's settings, those of another package's model as its own class."""
-    outside = config.models.get(spec.name)
-    if outside is None:
-        return pick_settings(spec.names, config)
-    try:
-        return spec.config(**outside.settings)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"models.{spec.name}.settings: {error}") from error
+from recsys.fitting.spec import Data, Start, TrainingRun, device_named
 
 
 def fit_untrained(

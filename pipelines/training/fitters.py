@@ -36,6 +36,17 @@ def pick_settings(names: ModelName, config: RunConfig) -> Any:
     return replace(settings, leave_out_history=False)
 
 
+def own_settings(spec: ModelSpec, config: RunConfig) -> Any:
+    """Return a model's settings, those of another package's model as its own class."""
+    outside = config.models.get(spec.name)
+    if outside is None:
+        return pick_settings(spec.names, config)
+    try:
+        return spec.config(**outside.settings)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"models.{spec.name}.settings: {error}") from error
+
+
 @dataclass(frozen=True)
 class ModelFitter:
     """A model with a training, by a run's settings."""

@@ -27,14 +27,16 @@ from recsys.fitting.catalogue import SPECS
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSettings, rank_queries
 from recsys.fitting.source_lists import SourceLists, known_demand
 from recsys.fitting.spec import Data, ModelSpec, Start, TrainingRun
-from recsys.models.names import MODELS
+from recsys.models.names import ModelName, spec_at
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.sources import Source, joined_lists
 from recsys.training.loop import TrainResult
 from recsys.training.passes import TrainingConfig
 
-REPLAYED = tuple(one.name for one in MODELS if one.profile == "fast" and not one.repeats)
-"""Models that can be replayed and tuned: those of profile ``fast`` that rank new items."""
+
+def is_replayed(names: ModelName) -> bool:
+    """Return whether a model can be replayed and tuned: one of profile ``fast`` for new items."""
+    return names.profile == "fast" and not names.repeats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +52,20 @@ class Recipe:
     metric: str = "ndcg@10"
     """Metric that blends are judged by."""
     retrieval: RetrievalSettings = field(default_factory=RetrievalSettings)
+    outside: Mapping[str, str] = field(default_factory=dict)
+    """Addresses of the models of other packages, by name."""
+
+    def spec(self, name: str) -> ModelSpec:
+        """Return the catalogue's row of a model."""
+        return spec_at(name, self.outside[name]) if name in self.outside else SPECS[name]
 
     def digest(self) -> str:
         """Return 12 digits that change with any setting."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        settings = asdict(self)
+        if not self.outside:
+            # Folders of replays that are without such models keep their digest.
+            del settings["outside"]
+        text = json.dumps(settings, sort_keys=True, default=vars)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def fitted_blend(
@@ -169,10 +181,10 @@ def measure(fitter: RecipeFitter, row: str, metric: str) -> NDArray[np.float64]:
     recipe, device, seed = fitter.recipe, fitter.device, fitter.seed
     queries = fitter.queries("validation")
     if row in recipe.models:
-        ranks = rank_queries(fitter.fit(SPECS[row]).source, queries, device).ranks
+        ranks = rank_queries(fitter.fit(recipe.spec(row)).source, queries, device).ranks
         return per_user_metric(Jagged(ranks, queries.targets().offsets), metric).numpy()
     lists = {
-        name: lists_of_source(fitter.fit(SPECS[name]).source, queries, device)
+        name: lists_of_source(fitter.fit(recipe.spec(name)).source, queries, device)
         for name in recipe.models
     }
     counts, demand = fitter.inputs.item_counts("train"), known_demand(fitter.inputs, "train")

@@ -18,17 +18,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from recsys.evaluation.config import ReplayConfig
-from recsys.fitting.catalogue import SPECS
 from recsys.fitting.queries import EvaluationQueries, ModelInputs, NewEvents, measure
 from recsys.fitting.spec import ModelSpec, Refit, Start, device_named
 from recsys.models.configs import PopularityConfig
 from recsys.models.item_tower import Over
 from recsys.models.names import MODELS, POPULARITY
 from recsys.replay.experiment import (
-    REPLAYED,
     FittedSource,
     PreparedData,
     RecipeFitter,
+    is_replayed,
     lists_of_source,
 )
 from recsys.replay.folder import (
@@ -45,7 +44,7 @@ from recsys.retrieval.blend.demand import demand_before
 from recsys.retrieval.sources import Source
 
 Say = Callable[[str], None]
-TRAINED = tuple(one.name for one in MODELS if one.training and one.name in REPLAYED)
+TRAINED = tuple(one.name for one in MODELS if one.training and is_replayed(one))
 CHOICE_QUERIES = 2_000
 HALF_LIVES = (7.0, 30.0, 90.0)
 """Days; half-lives of popularity that are tried on the warm-up besides the configured one."""
@@ -99,12 +98,12 @@ class StepFits:
     def fitted(self, made: dict[str, Any]) -> Iterator[Member]:
         """Fit the models one by one; ``made`` collects what the warm-up chooses."""
         for name in self.models:
-            begin = time.perf_counter()
+            begin, spec = time.perf_counter(), self.experiment.recipe.spec(name)
             if self.frozen is not None and name in TRAINED:
-                spec, over = SPECS[name], Over(self.experiment.inputs.catalogue)
+                over = Over(self.experiment.inputs.catalogue)
                 fitted = self.experiment.source(spec, spec.load(self.frozen / name, over))
             else:
-                fitted = self._fit(SPECS[name])
+                fitted = self._fit(spec)
             if self.choices is None:
                 note_choices(made, name, fitted)
             yield Member(name, fitted.source, time.perf_counter() - begin, fitted.model)
@@ -116,7 +115,7 @@ class StepFits:
         start = experiment.start(spec)
         if self.choices is None:
             if spec.name == POPULARITY.name:
-                return self._popularity(settings)
+                return self._popularity(spec, settings)
             if spec.chooses:
                 start = start._replace(stop_by=self._judge())
             return experiment.fit(spec, settings, start)
@@ -138,9 +137,9 @@ class StepFits:
     def _judge(self) -> EvaluationQueries:
         return self.experiment.queries("validation").sample(CHOICE_QUERIES, self.experiment.seed)
 
-    def _popularity(self, config: PopularityConfig) -> FittedSource:
+    def _popularity(self, spec: ModelSpec, config: PopularityConfig) -> FittedSource:
         """Fit popularity with the half-life that is best on the warm-up."""
-        spec, judge = SPECS[POPULARITY.name], self._judge()
+        judge = self._judge()
         if config.half_life_days is None or not len(judge.held_out.positions):
             return self.experiment.fit(spec, config)
         lives = dict.fromkeys((config.half_life_days, *HALF_LIVES))
@@ -252,7 +251,7 @@ class Replay:
             return tuple(
                 name
                 for name in self.models
-                if name not in TRAINED or experiment.can_train(SPECS[name])
+                if name not in TRAINED or experiment.can_train(experiment.recipe.spec(name))
             )
         known = choices.best_steps
         return tuple(name for name in self.models if name not in TRAINED or name in known)

@@ -120,6 +120,18 @@ def test_it_is_measured_and_blended(shop: Path) -> None:
     assert "successors" in blends["profiles"]["fast"]["sources"]
 
 
+def test_it_is_replayed_along_time(shop: Path, recsys: Recsys) -> None:
+    few = [
+        f"--set=backtest.{one}"
+        for one in ("num_steps=2", 'policies=["full"]', 'models=["popularity", "successors"]')
+    ]
+    result = recsys("backtest", str(shop), *few, "--json")
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)["summary"]
+    values = {one["row"]: one["metrics"]["ndcg@10"] for one in summary}
+    assert values["successors"] > values["popularity"]
+
+
 def test_it_is_released_served_and_explained(shop: Path, cycle: World) -> None:
     recommender = Recommender.load(shop / "bundles/current")
     assert recommender.bundle.manifest.specs == {"successors": ADDRESS}
