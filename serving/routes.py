@@ -8,68 +8,38 @@ handler under its ``name``, `web/descriptions.py` describes it, and the clients 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel
 
-from serving.explained import Explanation, SlotExplained, WhyNot
+from serving import explained, replies, schemas
 from serving.online.events import EventsRequest
 from serving.online.topics import TopicsRequest
-from serving.replies import (
-    Alive,
-    BatchReply,
-    CatalogueReply,
-    Category,
-    ClarifyingQuestion,
-    DescribedItem,
-    ErrorReply,
-    EventsReply,
-    Fault,
-    FieldFault,
-    ForgottenReply,
-    HistoryReply,
-    ItemsChanged,
-    ItemsReply,
-    PastItem,
-    Readiness,
-    RefineReply,
-    Removed,
-    RuleCard,
-    SurfaceCard,
-    TopicCard,
-    TopicsReply,
-    UserCard,
-    UsersReply,
-)
 from serving.schemas import (
     BatchRequest,
-    Degraded,
     ExplainParameters,
     HistoryParameters,
     ItemsParameters,
     ItemsRequest,
-    RecommendedItem,
     RefineRequest,
     Reply,
     Request,
     Scope,
     SearchParameters,
     SearchRequest,
-    ServedBy,
     SimilarParameters,
-    Steered,
     TopicParameters,
     UsersParameters,
 )
 
-REPLIES = (
-    *(Degraded, RecommendedItem, ServedBy, Reply, BatchReply, DescribedItem, ItemsReply, Category),
-    *(CatalogueReply, UserCard, UsersReply, PastItem, HistoryReply, Alive, Readiness),
-    *(FieldFault, Fault, ErrorReply, EventsReply, ItemsChanged, Removed, ForgottenReply),
-    *(SlotExplained, WhyNot, Explanation, RuleCard, SurfaceCard, Steered),
-    *(TopicCard, TopicsReply, ClarifyingQuestion, RefineReply),
+REPLIES = tuple(
+    kind
+    for module in (schemas, replies, explained)
+    for kind in vars(module).values()
+    if is_dataclass(kind) and kind.__module__ == module.__name__ and kind is not schemas.ItemCard
 )
-"""All replies and their parts, as the OpenAPI document describes them."""
+"""All replies and their parts; `ItemCard` is the base of some."""
 TAKES_BODY = (400, 408, 413, 415, 422)
 ALWAYS = (401, 403, 429, 431, 503)
 ERRORS: Mapping[int, str] = {
@@ -150,7 +120,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/recommend:batch",
         "Make several lists, all from one bundle.",
-        BatchReply,
+        replies.BatchReply,
         body=BatchRequest,
         body_example={"requests": [{"user_id": "42"}, {"surface": "related", "item_id": "zz"}]},
         kind="batch",
@@ -171,7 +141,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/refine",
         "Change a list by what is said of it, and ask one question.",
-        RefineReply,
+        replies.RefineReply,
         finds=True,
         body=RefineRequest,
         body_example={"say": "slow comedies, no horror", "request": {"user_id": "42", "k": 5}},
@@ -182,7 +152,7 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/explain/{request_id}",
         "Say why a served list is as it is, and why an item is not in it.",
-        Explanation,
+        explained.Explanation,
         finds=True,
         parameters=ExplainParameters,
         path_parameter=("request_id", REQUEST_ID),
@@ -192,7 +162,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/events",
         "Store events; they count for the next list as soon as this is answered.",
-        EventsReply,
+        replies.EventsReply,
         body=EventsRequest,
         body_example={
             "events": [
@@ -214,7 +184,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/items",
         "Hide and show items, at once and on every surface.",
-        ItemsChanged,
+        replies.ItemsChanged,
         body=ItemsRequest,
         body_example={"items": [{"item_id": "235", "hidden": True}]},
         scope="admin",
@@ -225,7 +195,7 @@ ROUTES: tuple[Route, ...] = (
         "DELETE",
         "/v1/users/{user_id}",
         "Remove a user's events and served lists, and use no history of theirs any more.",
-        ForgottenReply,
+        replies.ForgottenReply,
         path_parameter=("user_id", "42"),
         scope="admin",
         kind="write",
@@ -235,7 +205,7 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/users/{user_id}/topics",
         "List what a user wants more and less of, as said and as inferred from the history.",
-        TopicsReply,
+        replies.TopicsReply,
         finds=True,
         path_parameter=("user_id", "42"),
         scope="users",
@@ -245,7 +215,7 @@ ROUTES: tuple[Route, ...] = (
         "PUT",
         "/v1/users/{user_id}/topics",
         "Keep what a user says, for every list from now on.",
-        TopicsReply,
+        replies.TopicsReply,
         body=TopicsRequest,
         body_example={"wish": "more comedies, less horror this week"},
         path_parameter=("user_id", "42"),
@@ -257,7 +227,7 @@ ROUTES: tuple[Route, ...] = (
         "DELETE",
         "/v1/users/{user_id}/topics",
         "Delete one topic that a user said, or all.",
-        TopicsReply,
+        replies.TopicsReply,
         parameters=TopicParameters,
         path_parameter=("user_id", "42"),
         scope="events",
@@ -278,7 +248,7 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/search",
         "Find items by title.",
-        ItemsReply,
+        replies.ItemsReply,
         parameters=SearchParameters,
     ),
     Route(
@@ -286,7 +256,7 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/items",
         "Describe items; those that are not in the catalogue are left out.",
-        ItemsReply,
+        replies.ItemsReply,
         parameters=ItemsParameters,
     ),
     Route(
@@ -294,14 +264,14 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/catalogue",
         "Count items and users, list categories, name the bundle and the profile.",
-        CatalogueReply,
+        replies.CatalogueReply,
     ),
     Route(
         "users",
         "GET",
         "/v1/users",
         "List users by the beginning of their id, or some at random.",
-        UsersReply,
+        replies.UsersReply,
         finds=True,
         parameters=UsersParameters,
         scope="users",
@@ -311,7 +281,7 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/users/{user_id}/history",
         "List a user's history, newest first.",
-        HistoryReply,
+        replies.HistoryReply,
         finds=True,
         parameters=HistoryParameters,
         path_parameter=("user_id", "42"),
@@ -322,7 +292,7 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/healthz",
         "Report that the process is alive.",
-        Alive,
+        replies.Alive,
         scope=None,
         kind="health",
     ),
@@ -331,7 +301,7 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/readyz",
         "Report what is served, and whether a newer bundle was refused.",
-        Readiness,
+        replies.Readiness,
         scope=None,
         kind="health",
     ),
