@@ -25,7 +25,6 @@ from typing import cast, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.kernels.choice import has_triton, is_on
@@ -41,6 +40,7 @@ from recsys.layers.embedding.tables import (
     load_named_state,
     named_state,
     pooling_weights,
+    summed_rows,
     torchrec_collection,
 )
 
@@ -179,14 +179,7 @@ class EmbeddingBags(nn.Module):
         if by_torchrec:
             return self._pool_by_torchrec(values)
         return {
-            feature: functional.embedding_bag(
-                values[feature].values,
-                self.weight(table.name),
-                values[feature].offsets,
-                mode="sum",
-                per_sample_weights=values[feature].weights,
-                include_last_offset=True,
-            )
+            feature: summed_rows(self.weight(table.name), values[feature])
             for feature, table in features
         }
 

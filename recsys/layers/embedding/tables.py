@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -137,6 +137,51 @@ def looked_up(vectors: Tensor, places: Tensor) -> Tensor:
     if vectors.is_cuda:
         return vectors.index_select(0, places)
     return functional.embedding(places, vectors)
+
+
+def summed_rows(table: Tensor, values: Jagged) -> Tensor:
+    """Sum the rows of each example's values, by their weights if they have any, [B, D]."""
+    if table.is_cuda or not table.requires_grad:
+        return _summed(table, values)
+    apply: Any = _SummedRows.apply
+    pooled: Tensor = apply(table, *values)
+    return pooled
+
+
+def _summed(rows: Tensor, values: Jagged) -> Tensor:
+    return functional.embedding_bag(
+        values.values,
+        rows,
+        values.offsets,
+        mode="sum",
+        per_sample_weights=values.weights,
+        include_last_offset=True,
+    )
+
+
+class _SummedRows(torch.autograd.Function):
+    """``embedding_bag`` whose gradient on a CPU is a sum too, of the examples that read each row.
+
+    Equal to torch's, which takes two to four times as long.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, *parts: Any) -> Tensor:
+        ctx.save_for_backward(*parts)
+        ctx.num_rows = len(table)
+        return _summed(table, Jagged(*parts))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        values = Jagged(*ctx.saved_tensors)
+        order = values.values.argsort(stable=True)
+        counts = torch.bincount(values.values, minlength=ctx.num_rows)
+        readers = Jagged(
+            values.segments()[order],
+            functional.pad(counts.cumsum(0), (1, 0)),
+            None if values.weights is None else values.weights[order],
+        )
+        return _summed(gradients[0].contiguous(), readers), None, None, None
 
 
 def torchrec_collection(tables: Sequence[TableConfig]) -> EmbeddingBagCollection:
