@@ -40,9 +40,10 @@ MIN_COMPARED = 30
 """Queries from which an alternative may be; fewer tell nothing."""
 DEMAND_STANDARD_ERRORS = 1.0
 """And weights that read demand those that do not."""
-ABSENCE_STANDARD_ERRORS = 2.0
-"""By which lists lose at most in which demand does not count for users who are ranked by their own
-history."""
+VISIT_STANDARD_ERRORS = 2.0
+"""By which lists lose at most if users in the middle of a visit are ranked by their own history."""
+ABSENCE_LOSS = 0.05
+"""Share that those who came back lose at most if users who are away for long are ranked so too."""
 BLOCK = 512
 """Queries blended at a time."""
 SHARED_PLACES = 10
@@ -258,14 +259,15 @@ def fit_blend(
     if learned is not None and measured is not None:
         is_set = config.new_item_odds is not None
         found = judged_new_items(learned, measured, examples, metric, device, is_set=is_set)
-        learned, values[LEARNED], document["new_items"] = found.blend, found.values, found.document
+        learned, document["new_items"] = found.blend, found.document
         own = None if visits is None else own_profile(visits, sources, config, device)
         learned, values[LEARNED], document["absence"] = judged_absence(
-            learned, own, values[LEARNED], examples, metric, device
+            learned, own, found.values, examples, metric, device
         )
+        # What odds that are set cost is accepted, and what absences do.
+        before = found.before if is_set else found.values
+        compared[LEARNED] = max(before, values[LEARNED], key=lambda one: float(one.nanmean()))
         usual, served = LEARNED, learned
-        # What odds that are set cost is accepted.
-        compared[LEARNED] = found.before if is_set else values[LEARNED]
         document["loss"] = learned.served.loss
     judged = judged_alternatives(compared, usual)
     document |= {"best_alternative": judged, "reason": why_served(judged, usual, config, metric)}
@@ -404,30 +406,41 @@ def judged_absence(
 ) -> tuple[ProfileBlend, Tensor, dict[str, Any]]:
     """Find the days after which users are ranked by their own history, as they are during a visit.
 
-    The first of ``longest_absences`` at which validation does not lose is taken, or visits alone.
+    Others' demand tells what people want who come back, their own history what goes with their last
+    event. The fewest of ``longest_absences`` are taken at which those who came back lose no more
+    than ``ABSENCE_LOSS`` of what they took next; or visits alone; or none.
 
     Args:
         own: Weights of users' own history; None takes those of all.
         values: What the weights reach by query, [U].
     """
+
+    def reached(blend: ProfileBlend, queries: SourceLists) -> Tensor:
+        return blend.measured(queries, metric, by_half=True, device=device)
+
+    with_own = learned
     if own is not None:
         pairs = zip((learned.served, *learned.folds), (own.served, *own.folds), strict=True)
         served, *folds = (one.with_own(other) for one, other in pairs)
         with_own = ProfileBlend(served=served, folds=tuple(folds))
-    else:
-        with_own = learned
     if (days := learned.served.config.absent_days) is not None:
         return with_own, values, {"days": days, "set": True}
-    document: dict[str, Any] = {"days": None, "set": False}
-    for days in (*longest_absences(examples.days_away), None):
-        found = with_own.with_settings(absent_days=days)
-        measured = found.measured(examples, metric, by_half=True, device=device)
-        difference, error, _ = paired_difference(measured, values)
-        tried = {"tried": days, "difference": difference, "standard_error": error}
-        document = tried | document
-        if difference >= -ABSENCE_STANDARD_ERRORS * error:
-            return found, measured, document | {"days": days}
-    return learned, values, document
+    measured = reached(with_own, examples)
+    difference, error, _ = paired_difference(measured, values)
+    document = {"days": None, "set": False, "difference": difference, "standard_error": error}
+    if difference < -VISIT_STANDARD_ERRORS * error:
+        return learned, values, document
+    first = examples.with_first_targets()
+    before = reached(with_own, first)
+    every = replace(first, days_away=torch.ones(len(first)))
+    after = reached(with_own.with_settings(absent_days=0.5), every)
+    for days in longest_absences(examples.days_away):
+        assert examples.days_away is not None
+        kept = float(after.where(examples.days_away > days, before).nanmean() / before.nanmean())
+        if kept >= 1 - ABSENCE_LOSS:
+            found = with_own.with_settings(absent_days=days)
+            return found, reached(found, examples), document | {"days": days, "kept": kept}
+    return with_own, measured, document
 
 
 class OddsOfNew(NamedTuple):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import FitSplit
@@ -108,6 +109,12 @@ class SourceLists:
             None if self.demand is None else self.demand.to(device),
             self.days_away,
         )
+
+    def with_first_targets(self) -> SourceLists:
+        """Keep each query's next target alone."""
+        has, places = self.targets.lengths() > 0, self.targets.offsets[:-1]
+        offsets = functional.pad(has.long().cumsum(0), (1, 0))
+        return replace(self, targets=Jagged(self.targets.values[places[has]], offsets))
 
     def num_found(self) -> int:
         return len(queries_found(self.lists, self.targets))

@@ -58,8 +58,8 @@ class BlendConfig:
 
     absent_days: float | None = None
     """Days since a user's last event after which neither items' demand nor the list of popular
-    items counts (demand.py); None takes what 90% of the users who came back in validation did not
-    exceed, or if that loses 95% or all of them, if it is later than train; inf never."""
+    items counts (demand.py), if it is later than train; None takes the fewest at which users who
+    came back in validation lose at most 5% of what they took next; inf never."""
 
     @property
     def log_odds_of_new(self) -> float:

@@ -82,7 +82,7 @@ def test_less_time_means_a_shorter_training_of_fewer_passes_then_none():
         return rounds[1].choices["sequence_training"].get(key, 0.0) if len(rounds) > 1 else 0.0
 
     assert trained("max_seconds", 1_000.0) > trained("max_seconds", 300.0) > 0.0
-    assert trained("max_epochs", 1_000.0) > trained("max_epochs", 160.0) > 0.0
+    assert trained("max_epochs", 1_000.0) > trained("max_epochs", 90.0) > 0.0
     assert trained("max_epochs", 60.0) == 0.0
 
 
@@ -186,9 +186,11 @@ def test_the_calendar_is_for_texts_with_times(change, reads_times):
 
 
 def test_large_catalogues_are_sampled():
-    assert sequence_recipe(**SHORT).model.num_uniform_negatives is None
-    large = {**SHORT, "num_items": 1_000_000}
-    assert sequence_recipe(**large).model.num_uniform_negatives is not None
+    def drawn(num_items: int) -> int | None:
+        return sequence_recipe(**{**SHORT, "num_items": num_items}).model.num_uniform_negatives
+
+    sizes = (4_000, 10_000, 40_000, 1_000_000)
+    assert [drawn(size) for size in sizes] == [None, 2_048, 5_000, 8_192]
 
 
 def sequences(*users: list[int]) -> Sequences:

@@ -1,4 +1,4 @@
-"""Users who were away for long are ranked by their own history if validation loses nothing."""
+"""Users who were away for long are ranked by their own history if validation loses little."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_days_away_end_with_train_and_are_of_splits_by_time_alone() -> None:
     new = torch.full((60,), torch.nan)
     assert longest_absences(torch.zeros(60)) == []
     assert longest_absences(torch.cat([torch.arange(49.0), new])) == []
-    assert longest_absences(torch.cat([torch.arange(101.0), new])) == [90.0, 95.0, 100.0]
+    found = longest_absences(torch.cat([torch.arange(101.0), new]))
+    assert found == pytest.approx([50, 60, 70, 80, 90, 95, 100])
 
 
 def world(*, num_own: int) -> SourceLists:
@@ -76,24 +77,22 @@ def world(*, num_own: int) -> SourceLists:
 
 
 @pytest.mark.parametrize(
-    ("num_own", "num_lapsed", "days"), [(40, 40, 359.1), (8, 20, 379.05), (0, 0, 399.0)]
+    ("num_own", "num_lapsed", "days"), [(160, 200, 199.5), (40, 120, 279.3), (0, 20, 379.05)]
 )
-def test_the_days_are_those_that_lose_nothing(
+def test_the_days_are_the_fewest_that_lose_little(
     num_own: int, num_lapsed: int, days: float, tmp_path: Path
 ) -> None:
     examples = world(num_own=num_own)
     found = fit_blend(examples, BlendConfig(), {}, "ndcg@10")
-    # If those who were away longest lose by it, it is for users who are away for even longer.
     assert found.document["absence"]["days"] == pytest.approx(days)
-    assert found.document["absence"]["tried"] == pytest.approx(359.1)
-    assert bool(found.document["absence"]["difference"] > 0) is (num_own == 40)
+    assert found.document["absence"]["kept"] >= 0.95
     found.blend.served.save(tmp_path / "blend")
     again = LearnedBlend.load(tmp_path / "blend").as_of(1_000 * DAY)
     assert again.lapsed_before == pytest.approx((1_000 - days) * DAY)
     first = found.blend.merged(examples, 10).item_rows[:, 0]
     lapsed = first == examples.lists["ease"].item_rows[:, 0]
     assert bool(lapsed[NUM_QUERIES - num_lapsed :].all())
-    assert bool((first[: NUM_QUERIES - num_lapsed] <= 8).all())
+    assert float(lapsed[: NUM_QUERIES - num_lapsed].float().mean()) < 0.5
     never = fit_blend(examples, BlendConfig(absent_days=math.inf), {}, "ndcg@10")
     assert never.document["absence"] == {"days": math.inf, "set": True}
 
@@ -109,7 +108,7 @@ def test_weights_of_a_visit_rank_during_it_and_after_a_long_absence(tmp_path: Pa
     assert found.blend.served.own is None
     examples.targets.values[:100] = examples.lists["ease"].item_rows[:100, 0]
     found = fit_blend(examples, BlendConfig(), {}, "ndcg@10", visits=of_visits)
-    assert found.document["absence"]["days"] == pytest.approx(359.1)
+    assert found.document["absence"]["days"] == pytest.approx(379.05)
     found.blend.served.save(tmp_path / "blend")
     again = LearnedBlend.load(tmp_path / "blend")
     assert again.own is not None
