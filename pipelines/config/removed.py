@@ -113,7 +113,7 @@ REMOVED_KEYS: Mapping[str, str] = {
     "engine = ray": 'use "local", or "torchrun" for training on several GPUs or machines',
     "data.watermark_days": "leave it out: an absent day is missing three days later",
     "ranker.trunk = shared_bottom": "use dense, which is the same network",
-    "ranker.router = noisy": "use softmax, which balances experts by biases and is better",
+    "ranker.router": "leave it out: scores are a softmax, balanced by biases",
     **dict.fromkeys(
         [
             *(f"{name}.{key}" for name, keys in FIXED_KEYS.items() for key in keys.split()),

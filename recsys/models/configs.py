@@ -29,6 +29,7 @@ REMOVED_SETTINGS: Mapping[str, object] = {
     "cross_rank": 0,
     "num_shared_experts": 0,
     "routed_by": "item",
+    "router": "softmax",
     "bias_rate": 0.01,
     "dense_steps": 0,
     "router_loss_weight": 0.01,

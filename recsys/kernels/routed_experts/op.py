@@ -144,7 +144,7 @@ def can_route(rows: Tensor, num_experts: int, top_k: int) -> bool:
     return fits and on_kernels and few
 
 
-def route(rows: Tensor, weight: Tensor, bias: Tensor, *, top_k: int, by_softmax: bool) -> Routed:
+def route(rows: Tensor, weight: Tensor, bias: Tensor, top_k: int) -> Routed:
     """Choose each row's experts by score plus bias, and weigh them by score.
 
     As exact as products of float32 numbers. A row's bits do not depend on its batch. Equal inputs
@@ -173,7 +173,7 @@ def route(rows: Tensor, weight: Tensor, bias: Tensor, *, top_k: int, by_softmax:
             "them to one"
         )
     apply: Any = _Route.apply
-    return Routed(*apply(rows.contiguous(), weight, bias, top_k, by_softmax))
+    return Routed(*apply(rows.contiguous(), weight, bias, top_k))
 
 
 class _Route(torch.autograd.Function):
@@ -181,12 +181,11 @@ class _Route(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, top_k: int, by_softmax: bool
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, top_k: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         import recsys.kernels.routed_experts.triton_router as triton_router
 
-        made = triton_router.route(rows, weight.contiguous(), bias.contiguous(), top_k, by_softmax)
-        ctx.by_softmax = by_softmax
+        made = triton_router.route(rows, weight.contiguous(), bias.contiguous(), top_k, True)
         ctx.mark_non_differentiable(made[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(rows, weight, *made)
@@ -200,9 +199,9 @@ class _Route(torch.autograd.Function):
         of_logits, _, of_weights = (None if one is None else one.contiguous() for one in grads)
         if of_weights is None:
             if of_logits is None:
-                return (None,) * 5
+                return (None,) * 4
             of_weights = torch.zeros_like(made[2])
         of_rows, of_weight = triton_router.route_backward(
-            rows, weight.contiguous(), tuple(made), of_logits, of_weights, ctx.by_softmax
+            rows, weight.contiguous(), tuple(made), of_logits, of_weights, True
         )
-        return of_rows, of_weight, None, None, None
+        return of_rows, of_weight, None, None

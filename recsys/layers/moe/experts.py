@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -264,7 +264,6 @@ class SparseMoeConfig:
     top_k: int = 2
     router_dim: int | None = None
     """Width of the router's input; None is ``dim``."""
-    router: Literal["sigmoid", "softmax"] = "sigmoid"
 
 
 class Mixed(NamedTuple):
@@ -283,7 +282,7 @@ class SparseMoe(nn.Module):
         self.config = config
         dim, hidden_dim, num_experts = config.dim, config.hidden_dim, config.num_experts
         router_dim = config.router_dim or dim
-        self.router = BiasedRouter(router_dim, num_experts, config.top_k, scores=config.router)
+        self.router = BiasedRouter(router_dim, num_experts, config.top_k)
         self.experts = Experts(num_experts, dim, hidden_dim, dim)
 
     def forward(

@@ -1,7 +1,8 @@
 """Routers of a sparse mixture: which experts a row visits, and how evenly.
 
-A router sends each row to a few (Shazeer et al., arXiv:1701.06538), by top-k whose biases balance
-without a loss: Wang et al. 2024, arXiv:2408.15664, as in DeepSeek-V3, arXiv:2412.19437.
+A router sends each row to a few (Shazeer et al., arXiv:1701.06538), by a softmax and top-k whose
+biases balance without a loss: Wang et al. 2024, arXiv:2408.15664, as in DeepSeek-V3,
+arXiv:2412.19437.
 
 Axes: B rows, K experts of each row, E experts, D width. A name ends in its axes
 where they change often: ``scores_BE``.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -85,17 +86,9 @@ class BiasedRouter(nn.Module):
     training batches differ from served ones, set ``moves_by_batch`` to False and ``settle`` it.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        num_experts: int,
-        top_k: int,
-        *,
-        scores: Literal["sigmoid", "softmax"] = "sigmoid",
-    ) -> None:
+    def __init__(self, dim: int, num_experts: int, top_k: int) -> None:
         super().__init__()
         self.top_k = top_k
-        self.by_softmax = scores == "softmax"
         self.moves_by_batch = True
         """True if a training step moves biases."""
         self.scores = nn.Linear(dim, num_experts, bias=False)
@@ -107,9 +100,7 @@ class BiasedRouter(nn.Module):
     def forward(self, rows: Tensor) -> Routing:
         """Route rows, [B, D]."""
         if can_route(rows, len(self.bias), self.top_k):
-            _, experts_BK, weights_BK = route(
-                rows, self.scores.weight, self.bias, top_k=self.top_k, by_softmax=self.by_softmax
-            )
+            _, experts_BK, weights_BK = route(rows, self.scores.weight, self.bias, self.top_k)
         else:
             scores_BE = self._scored(rows)
             experts_BK = best_experts(scores_BE.detach() + self.bias, self.top_k)
@@ -128,7 +119,7 @@ class BiasedRouter(nn.Module):
         with without_autocast(rows.device.type):
             logits_BE: Tensor = self.scores(rows.float())
         # Down the columns of the transpose: of a few experts, seven times faster on a CPU.
-        return logits_BE.T.softmax(0).T if self.by_softmax else logits_BE.sigmoid()
+        return logits_BE.T.softmax(0).T
 
     @torch.no_grad()
     def settle(

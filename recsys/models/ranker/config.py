@@ -72,8 +72,6 @@ class RankerConfig:
     """Experts of a sparse trunk."""
     top_k: int = 2
     """Experts of a candidate in a sparse trunk."""
-    router: Literal["sigmoid", "softmax"] = "softmax"
-    """Scores by which experts are chosen and weighed; reads the candidate's field alone."""
     head_dim: int = 32
     """Inner width of each task's head."""
     task_values: Mapping[str, float] = field(default_factory=dict)
@@ -92,7 +90,7 @@ class RankerConfig:
     """Backend of the embedding tables: TorchRec, our kernel or torch; ``auto`` is the fastest."""
 
     def __post_init__(self) -> None:
-        check_choices(self, trunk=get_args(Trunk), router=("sigmoid", "softmax"))
+        check_choices(self, trunk=get_args(Trunk))
         sizes = ("embedding_dim", "key_dim", "max_history", "hidden_dim", "head_dim", "tile_rows")
         check_bounds(self, **dict.fromkeys(sizes, ">= 1"), dropout="[0, 1)", id_dropout="[0, 1]")
         if not 1 <= self.top_k <= self.num_experts:

@@ -287,7 +287,6 @@ class Trunk(nn.Module):
                     hidden_dim=config.hidden_dim,
                     num_experts=config.num_experts,
                     top_k=config.top_k,
-                    router=config.router,
                     router_dim=self.routed_dim,
                 )
             )

@@ -108,45 +108,42 @@ def check_tiles(device: str, shape: Shape, dtype: torch.dtype) -> None:
 
 
 def check_router(device: str, num_rows: int, num_experts: int, top_k: int, dim: int) -> None:
-    """Compare choices, weights and gradients with float64, for both kinds of scores."""
+    """Compare choices, weights and gradients with float64."""
     generator = torch.Generator().manual_seed(num_rows)
     rows = torch.randn(num_rows, dim, generator=generator).bfloat16().to(device)
     weight = (torch.randn(num_experts, dim, generator=generator) / dim**0.5).to(device)
     bias = (torch.randn(num_experts, generator=generator) / 10).to(device)
     grads = [torch.randn(num_rows, n, generator=generator).to(device) for n in (num_experts, top_k)]
-    for by_softmax in (False, True):
 
-        def routed(
-            leaves: list[Tensor], by_softmax: bool = by_softmax
-        ) -> tuple[Routed, list[Tensor]]:
-            found = route(*leaves, bias, top_k=top_k, by_softmax=by_softmax)
-            alone = torch.autograd.grad(found.weights, leaves, grads[1], retain_graph=True)
-            both = torch.autograd.grad([found.logits, found.weights], leaves, grads)
-            return found, [*both, *alone]
+    def routed(leaves: list[Tensor]) -> tuple[Routed, list[Tensor]]:
+        found = route(*leaves, bias, top_k)
+        alone = torch.autograd.grad(found.weights, leaves, grads[1], retain_graph=True)
+        both = torch.autograd.grad([found.logits, found.weights], leaves, grads)
+        return found, [*both, *alone]
 
-        found, gradients = routed([rows.clone().requires_grad_(), weight.clone().requires_grad_()])
-        wide = [rows.double().requires_grad_(), weight.double().requires_grad_()]
-        logits = wide[0] @ wide[1].T
-        scores = logits.softmax(1) if by_softmax else logits.sigmoid()
-        experts = torch.topk(scores + bias, top_k, dim=1).indices
-        same = (found.experts == experts).all(1)
-        assert same.double().mean() > 0.999
-        # A share of the chosen scores, a single one's of all.
-        chosen = scores.gather(1, found.experts)
-        parts = scores if top_k == 1 else chosen
-        weights = chosen / (parts.sum(1, keepdim=True) + 1e-9)
-        wanted = [one.double() for one in grads]
-        true = [*torch.autograd.grad([logits, weights], wide, wanted, retain_graph=True)]
-        true += torch.autograd.grad(weights, wide, wanted[1])
-        assert (found.logits.double() - logits).abs().max() < 4e-6
-        assert (found.weights.double() - weights).abs().max() < 2e-6
-        for one, exact, tolerance in zip(gradients, true, (8e-3, 2e-5) * 2, strict=True):
-            # Of softmax, all experts chosen, weights' gradients are nearly none.
-            scale = exact.abs().max() + 1e-2
-            assert (one.double() - exact).abs().max() / scale < tolerance
-        # A row's bits do not depend on its batch.
-        few = route(rows[:1].clone(), weight, bias, top_k=top_k, by_softmax=by_softmax)
-        assert all(torch.equal(one, all_[:1]) for one, all_ in zip(few, found, strict=True))
+    found, gradients = routed([rows.clone().requires_grad_(), weight.clone().requires_grad_()])
+    wide = [rows.double().requires_grad_(), weight.double().requires_grad_()]
+    logits = wide[0] @ wide[1].T
+    scores = logits.softmax(1)
+    experts = torch.topk(scores + bias, top_k, dim=1).indices
+    same = (found.experts == experts).all(1)
+    assert same.double().mean() > 0.999
+    # A share of the chosen scores, a single one's of all.
+    chosen = scores.gather(1, found.experts)
+    parts = scores if top_k == 1 else chosen
+    weights = chosen / (parts.sum(1, keepdim=True) + 1e-9)
+    wanted = [one.double() for one in grads]
+    true = [*torch.autograd.grad([logits, weights], wide, wanted, retain_graph=True)]
+    true += torch.autograd.grad(weights, wide, wanted[1])
+    assert (found.logits.double() - logits).abs().max() < 4e-6
+    assert (found.weights.double() - weights).abs().max() < 2e-6
+    for one, exact, tolerance in zip(gradients, true, (8e-3, 2e-5) * 2, strict=True):
+        # Of softmax, all experts chosen, weights' gradients are nearly none.
+        scale = exact.abs().max() + 1e-2
+        assert (one.double() - exact).abs().max() / scale < tolerance
+    # A row's bits do not depend on its batch.
+    few = route(rows[:1].clone(), weight, bias, top_k)
+    assert all(torch.equal(one, all_[:1]) for one, all_ in zip(few, found, strict=True))
 
 
 ROUTERS = [(1, 2, 2, 100), (70, 20, 1, 40), (130, 32, 2, 64)]

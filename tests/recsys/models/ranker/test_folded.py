@@ -58,7 +58,7 @@ def test_folded_logits_are_those_of_training(events, base):
     for changes in (
         {},
         {"top_k": 1, "num_experts": 4},
-        {"router": "sigmoid", "num_cross_layers": 0},
+        {"num_cross_layers": 0},
         {"trunk": "dense"},
     ):
         model = ranker(replace(SMALL, **changes), replace(INPUTS, base_feature=base))
