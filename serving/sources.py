@@ -6,7 +6,7 @@ Requests are ranked one by one, so that their scores do not depend on other requ
 from __future__ import annotations
 
 import recsys.models.names as names
-from recsys.retrieval.generated import timed_source
+from recsys.retrieval.generated import GeneratedSource
 from recsys.retrieval.model_sources import (
     AdaptedSource,
     ContentNeighbours,
@@ -59,7 +59,7 @@ def sources_of(
         index = None if two_tower is None else two_tower.index
         sources[base] = AdaptedSource(sources[base], adapted, index)
     if bundle.generative is not None and full:
-        sources[names.GENERATIVE.name] = timed_source(
+        sources[names.GENERATIVE.name] = GeneratedSource(
             bundle.generative.model, bundle.generative.trie, BEAM_WIDTH, options.beam_timeout_ms
         )
     if (content := _content_source(bundle, learned_content)) is not None:

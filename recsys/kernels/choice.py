@@ -39,7 +39,6 @@ KERNELS = {
     "routed_experts": "batched products in torch",
     "softmax_rows": "a pass over memory for each operation of a softmax",
     "topk_search": "torch's product and topk",
-    "captured_search": "a launch for each operation of a beam search",
     "captured_step": "a launch for each operation of a training step",
 }
 """By kernel of a device, what runs without it."""

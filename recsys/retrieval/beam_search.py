@@ -9,7 +9,7 @@ to choose among equal scores, prefixes go by their codes and items by their row,
 do not depend on a kernel. Constrained decoding by tables: STATIC, arXiv:2602.22647.
 
 The model is anything that decodes a step, see ``DecodeStep``. Nothing in a search has a shape that
-depends on data, so that on a GPU a whole search is one CUDA graph, see ``CapturedSearch``.
+depends on data, so a GPU is never waited for.
 
 Axes: B requests, W beams of a request, L levels, K codes of a level, C candidates (W times K),
 N item rows, k list length.
@@ -27,11 +27,10 @@ from recsys.data.top_k import NO_ROW, TopK, no_items
 from recsys.layers.codes.decoder import Beams, Decoded, DecodeStep
 from recsys.semantic_ids.trie import Restriction, Trie
 
-__all__ = ["BeamSearch", "Beams", "CapturedSearch", "DecodeStep", "Decoded", "check_scores"]
+__all__ = ["BeamSearch", "Beams", "DecodeStep", "Decoded", "check_scores"]
 
 StateT = TypeVar("StateT")
 ContextT = TypeVar("ContextT")
-TensorsT = TypeVar("TensorsT", bound=tuple[Tensor, ...])
 LARGEST = torch.iinfo(torch.int32).max
 
 
@@ -39,24 +38,12 @@ class BeamSearch(Generic[ContextT, StateT]):
     """Finds the items with the most probable semantic IDs; holds no state of a request."""
 
     def __init__(
-        self,
-        decode_step: DecodeStep[ContextT, StateT],
-        trie: Trie,
-        *,
-        beam_width: int,
-        semantic_ids_version: str | None,
+        self, decode_step: DecodeStep[ContextT, StateT], trie: Trie, *, beam_width: int
     ) -> None:
-        """Pair a model with a trie on its device."""
-        if semantic_ids_version != trie.version:
-            raise ValueError(
-                f"the model generates semantic IDs {semantic_ids_version}, the trie holds "
-                f"{trie.version}; build the trie from the model's version or retrain the model"
-            )
+        """Pair a model with a trie of its semantic IDs, on its device."""
         if beam_width < 1:
             raise ValueError(f"beam_width must be >= 1, got {beam_width}")
-        self.decode_step = decode_step
-        self.trie = trie
-        self.beam_width = beam_width
+        self.decode_step, self.trie, self.beam_width = decode_step, trie, beam_width
         self._first_codes = trie.mask(trie.start(1), 0)  # [1, K]
 
     def lists(self, context: ContextT, k: int, restriction: Restriction | None = None) -> TopK:
@@ -131,60 +118,6 @@ class BeamSearch(Generic[ContextT, StateT]):
         found.scores[:, :taken] = scores
         found.item_rows[:, :taken] = rows.masked_fill_(scores == -torch.inf, NO_ROW)
         return found
-
-
-class CapturedSearch(Generic[TensorsT, StateT]):
-    """Searches of one shape on a GPU, each a replay of one CUDA graph.
-
-    Called from Python a search is a few hundred launches, which take longer than the work of a
-    small batch. The graph holds the model's weights and the trie as they are; capture again after
-    either changes. It is not for two threads at once.
-    """
-
-    def __init__(
-        self, beam_search: BeamSearch[TensorsT, StateT], context: TensorsT, k: int
-    ) -> None:
-        """Capture a search.
-
-        Args:
-            context: A tuple of tensors that only the decode step reads: they are the
-                graph's input, and each call overwrites them.
-        """
-        self._trie = beam_search.trie
-        if self._trie.device.type != "cuda":
-            raise ValueError(
-                f"searches are captured on a CUDA device, the trie is on {self._trie.device}; "
-                "move trie and model there or call BeamSearch.lists"
-            )
-        self._context = context
-        here = torch.cuda.current_stream(self._trie.device)
-        stream: torch.cuda.Stream = torch.cuda.Stream(self._trie.device)  # type: ignore[no-untyped-call]
-        with torch.no_grad(), torch.cuda.device(self._trie.device):
-            # Libraries set themselves up in the first runs, which a capture does not allow.
-            stream.wait_stream(here)
-            with torch.cuda.stream(stream):
-                batch_size = len(beam_search.lists(context, k).scores)
-                shape = (batch_size, self._trie.num_item_rows)
-                self._allowed = torch.ones(shape, dtype=torch.bool, device=self._trie.device)
-                beam_search.lists(context, k, self._trie.restrict_rows(self._allowed))
-            here.wait_stream(stream)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                restriction = self._trie.restrict_rows(self._allowed)
-                self._lists = beam_search.lists(context, k, restriction)
-
-    @torch.no_grad()
-    def lists(self, context: TensorsT, allowed: Tensor) -> TopK:
-        """Rank as ``BeamSearch.lists`` does, for a context of the captured shape.
-
-        Args:
-            allowed: Items that each request may be shown, [B, num_item_rows] bool on the device.
-        """
-        for static, given in zip(self._context, context, strict=True):
-            static.copy_(given)
-        self._allowed.copy_(allowed)
-        self._graph.replay()
-        return TopK(self._lists.scores.clone(), self._lists.item_rows.clone())
 
 
 def check_scores(found: TopK) -> TopK:

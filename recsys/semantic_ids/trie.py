@@ -4,7 +4,7 @@ The leaves are the IDs in ascending order, so the items below a node are one ran
 first levels are dense (a node is its prefix, read as a number); after them a level lists its nodes
 by prefix and says where each one's children begin. A beam steps from state to state, one code a
 level, and never walks a prefix again. Nothing here waits for the device or has a shape that depends
-on data, so a search can be captured as a CUDA graph.
+on data.
 
 Axes: N leaves (items with an ID), L levels, K codes of a level, B states, R requests, M most
 children of a node.
@@ -213,19 +213,12 @@ class Trie:
     """
 
     def __init__(
-        self,
-        keys: Tensor,
-        leaf_rows: Tensor,
-        level_sizes: Sequence[int],
-        *,
-        num_item_rows: int,
-        version: str | None = None,
+        self, keys: Tensor, leaf_rows: Tensor, level_sizes: Sequence[int], *, num_item_rows: int
     ) -> None:
         """Take IDs as numbers [N] in ascending order and their item rows [N]; see ``build``."""
         check_leaves(keys, leaf_rows, num_item_rows)
         self.level_sizes = tuple(level_sizes)
         self.num_item_rows = num_item_rows
-        self.version = version
         self._leaf_rows = leaf_rows.to(torch.int32)
         self._tables = build_tables(keys, self.level_sizes)
         # The leaves are the children of the last level: one copy serves both.
@@ -240,7 +233,6 @@ class Trie:
         *,
         item_rows: Tensor | None = None,
         num_item_rows: int | None = None,
-        version: str | None = None,
     ) -> Self:
         """Build from unique codes [N, L] in any order, on their device.
 
@@ -252,19 +244,14 @@ class Trie:
         rows = rows.to(codes.device, torch.int32)
         keys, order = id_keys(codes, level_sizes).sort()
         size = num_item_rows or (int(rows.max()) + 1 if len(rows) else 1)
-        return cls(keys, rows[order], level_sizes, num_item_rows=size, version=version)
+        return cls(keys, rows[order], level_sizes, num_item_rows=size)
 
     @classmethod
     def of_items(cls, ids: ItemCodes | SemanticIds) -> Self:
         """Build from the codes of every item row, -1 where an item has none."""
         rows = (ids.codes[:, 0] >= 0).nonzero()[:, 0]
-        return cls.build(
-            ids.codes[rows],
-            ids.level_sizes,
-            item_rows=rows,
-            num_item_rows=len(ids.codes),
-            version=ids.version,
-        )
+        size = len(ids.codes)
+        return cls.build(ids.codes[rows], ids.level_sizes, item_rows=rows, num_item_rows=size)
 
     @property
     def num_levels(self) -> int:
@@ -290,7 +277,6 @@ class Trie:
             self._leaf_rows.to(device),
             self.level_sizes,
             num_item_rows=self.num_item_rows,
-            version=self.version,
         )
 
     def start(self, batch_size: int) -> Tensor:
@@ -361,7 +347,7 @@ class Trie:
         if level < self.num_head_levels:
             following = states.clamp(min=0) * self.level_sizes[level] + codes
             exists = self._tables.head[level].view(-1)[following] & (states >= 0)
-            # torch.where would copy the number to the device, which no CUDA graph may do.
+            # torch.where would copy the number to the device.
             return following.masked_fill_(~exists, DEAD)
         keys = self._tables.tail[level - self.num_head_levels].keys
         wanted = self._first_key(states, level) + codes

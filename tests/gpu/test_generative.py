@@ -1,4 +1,4 @@
-"""The generative model on a GPU: the CPU's lists and loss, and a search captured as one graph."""
+"""The generative model on a GPU: the CPU's lists and loss."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.kernels.choice import without
 from recsys.layers.codes import decoder as code_decoder
 from recsys.layers.codes.decoder import SharedContext, joint_attention
 from recsys.models.generative.config import GenerativeConfig
@@ -18,7 +17,6 @@ from recsys.models.generative.model import (
 )
 from recsys.models.item_tower import ItemCatalogue
 from recsys.retrieval.beam_search import BeamSearch
-from recsys.retrieval.generated import GeneratedSource
 from recsys.semantic_ids.trie import Trie
 
 pytestmark = pytest.mark.gpu
@@ -44,10 +42,8 @@ def model_on(device: torch.device | str) -> GenerativeModel:
 
 
 def search_with(model: GenerativeModel) -> BeamSearch[GenerativeContext, BeamState]:
-    trie = Trie.build(model.codes[1:], SIZES, num_item_rows=NUM_ITEM_ROWS, version="drawn")
-    return BeamSearch(
-        model.decode_step, trie, beam_width=40, semantic_ids_version=model.inputs.semantic_ids
-    )
+    trie = Trie.build(model.codes[1:], SIZES, num_item_rows=NUM_ITEM_ROWS)
+    return BeamSearch(model.decode_step, trie, beam_width=40)
 
 
 def queries(device: torch.device | str, shift: int = 0) -> JaggedBatch:
@@ -81,24 +77,3 @@ def test_the_fused_context_is_that_of_its_scores_written_out(
     monkeypatch.setattr(code_decoder, "MANY_SCORES", 0)
     found = joint_attention(query, scores, values, context)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_source_captures_a_shape_that_comes_often_and_follows_trained_weights(
-    cuda: torch.device,
-) -> None:
-    model = model_on(cuda)
-    source = GeneratedSource(model, search_with(model))
-    generator = torch.Generator().manual_seed(3)
-    for call in range(6):
-        if call == 4:
-            with torch.no_grad():
-                for weight in model.parameters():
-                    weight.mul_(1.1)
-            model.train().eval()
-        allowed = (torch.rand(len(LISTS), NUM_ITEM_ROWS, generator=generator) < 0.5).to(cuda)
-        found = source(queries(cuda, shift=call), allowed, 30).lists
-        with without("captured_search"):
-            expected = source(queries(cuda, shift=call), allowed, 30).lists
-        torch.testing.assert_close(found.scores, expected.scores, rtol=1e-4, atol=1e-4)
-        assert (found.item_rows == expected.item_rows).float().mean() > 0.95
-    assert len(source._captured) == 1

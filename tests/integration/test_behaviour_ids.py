@@ -14,7 +14,7 @@ from pipelines.semantic_ids.append import load_bundle_quantizer
 from pipelines.semantic_ids.store import SemanticIdStore, read_item_codes
 from pipelines.stages.build_semantic_ids import read_behaviour
 from recsys.data.top_k import ItemMask
-from recsys.retrieval.generated import timed_source
+from recsys.retrieval.generated import GeneratedSource
 from recsys.retrieval.model_sources import ContentNeighbours
 from recsys.semantic_ids.behaviour import behaviour_ids
 from recsys.semantic_ids.rq_kmeans import KMeansConfig, ResidualKMeansConfig
@@ -89,7 +89,7 @@ def test_appended_item_is_generated(own: Path, recsys: Recsys) -> None:
     assert torch.equal(codes[: len(before)], before)
     assert int(codes[row, 0]) in before[1:, 0].tolist()
     assert bundle.generative is not None
-    source = timed_source(bundle.generative.model, bundle.generative.trie, 25, None)
+    source = GeneratedSource(bundle.generative.model, bundle.generative.trie, 25)
     mask = ItemMask.all(bundle.num_item_rows)
     for session in (["item-0"], ["item-4", "item-5"]):
         with torch.inference_mode():

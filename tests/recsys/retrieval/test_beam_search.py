@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recsys.data.top_k import ItemMask, TopK
-from recsys.retrieval.beam_search import Beams, BeamSearch, CapturedSearch, Decoded, check_scores
+from recsys.retrieval.beam_search import Beams, BeamSearch, Decoded, check_scores
 from recsys.semantic_ids.trie import Trie
 from tests.recsys.semantic_ids.test_trie import catalogues
 from tests.recsys.testing.refusals import assert_refused
@@ -109,14 +109,14 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(ids, trie_of(ids, sizes), tables, masks, draw(st.integers(1, 35)))
 
 
-def trie_of(ids: Ids, sizes: tuple[int, ...], version: str | None = None) -> Trie:
+def trie_of(ids: Ids, sizes: tuple[int, ...]) -> Trie:
     codes = torch.tensor(list(ids.values()), dtype=torch.int32).view(len(ids), len(sizes))
     rows = torch.tensor(list(ids), dtype=torch.int64)
-    return Trie.build(codes, sizes, item_rows=rows, num_item_rows=NUM_ROWS, version=version)
+    return Trie.build(codes, sizes, item_rows=rows, num_item_rows=NUM_ROWS)
 
 
 def search_table(case: Case, beam_width: int) -> TopK:
-    found = BeamSearch(decode_table, case.trie, beam_width=beam_width, semantic_ids_version=None)
+    found = BeamSearch(decode_table, case.trie, beam_width=beam_width)
     restriction = None
     if case.masks is not None:
         allowed = torch.stack([mask.as_bool() for mask in case.masks])
@@ -139,21 +139,15 @@ def test_any_beam_keeps_what_a_search_with_lists_keeps(case: Case, beam_width: i
 
 def test_what_does_not_fit_is_refused() -> None:
     sizes = (2, 3)
-    trie = trie_of({1: (0, 0), 5: (1, 2)}, sizes, version="ids-of-monday")
+    trie = trie_of({1: (0, 0), 5: (1, 2)}, sizes)
 
-    def searching(beam_width: int = 2, version: str = "ids-of-monday") -> BeamSearch:
-        return BeamSearch(decode_table, trie, beam_width=beam_width, semantic_ids_version=version)
-
-    search, tables = searching(), draw_tables(sizes, 2, 0, False)
+    search = BeamSearch(decode_table, trie, beam_width=2)
+    tables = draw_tables(sizes, 2, 0, False)
     one = trie.restrict_rows(torch.ones(1, NUM_ROWS, dtype=torch.bool))
     wide = draw_tables((2, 4), 2, 0, False)
     assert_refused(
         {
-            "generates semantic IDs ids-of-sunday.*ids-of-monday": lambda: searching(
-                version="ids-of-sunday"
-            ),
-            "beam_width must be >= 1, got 0": lambda: searching(0),
-            "the trie is on cpu": lambda: CapturedSearch(search, tables.logits, 3),
+            "beam_width must be >= 1, got 0": lambda: BeamSearch(decode_table, trie, beam_width=0),
             "k, the list length, must be >= 1, got 0": lambda: search.lists(tables, 0),
             "1 item masks for 2 requests": lambda: search.lists(tables, 3, one),
             r"level 1 are \(2, 2, 4\), expected \(2, 2, 3\)": lambda: search.lists(wide, 3),
@@ -166,9 +160,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_nan_of_a_model_is_refused_with_the_request_named(level: int, sign: int) -> None:
     sizes = (3, 3)
     codes = torch.cartesian_prod(torch.arange(3), torch.arange(3))
-    search = BeamSearch(
-        decode_table, Trie.build(codes, sizes), beam_width=2, semantic_ids_version=None
-    )
+    search = BeamSearch(decode_table, Trie.build(codes, sizes), beam_width=2)
     tables = draw_tables(sizes, 3, 0, False)
     tables.logits[level][1, 0, 2] = sign * torch.nan
     tables.logits[0][1, 0, 0] += 5.0

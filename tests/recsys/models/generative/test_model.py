@@ -82,9 +82,7 @@ def drawn(config: GenerativeConfig, seed: int = 0, codes: Tensor | None = None) 
 
 def trie_of(codes: Tensor) -> Trie:
     rows = (codes[:, 0] >= 0).nonzero()[:, 0]
-    return Trie.build(
-        codes[rows], SIZES, item_rows=rows, num_item_rows=len(codes), version="ids-of-monday"
-    )
+    return Trie.build(codes[rows], SIZES, item_rows=rows, num_item_rows=len(codes))
 
 
 @pytest.mark.parametrize("config", [CODES_ALONE, SMALL])
@@ -106,12 +104,7 @@ def generate(
     beam_width: int = 64,
     masks: list[ItemMask] | None = None,
 ) -> TopK:
-    search = BeamSearch(
-        model.decode_step,
-        trie_of(model.codes),
-        beam_width=beam_width,
-        semantic_ids_version=model.inputs.semantic_ids,
-    )
+    search = BeamSearch(model.decode_step, trie_of(model.codes), beam_width=beam_width)
     restriction = None
     if masks is not None:
         restriction = search.trie.restrict_rows(torch.stack([one.as_bool() for one in masks]))
