@@ -50,7 +50,7 @@ HOPE = 8.0
 """Times the passes that are estimated to fit, which a training begins with; its limit cuts them."""
 MIN_SHARE = 0.04
 """Share of the sequence model's passes; fewer are not worth a bundle."""
-MAX_MEMBERS = 4
+MAX_MEMBERS = 2
 """The second is worth 2 to 5%, a third and a fourth together as little."""
 REFIT_PASSES = 2.0
 """Over all events, that continue the weights of a model of long histories."""

@@ -30,6 +30,7 @@ from recsys.kernels.one_query.op import Step
 from recsys.layers.attention.latest import LatestEvent, unit_vector
 from recsys.layers.attention.softmax import feed_forward
 from recsys.layers.chunked_softmax import sampled_softmax_loss
+from recsys.layers.dropout import Dropout
 from recsys.layers.embedding.collection import EmbeddingBags
 from recsys.layers.embedding.tables import Backend, looked_up
 from recsys.models.configs import TwoTowerConfig
@@ -101,7 +102,7 @@ class QueryTower(nn.Module):
         self.attention = HistoryAttention(config)
         self.hidden = feed_forward(dim, config.hidden_dim, config.dropout)
         self.output_norm = nn.LayerNorm(dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         nn.init.normal_(self.recency.weight, std=1 / math.sqrt(dim))
         tables = inputs.query_tables(dim)
         self.features = EmbeddingBags(tables, config.backend) if tables else None

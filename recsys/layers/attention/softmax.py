@@ -17,6 +17,7 @@ from torch.nn import functional
 from recsys.data.bounds import check_bounds
 from recsys.kernels.hstu_attention.op import distance_buckets, time_buckets
 from recsys.layers.attention.layout import SequenceLayout, by_head
+from recsys.layers.dropout import Dropout
 
 
 def feed_forward(dim: int, hidden_dim: int, dropout: float) -> nn.Sequential:
@@ -25,7 +26,7 @@ def feed_forward(dim: int, hidden_dim: int, dropout: float) -> nn.Sequential:
         nn.LayerNorm(dim),
         nn.Linear(dim, hidden_dim),
         nn.GELU(),
-        nn.Dropout(dropout),
+        Dropout(dropout),
         nn.Linear(hidden_dim, dim),
     )
 
@@ -120,7 +121,7 @@ class AttentionBlock(nn.Module):
         self.output = nn.Linear(config.dim, config.dim)
         self.bias = RelativeBias(config)
         self.hidden = feed_forward(config.dim, config.hidden_dim, config.dropout)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, events: Tensor, layout: SequenceLayout) -> Tensor:
         """Attend to each event itself and those before it, [M, D] -> [M, D]."""

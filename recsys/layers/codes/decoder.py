@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from recsys.kernels.hstu_attention.op import distance_buckets
 from recsys.layers.attention.softmax import BlockConfig, feed_forward
+from recsys.layers.dropout import Dropout
 
 
 class CodeTokens(nn.Module):
@@ -200,7 +201,7 @@ class CodeBlock(nn.Module):
         self.query_key_value = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
         self.hidden = feed_forward(dim, config.hidden_dim, config.dropout)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def _heads(self, projected: Tensor) -> Tensor:
         """Split the width, [..., D] -> [..., H, D / H]."""

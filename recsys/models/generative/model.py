@@ -32,6 +32,7 @@ from recsys.layers.codes.decoder import (
     OwnTokens,
     SharedContext,
 )
+from recsys.layers.dropout import Dropout
 from recsys.layers.embedding.tables import Backend
 from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
 from recsys.models.generative.loss import (
@@ -87,7 +88,7 @@ class HistoryReader(nn.Module):
         dim, places = config.embedding_dim, config.max_length + 1
         self.config = config
         self.start = nn.Parameter(torch.randn(dim) / math.sqrt(dim))
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.carried_norm = nn.LayerNorm(dim) if config.carries_place else None
         self.among_places = DistanceBias(config.num_heads, POSITION_BUCKETS, places)
         self.to_places = DistanceBias(config.num_heads, POSITION_BUCKETS, places)

@@ -31,6 +31,7 @@ from recsys.kernels.one_query.op import functions
 from recsys.kernels.one_query.ranker_op import NetworkOfOne, TasksOfOne
 from recsys.layers.attention.target import TargetAttention
 from recsys.layers.calibrator import FURTHEST, Calibrator
+from recsys.layers.dropout import Dropout
 from recsys.layers.embedding.tables import Backend
 from recsys.layers.moe.router import Routing
 from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower, read_settings
@@ -100,7 +101,7 @@ class Ranker(CatalogueModel):
         self.attention = TargetAttention(dim, config.key_dim, config.max_history)
         num_dense = len(inputs.candidate_dense)
         self.candidate_dense = nn.Linear(num_dense, dim) if num_dense else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.cross = CrossNetwork(width, config.num_cross_layers)
         self.trunk = Trunk(config, width)
         self._routed: tuple[Tensor, Routing | None] | None = None

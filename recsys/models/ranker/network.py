@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, cut_offsets
 from recsys.layers.attention.target import ReadableHistory
+from recsys.layers.dropout import Dropout
 from recsys.layers.embedding.collection import EmbeddingBags
 from recsys.layers.moe.experts import SparseMoe, SparseMoeConfig
 from recsys.layers.moe.router import Routing
@@ -277,7 +278,7 @@ class Trunk(nn.Module):
         super().__init__()
         # A third of a layer norm's time on a CPU.
         self.norm = nn.RMSNorm(width)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.routed_dim = config.embedding_dim
         self.body: nn.Module
         if config.trunk == "sparse":

@@ -21,6 +21,7 @@ from recsys.layers.attention.softmax import (
     ConvolutionBlock,
     RelativeBias,
 )
+from recsys.layers.dropout import Dropout
 from recsys.layers.embedding.tables import looked_up
 from recsys.models.item_tower import NORM_FLOOR
 from recsys.models.sequence.config import LAST_DAY, Block, SequenceConfig
@@ -44,7 +45,7 @@ class HstuBlock(nn.Module):
         self.bias = RelativeBias(config)
         self.read_norm = nn.LayerNorm(config.dim)
         self.output = nn.Linear(config.dim, config.dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, events: Tensor, layout: SequenceLayout) -> Tensor:
         """Attend to each event itself and those before it, [M, D] -> [M, D]."""
@@ -138,7 +139,7 @@ class HistoryEncoder(nn.Module):
         if config.calendar_days:
             self.read_at = Calendar(dim, config.calendar_days, scale=0.1)
             self.query_at = Calendar(dim, config.calendar_days)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         kind = KINDS[config.blocks_of(number)]
         self.blocks = nn.ModuleList(kind(config.block_config()) for _ in range(config.num_blocks))
         self.output_norm = nn.LayerNorm(dim)

@@ -59,7 +59,7 @@ class BlendConfig:
     absent_days: float | None = None
     """Days since a user's last event after which neither items' demand nor the list of popular
     items counts (demand.py), if it is later than train; None takes the fewest at which users who
-    came back in validation lose at most 5% of what they took next; inf never."""
+    came back in validation lose at most 10% of what they took next; inf never."""
 
     @property
     def log_odds_of_new(self) -> float:

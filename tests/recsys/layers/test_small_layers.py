@@ -14,6 +14,7 @@ from recsys.layers.attention.softmax import by_pair
 from recsys.layers.attention.target import TargetAttention
 from recsys.layers.calibrator import Calibrator
 from recsys.layers.codes.decoder import SharedContext, joint_attention, merged_shares, side_by_side
+from recsys.layers.dropout import Dropout
 from recsys.models.ranker.network import HAS_ONEDNN, CrossNetwork, WideLinear
 from tests.recsys.testing.refusals import assert_refused
 
@@ -155,3 +156,19 @@ def test_two_softmaxes_merged_are_one() -> None:
     found = read.transpose(1, 2).reshape(query.shape)
     found = found + torch.einsum("bwsha,bwahd->bwshd", own, values)
     torch.testing.assert_close(found.flatten(3), expected)
+
+
+def test_dropout_zeroes_its_share_and_keeps_the_mean_and_the_gradient():
+    torch.manual_seed(3)
+    values = torch.full((401, 257), 2.0, requires_grad=True)
+    layer = Dropout(0.3)
+    dropped = layer(values)
+    scale = 256 / (256 - 77)
+    assert dropped.detach().unique().tolist() == pytest.approx([0.0, 2.0 * scale])
+    assert float((dropped == 0).double().mean()) == pytest.approx(77 / 256, abs=0.01)
+    dropped.sum().backward()
+    assert torch.equal(values.grad, dropped.detach() / 2.0)
+    torch.manual_seed(3)
+    assert torch.equal(layer(values), dropped)
+    assert torch.equal(layer.eval()(values), values)
+    assert not Dropout(1.0)(values).any()
