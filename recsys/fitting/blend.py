@@ -226,7 +226,9 @@ class FittedBlend(NamedTuple):
     blend: ProfileBlend
     document: dict[str, Any]
     values: Tensor | None = None
-    """What the served lists reach by query, [U]; NaN without a target."""
+    """What the served lists reach by query, [U], but for visits and absences; NaN without a target.
+
+    Days of absence differ from fit to fit, and with them what is lost for the sake of others."""
 
 
 def fit_blend(
@@ -259,14 +261,14 @@ def fit_blend(
     if learned is not None and measured is not None:
         is_set = config.new_item_odds is not None
         found = judged_new_items(learned, measured, examples, metric, device, is_set=is_set)
-        learned, document["new_items"] = found.blend, found.document
+        learned, values[LEARNED], document["new_items"] = found.blend, found.values, found.document
         own = None if visits is None else own_profile(visits, sources, config, device)
-        learned, values[LEARNED], document["absence"] = judged_absence(
+        learned, with_own, document["absence"] = judged_absence(
             learned, own, found.values, examples, metric, device
         )
         # What odds that are set cost is accepted, and what absences do.
         before = found.before if is_set else found.values
-        compared[LEARNED] = max(before, values[LEARNED], key=lambda one: float(one.nanmean()))
+        compared[LEARNED] = max(before, with_own, key=lambda one: float(one.nanmean()))
         usual, served = LEARNED, learned
         document["loss"] = learned.served.loss
     judged = judged_alternatives(compared, usual)
@@ -413,6 +415,9 @@ def judged_absence(
     Args:
         own: Weights of users' own history; None takes those of all.
         values: What the weights reach by query, [U].
+
+    Returns:
+        The weights of both; what they reach by query, [U]; ``absence`` of the document.
     """
 
     def reached(blend: ProfileBlend, queries: SourceLists) -> Tensor:

@@ -142,13 +142,14 @@ def looked_up(vectors: Tensor, places: Tensor) -> Tensor:
 def summed_rows(table: Tensor, values: Jagged) -> Tensor:
     """Sum the rows of each example's values, by their weights if they have any, [B, D]."""
     if table.is_cuda or not table.requires_grad:
-        return _summed(table, values)
+        return summed_as_torch(table, values)
     apply: Any = _SummedRows.apply
     pooled: Tensor = apply(table, *values)
     return pooled
 
 
-def _summed(rows: Tensor, values: Jagged) -> Tensor:
+def summed_as_torch(rows: Tensor, values: Jagged) -> Tensor:
+    """Do the same with torch's own gradient."""
     return functional.embedding_bag(
         values.values,
         rows,
@@ -169,7 +170,7 @@ class _SummedRows(torch.autograd.Function):
     def forward(ctx: Any, table: Tensor, *parts: Any) -> Tensor:
         ctx.save_for_backward(*parts)
         ctx.num_rows = len(table)
-        return _summed(table, Jagged(*parts))
+        return summed_as_torch(table, Jagged(*parts))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -181,7 +182,7 @@ class _SummedRows(torch.autograd.Function):
             functional.pad(counts.cumsum(0), (1, 0)),
             None if values.weights is None else values.weights[order],
         )
-        return _summed(gradients[0].contiguous(), readers), None, None, None
+        return summed_as_torch(gradients[0].contiguous(), readers), None, None, None
 
 
 def torchrec_collection(tables: Sequence[TableConfig]) -> EmbeddingBagCollection:
