@@ -250,9 +250,9 @@ class Shop:
         run_server(Settings.from_environment(None, **where))
 
     def _answer(self, **fields: Any) -> Reply:
-        from pipelines.cli.serve import checked_request
+        from serving.schemas import read_request
 
-        return self.recommender.answer(checked_request(**fields))
+        return self.recommender.answer(read_request(**fields))
 
     def _of_run(self, what: str) -> Path:
         if self.workspace is None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import ValidationError
 
 from recsys.data.filters import MAX_TEXT, parse
 from serving.bundle.manifest import Profile
@@ -174,6 +175,16 @@ class Request(Strict):
                 f"explain takes k of at most {MAX_EXPLAINED}, got {self.k}; lower one of them"
             )
         return self
+
+
+def read_request(**fields: object) -> Request:
+    """Build a request from its fields; a ValueError names each wrong one."""
+    try:
+        return Request.model_validate(fields)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        lines = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults]
+        raise ValueError("; ".join(line.removeprefix(": ") for line in lines)) from None
 
 
 class SearchRequest(Request):

@@ -121,8 +121,8 @@ def new_adapter(task: Task, model: Model) -> LoraAdapter:
     config = settings.lora(adapted_layers(model))
     adapter = LoraAdapter(model, config, rows={ITEM_TABLE: rows})
     met = model.item_tower.item_counts[rows.to(task.device)] > 0
-    if settings.centred > 0 and CONTENT_LAYER in adapter.layers and 2 * int(met.sum()) < len(met):
-        centre_items(model, adapter, rows, settings.centred)
+    if CONTENT_LAYER in adapter.layers and 2 * int(met.sum()) < len(met):
+        centre_items(model, adapter, rows)
     return adapter.attach()
 
 

@@ -144,10 +144,3 @@ def find_served(run: Path) -> tuple[Path, str | None]:
     """Return the folder of bundles that a server reads, and the bundle if one is named itself."""
     found = find_bundle(run).absolute()
     return found.parent, None if found.name == "current" else found.name
-
-
-def check_before(settings: RunConfig) -> None:
-    """Refuse, before any work, what a stage would refuse only after training: ValueError."""
-    from pipelines.presets.resolve import check_places
-
-    check_places(settings)

@@ -20,7 +20,6 @@ from pipelines.cli.options import (
     Quiet,
     StageNames,
     Until,
-    check_before,
     config_sources,
 )
 from pipelines.cli.output import STAGE_COLUMNS, print_lines, print_stage
@@ -89,7 +88,7 @@ def run_recorded(
     from pipelines.cli.automatic import run_automatically
     from pipelines.cli.results import print_results
     from pipelines.engine.runner import pick_stages, run_stages
-    from pipelines.presets.resolve import with_dataset
+    from pipelines.presets.resolve import check_places, with_dataset
     from pipelines.stages.list import STAGES
     from pipelines.stages.report import report_path
 
@@ -103,7 +102,7 @@ def run_recorded(
             f"--budget {settings.auto.budget} is for automatic runs; this preset's settings are "
             'fixed. Leave it out, or take preset = "auto"'
         )
-    check_before(settings)
+    check_places(settings)
     recording.at(settings.workspace)
     reads_raw = any(one.name == "build_features" for one in chosen)
     settings = with_data(settings, recording) if reads_raw else with_dataset(settings)
@@ -176,10 +175,11 @@ def update(
       recsys update shop.toml --counts-only
     """
     from pipelines.engine.history import recorded
+    from pipelines.presets.resolve import check_places
 
     sources = config_sources(name, preset, assignments)
     settings = sources.latest()
-    check_before(settings)
+    check_places(settings)
     if counts_only:
         settings = replace(settings, updates=replace(settings.updates, counts_only=True))
     command = "update --counts-only" if counts_only else "update"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -25,9 +25,6 @@ from pipelines.cli.options import (
     find_served,
 )
 from pipelines.cli.output import print_json, print_lines, print_table
-
-if TYPE_CHECKING:
-    from serving.schemas import Request
 
 
 def serve(
@@ -121,9 +118,9 @@ def recommend(
       recsys recommend --user 42 --where "release_year >= 1990 and category != 'Drama'"
     """
     from serving.recommend import Recommender
-    from serving.schemas import to_json
+    from serving.schemas import read_request, to_json
 
-    request = checked_request(
+    request = read_request(
         surface="related" if item else "home",
         user_id=user,
         session=session.split(",") if session else None,
@@ -167,20 +164,6 @@ def export(
     for name, worst in export_bundle(load_bundle(find_bundle(run)), target).items():
         print_lines(f"{name}: differs from the bundle's by at most {worst:.1e}")
     print_lines(f"wrote {target} ({kind}); examples/onnx_lists.py reads it (docs/python.md)")
-
-
-def checked_request(**fields: object) -> Request:
-    """Build a request."""
-    from pydantic import ValidationError
-
-    from serving.schemas import Request
-
-    try:
-        return Request.model_validate(fields)
-    except ValidationError as error:
-        faults = error.errors(include_url=False)
-        lines = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults]
-        raise ValueError("; ".join(line.removeprefix(": ") for line in lines)) from None
 
 
 def mcp(

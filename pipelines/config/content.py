@@ -106,18 +106,11 @@ class SemanticIdsConfig:
     """Codes of an ID, coarse to fine."""
     codes_per_level: int | None = None
     """None chooses by the size of the catalogue, at most 256."""
-    balanced: bool | None = None
-    """Give each code of residual k-means about as many items; None does so for behaviour,
-    not for content."""
     content_columns: int | None = None
     """Columns of the content embeddings that are read, from the first on; None reads all."""
 
     def __post_init__(self) -> None:
         check_bounds(self, num_levels=">= 1", codes_per_level=">= 2", content_columns=">= 1")
-
-    def balances(self) -> bool:
-        """Return True if residual k-means is balanced."""
-        return self.source == BEHAVIOUR if self.balanced is None else self.balanced
 
     def level_sizes(self, num_items: int) -> tuple[int, ...]:
         """Return the number of codes of each level for a number of items with content."""

@@ -103,8 +103,6 @@ class AdapterConfig(TrainingConfig):
     """Adapted model; ``auto`` is the sequence model if it is released, else the two-tower."""
     rank: int = 8
     """Width of the correction."""
-    alpha: float = 16.0
-    """Scale of the correction, divided by the rank."""
     targets: tuple[str, ...] = ()
     """Patterns of layer names; by default the linear layers of the query side."""
     tables: tuple[str, ...] = ()
@@ -112,9 +110,6 @@ class AdapterConfig(TrainingConfig):
     softmax_over: Literal["catalogue", "domain"] = "catalogue"
     """Items that labels are ranked against in evaluation and in training a sequence model: all, or
     the domain's for surfaces that list no others."""
-    centred: float = 1.0
-    """Share of the mean item vector that the adapter subtracts at first, where the base was trained
-    on less than half of the domain's items; 0 for none."""
     dropout: float = 0.0
     """Share of an adapted layer's inputs that are dropped in a training step."""
     max_share: float = 0.05
@@ -134,7 +129,7 @@ class AdapterConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_metric_name(self.metric)
-        check_bounds(self, min_gain=">= 0", max_drop=">= 0", centred="[0, 1]")
+        check_bounds(self, min_gain=">= 0", max_drop=">= 0")
         check_bounds(self, min_slice_users=">= 2")
         self.lora(("*",))
 
@@ -144,7 +139,6 @@ class AdapterConfig(TrainingConfig):
             targets=self.targets or default_targets,
             tables=self.tables,
             rank=self.rank,
-            alpha=self.alpha,
             dropout=self.dropout,
             max_share=self.max_share,
         )

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from features.parallel import end_with_the_parent
 from pipelines.engine.artifacts import MANIFEST, read_json
@@ -33,7 +32,7 @@ from pipelines.scoring.parts import Part, find_part, make_part, sweep
 from recsys.data.durable import locked
 from serving.query import fitted
 from serving.recommend import Recommender
-from serving.schemas import Request
+from serving.schemas import read_request
 from serving.settings import ServingOptions
 from serving.surfaces import find_surfaces
 
@@ -170,12 +169,7 @@ def totals(job: Job, parts: list[Part]) -> dict[str, Any]:
 def check_request(job: Job, recommender: Recommender) -> None:
     """Refuse options that every request would fail with."""
     surfaces = find_surfaces(recommender.bundle.exclude_history, recommender.configuration.surfaces)
-    try:
-        fitted(Request.model_validate(job.request("1")), surfaces[job.surface])
-    except ValidationError as error:
-        faults = error.errors(include_url=False)
-        lines = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults]
-        raise ValueError("; ".join(line.removeprefix(": ") for line in lines)) from None
+    fitted(read_request(**job.request("1")), surfaces[job.surface])
 
 
 def make_here(tasks: Sequence[Task], report: Report) -> Iterator[Part]:

@@ -242,7 +242,8 @@ def _device() -> str:
 def _residual_config(
     config: SemanticIdsConfig, sizes: tuple[int, ...], seed: int
 ) -> ResidualKMeansConfig:
-    kmeans = KMeansConfig(balanced=config.balances())
+    # Codes of behaviour have about as many items each.
+    kmeans = KMeansConfig(balanced=config.source == BEHAVIOUR)
     return ResidualKMeansConfig(level_sizes=sizes, kmeans=kmeans, seed=seed)
 
 

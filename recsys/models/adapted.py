@@ -126,12 +126,12 @@ def copy_layers(model: Twin) -> Twin:
 
 
 @torch.no_grad()
-def centre_items(model: Model, adapter: LoraAdapter, rows: Tensor, share: float) -> None:
+def centre_items(model: Model, adapter: LoraAdapter, rows: Tensor) -> None:
     """Initialise an adapter so that it subtracts the mean of a domain's items.
 
     For a domain that the base was not trained on: its items have content only, and their common
     part dominates every cosine. The projected content c_i is corrected by
-    - share m (mean content . c_i) / |mean content|^2 with m the items' mean input, a correction of
+    - m (mean content . c_i) / |mean content|^2 with m the items' mean input, a correction of
     rank 1 that replaces the adapter's first. Call it before training.
     """
     if CONTENT_LAYER not in adapter.layers:
@@ -140,7 +140,7 @@ def centre_items(model: Model, adapter: LoraAdapter, rows: Tensor, share: float)
     mean, content = model.item_inputs(rows).mean(0), model.look_up_content(rows).float().mean(0)
     one = adapter.correction(CONTENT_LAYER)
     # Equal parts, as training moves both at one rate.
-    length = (share * mean.norm() / (adapter.config.scale * model.config.content_weight)).sqrt()
+    length = (mean.norm() / (adapter.config.scale * model.config.content_weight)).sqrt()
     one.a[0] = length * content / (content @ content)
     one.b[:, 0] = -length * mean / mean.norm()
 
