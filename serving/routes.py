@@ -33,11 +33,12 @@ from serving.schemas import (
     UsersParameters,
 )
 
-REPLIES = tuple(
+REPLIES: tuple[type, ...] = tuple(
     kind
     for module in (schemas, replies, explained)
     for kind in vars(module).values()
-    if is_dataclass(kind) and kind.__module__ == module.__name__ and kind is not schemas.ItemCard
+    if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__
+    if kind is not schemas.ItemCard
 )
 """All replies and their parts; `ItemCard` is the base of some."""
 TAKES_BODY = (400, 408, 413, 415, 422)

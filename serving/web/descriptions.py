@@ -251,7 +251,7 @@ def _schemas() -> Document:
     """Describe all bodies and replies."""
     for kind in REPLIES:
         # Descriptions of fields are their docstrings.
-        kind.__pydantic_config__ = ConfigDict(  # type: ignore[union-attr]
+        kind.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
             use_attribute_docstrings=True
         )
     kinds = (*{route.body for route in ROUTES if route.body is not None}, *REPLIES)
