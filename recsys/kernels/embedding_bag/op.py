@@ -332,14 +332,17 @@ class FusedEmbeddingBags(nn.Module):
         learning_rate: float = 0.01,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        weights: Tensor | None = None,
     ) -> None:
+        """Make tables of zeros, or take over the elements of ``weights``, [num_elements]."""
         super().__init__()
         if dtype not in DTYPES:
             raise ValueError(f"tables must be one of {[str(one) for one in DTYPES]}, got {dtype}")
         self.layout = layout
         self.config = config
         state = new_state(layout, config, learning_rate, device)
-        weights = torch.zeros(layout.num_elements, dtype=dtype, device=device)
+        if weights is None:
+            weights = torch.zeros(layout.num_elements, dtype=dtype, device=device)
         for name, tensor in zip(("weights", *state._fields), (weights, *state), strict=True):
             self.register_buffer(name, tensor)
         self.register_buffer("feature_data", layout.feature_data(device), persistent=False)

@@ -159,17 +159,16 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        from recsys.kernels.hstu_attention.triton_backward import backward, backward_biases
+        from recsys.kernels.hstu_attention.triton_backward import backward
         from recsys.kernels.hstu_attention.triton_kernel import Bias
 
         q, k, v, offsets, *saved = ctx.saved_tensors
         bias, do = Bias(*saved, *ctx.counts), gradients[0].contiguous()
-        dq, dk, dv = backward(q, k, v, do, offsets, ctx.max_length, bias)
-        d_position = d_time = None
-        if ctx.needs_input_grad[5] or ctx.needs_input_grad[7]:
-            positions, times = backward_biases(q, k, v, do, offsets, ctx.max_length, bias)
-            d_position = positions if ctx.needs_input_grad[5] else None
-            d_time = times if ctx.needs_input_grad[7] else None
+        dq, dk, dv, *sums = backward(q, k, v, do, offsets, ctx.max_length, bias)
+        d_position, d_time = (
+            one if ctx.needs_input_grad[place] else None
+            for one, place in zip(sums, (5, 7), strict=True)
+        )
         return dq, dk, dv, None, None, d_position, None, d_time, None, None
 
 

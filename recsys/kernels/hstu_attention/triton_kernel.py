@@ -31,10 +31,19 @@ SPAN = 64
 
 
 @triton.jit
-def _read(address):
-    """Read float32 at addresses; tl.load would move the tile to another layout and back."""
+def _read_plus(address, number):
+    """Read float32 at addresses, plus a number.
+
+    tl.load would move the tile to another layout and back. By assembly equal addresses are read,
+    and added to, once.
+    """
     return tl.inline_asm_elementwise(
-        "ld.global.nc.f32 $0, [$1];", "=f,l", [address], dtype=tl.float32, is_pure=True, pack=1
+        "{ .reg .f32 a; ld.global.nc.f32 a, [$1]; add.f32 $0, a, $2; }",
+        "=f,l,f",
+        [address, number],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
     )
 
 
@@ -58,16 +67,17 @@ def _exponent_word(x):
 
 
 @triton.jit
-def _position_bias(table, shift, row, column, sign: tl.constexpr, on_gpu: tl.constexpr):
-    """Read table[shift + sign * (row - column)], [m, n]."""
+def _position_bias(table, shift, row, column, number, sign: tl.constexpr, on_gpu: tl.constexpr):
+    """Read table[shift + sign * (row - column)] + number, [m, n]."""
     if on_gpu:
         # In a tile of a matrix product neighbouring numbers of one thread differ in bit 3 of the
         # row and in all bits of the column but 1 and 2. These parts are constants, which the load
         # itself can add, if they are kept apart and added last.
         thread = (row & -9).to(tl.int64)[:, None] - (column & 6).to(tl.int64)[None, :]
         constant = (row & 8).to(tl.int64)[:, None] - (column & -7).to(tl.int64)[None, :]
-        return _read(table.to(tl.int64) + 4 * (shift + sign * thread) + 4 * sign * constant)
-    return tl.load(table + shift + sign * (row[:, None] - column[None, :]))
+        address = table.to(tl.int64) + 4 * (shift + sign * thread) + 4 * sign * constant
+        return _read_plus(address, number)
+    return tl.load(table + shift + sign * (row[:, None] - column[None, :])) + number
 
 
 @triton.jit
@@ -77,41 +87,67 @@ def _time_bucket(elapsed):
 
 
 @triton.jit
-def _least_word(bucket):
-    """Upper half of the least 64-bit float of a bucket, which is not the first."""
-    return (bucket + 1023) << 20
+def _add_later(s, query, known, number, bucket, on_gpu: tl.constexpr):
+    """Add a number to the scores of pairs whose bucket is at least this one, not the first."""
+    # 2^bucket; a subtraction for each query in place of one for each pair.
+    query -= ((bucket + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
+    if on_gpu:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; mov.f32 $0, $1; setp.ge.f64 p, $2, $3; @p add.f32 $0, $0, $4; }",
+            "=f,f,d,d,f",
+            [s, query, known, number],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return tl.where(query >= known, s + number, s)
 
 
 @triton.jit
-def _span_ends(spans, begin, block: tl.constexpr, kind: tl.constexpr):
+def _read_end(address, on_gpu: tl.constexpr):
+    """Read float64; a tl.load of a loop would be copied ahead by way of shared memory."""
+    if on_gpu:
+        return tl.inline_asm_elementwise(
+            "ld.global.nc.f64 $0, [$1];", "=d,l", [address], dtype=tl.float64, is_pure=True, pack=1
+        )
+    return tl.load(address)
+
+
+@triton.jit
+def _span_ends(spans, begin, block: tl.constexpr, kind: tl.constexpr, on_gpu: tl.constexpr):
     """Least and greatest time of a block: of queries, kind 0, or of keys, kind 2."""
     at = spans + begin // 64 * 4 + kind
-    least, most = tl.load(at), tl.load(at + 1)
+    least, most = _read_end(at, on_gpu), _read_end(at + 1, on_gpu)
     if block > 64:
-        least, most = tl.minimum(least, tl.load(at + 4)), tl.maximum(most, tl.load(at + 5))
+        least = tl.minimum(least, _read_end(at + 4, on_gpu))
+        most = tl.maximum(most, _read_end(at + 5, on_gpu))
     return least, most
 
 
 @triton.jit
-def _time_span(begin_m, block_m: tl.constexpr, begin_n, block_n: tl.constexpr, place, bias):
+def _time_span(
+    begin_m, block_m: tl.constexpr, begin_n, block_n: tl.constexpr, place, bias,
+    on_gpu: tl.constexpr,
+):  # fmt: skip
     """Least and greatest time bucket between two blocks of queries and keys."""
     low, high = 0, 0
     if bias[2] is not None:
         spans = bias[5] + place[3] * bias[6]
-        least_query, most_query = _span_ends(spans, begin_m, block_m, 0)
-        least_known, most_known = _span_ends(spans, begin_n, block_n, 2)
+        least_query, most_query = _span_ends(spans, begin_m, block_m, 0, on_gpu)
+        least_known, most_known = _span_ends(spans, begin_n, block_n, 2, on_gpu)
         low, high = _time_bucket(least_query - most_known), _time_bucket(most_query - least_known)
     return low, high
 
 
 @triton.jit
-def _elapsed(row_at, column_at, rows, columns, place, bias, by_keys: tl.constexpr):
-    """1 + seconds between queries and keys of a tile, float64."""
+def _times(row_at, column_at, rows, columns, place, bias, by_keys: tl.constexpr):
+    """Times of the queries, a second later, and of the keys of a tile, float64."""
     query_at, known_at = bias[3] + place[1], bias[4] + place[1]
     row, column = row_at + tl.arange(0, rows), column_at + tl.arange(0, columns)
     if by_keys:
-        return tl.load(query_at + column)[None, :] - tl.load(known_at + row)[:, None]
-    return tl.load(query_at + row)[:, None] - tl.load(known_at + column)[None, :]
+        return tl.load(query_at + column)[None, :], tl.load(known_at + row)[:, None]
+    else:
+        return tl.load(query_at + row)[:, None], tl.load(known_at + column)[None, :]
 
 
 @triton.jit
@@ -119,24 +155,28 @@ def _add_bias(s, row_at, column_at, span, place, bias, on_gpu: tl.constexpr, by_
     """Add the biases to a tile of scores, queries down and keys across, or keys down."""
     positions, stride, time_table = bias[0], bias[1], bias[2]
     row, column = tl.arange(0, s.shape[0]), tl.arange(0, s.shape[1])
-    if positions is not None:
+    least = 0.0
+    if time_table is not None:
+        times = time_table + place[0] * 72
+        # By assembly: a tl.load of the loop would be copied ahead by way of shared memory.
+        least = _read_entry(times, span[0]) if on_gpu else tl.load(times + span[0])
+        least = tl.where(span[1] <= span[0] + 1, least, 0.0)
+    if positions is None:
+        s += least
+    else:
         table = positions + place[0] * stride
         sign: tl.constexpr = -1 if by_keys else 1
         shift = 256 + sign * (row_at - column_at)
-        s += _position_bias(table, shift, row, column, sign, on_gpu)
+        s += _position_bias(table, shift, row, column, least, sign, on_gpu)
     if time_table is not None:
-        table = time_table + place[0] * 72
         low, high = span
-        if low == high:
-            s += tl.load(table + low)
-        else:
-            elapsed = _elapsed(row_at, column_at, s.shape[0], s.shape[1], place, bias, by_keys)
+        if low < high:
+            query, known = _times(row_at, column_at, s.shape[0], s.shape[1], place, bias, by_keys)
             if high == low + 1:
-                above = _exponent_word(elapsed) >= _least_word(high)
-                s += tl.where(above, tl.load(table + high), tl.load(table + low))
+                s = _add_later(s, query, known, tl.load(times + high) - least, high, on_gpu)
             else:
-                bucket = _time_bucket(elapsed)
-                s += _read_entry(table, bucket) if on_gpu else tl.load(table + bucket)
+                bucket = _time_bucket(query - known)
+                s += _read_entry(times, bucket) if on_gpu else tl.load(times + bucket)
     return s
 
 
@@ -231,8 +271,8 @@ def lay_out_bias(
     if time is not None:
         times = q.new_empty(heads, TIME_ENTRIES, dtype=single)
         query_seconds, known = q.new_empty(2, events + PAD, dtype=double)
-        # One more than there are: a block of 128 may begin in the last.
-        shape = (triton.cdiv(max_length, SPAN) + 1, len(offsets) - 1)
+        # Two more than there are: a block of 128 may begin after the last.
+        shape = (triton.cdiv(max_length, SPAN) + 2, len(offsets) - 1)
         spans = q.new_empty(shape[1], shape[0], 4, dtype=double)
         _lay_out_spans[shape](query_times, key_times, offsets, spans)
     entries = max(heads * (max_length + 2 * PAD), events + PAD)
@@ -268,8 +308,7 @@ BLOCKS: dict[str, dict[int, Blocks]] = {
         256: (32, 32, 1, 4, None),
         1024: (16, 16, 1, 4, None),
     },
-    "biased queries": {64: (64, 64, 3, 4, 168), 128: (64, 64, 2, 4, None)},
-    "biases": {128: (64, 64, 1, 4, 168), 256: (32, 32, 1, 4, None), 1024: (16, 16, 1, 4, None)},
+    "biased queries": {128: (64, 64, 4, 4, None)},
 }
 """Queries and keys of a tile, pipeline stages, warps and most registers of a thread, by the widest
 head in 16-bit numbers; a biased kernel takes the plain one's where it has none of its own."""
@@ -339,14 +378,14 @@ def _place(offsets, pair, heads: tl.constexpr):
 
 @triton.jit
 def _forward_step(
-    acc, q, k_at, v_at, k_tiles, v_tiles, begin_m, begin, place, bias, scale, stride_k, stride_v,
-    dim_k: tl.constexpr, dim_v: tl.constexpr, block_dk: tl.constexpr, block_dv: tl.constexpr,
-    block_n: tl.constexpr, masked: tl.constexpr, on_gpu: tl.constexpr, exact: tl.constexpr,
+    acc, q, k_at, v_at, k_tiles, v_tiles, begin_m, begin, span, place, bias, scale, stride_k,
+    stride_v, dim_k: tl.constexpr, dim_v: tl.constexpr, block_dk: tl.constexpr,
+    block_dv: tl.constexpr, block_n: tl.constexpr, masked: tl.constexpr, on_gpu: tl.constexpr,
+    exact: tl.constexpr,
 ):  # fmt: skip
     j = begin + tl.arange(0, block_n)
     k = _load_tile(k_tiles, k_at, begin, j, place, stride_k, dim_k, block_dk)
     v = _load_tile(v_tiles, v_at, begin, j, place, stride_v, dim_v, block_dv)
-    span = _time_span(begin_m, q.shape[0], begin, block_n, place, bias)
     s = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
     s = _add_bias(s, begin_m, begin, span, place, bias, on_gpu, False)
     p = _silu(s, on_gpu, exact)
@@ -375,27 +414,33 @@ def _forward(
         acc = tl.zeros([block_m, block_dv], tl.float32)
         whole = tl.minimum(begin_m, length) // block_n * block_n
         end = tl.minimum(begin_m + block_m, length)
+        low, high = _time_span(begin_m, block_m, 0, block_n, place, bias, on_gpu)
         for begin in tl.range(0, whole, block_n, num_stages=stages):
+            # The next tile's buckets are read while this one is computed.
+            after = _time_span(begin_m, block_m, begin + block_n, block_n, place, bias, on_gpu)
             acc = _forward_step(
-                acc, q, k_at, v_at, k_tiles, v_tiles, begin_m, begin, place, bias, scale, stride_k,
-                stride_v, dim_k, dim_v, block_dk, block_dv, block_n, False, on_gpu, exact,
+                acc, q, k_at, v_at, k_tiles, v_tiles, begin_m, begin, (low, high), place, bias,
+                scale, stride_k, stride_v, dim_k, dim_v, block_dk, block_dv, block_n, False,
+                on_gpu, exact,
             )  # fmt: skip
+            low, high = after
         for begin in tl.range(whole, end, block_n, num_stages=1):
+            span = _time_span(begin_m, block_m, begin, block_n, place, bias, on_gpu)
             acc = _forward_step(
-                acc, q, k_at, v_at, None, None, begin_m, begin, place, bias, scale, stride_k,
+                acc, q, k_at, v_at, None, None, begin_m, begin, span, place, bias, scale, stride_k,
                 stride_v, dim_k, dim_v, block_dk, block_dv, block_n, True, on_gpu, exact,
             )  # fmt: skip
         _store_rows(out, acc * inverse_length, i, place, stride_o, dim_v, block_dv)
 
 
-def tiles_of(x: Tensor, rows: int) -> TensorDescriptor | None:
+def tiles_of(x: Tensor, rows: int, columns: int | None = None) -> TensorDescriptor | None:
     """Describe blocks of a head's rows to the copy engine of a GPU; None if it cannot copy them."""
     width, step = x.shape[2], x.stride(0) * x.element_size()
     old = x.is_cuda and torch.cuda.get_device_capability(x.device) < (9, 0)
     if old or not len(x) or width < 16 or width & width - 1 or (x.data_ptr() | step) % 16:
         return None
     shape = [x.shape[0], x.shape[1] * width]
-    return TensorDescriptor(x, shape, [x.stride(0), 1], [rows, width])
+    return TensorDescriptor(x, shape, [x.stride(0), 1], [rows, columns or width])
 
 
 def half_scale(q: Tensor) -> float:
@@ -426,12 +471,16 @@ def blocks_of(kernel: str, q: Tensor, v: Tensor, *, biased: bool = False) -> dic
     queries, keys, stages, warps, most = next(
         choices[limit] for limit in sorted(choices) if width <= limit
     )
-    default = {"block_m": queries, "num_warps": warps, "registers": most or 0}
-    if kernel != "biases":
-        default |= {"block_n": keys, "stages": stages}
+    default = {
+        "block_m": queries,
+        "block_n": keys,
+        "stages": stages,
+        "num_warps": warps,
+        "registers": most or 0,
+    }
     shapes = shape_class(dim=max(q.shape[2], v.shape[2])) + ("-biased" if biased else "")
     chosen = dict(config_for(f"hstu_attention.{kernel}", shapes, q.dtype, default))
-    if biased and max(chosen["block_m"], chosen.get("block_n", 0)) > MAX_BIASED_BLOCK:
+    if biased and max(chosen["block_m"], chosen["block_n"]) > MAX_BIASED_BLOCK:
         raise ValueError(f"biased attention takes tiles of up to {MAX_BIASED_BLOCK}, got {chosen}")
     registers = chosen.pop("registers")
     return {**chosen, "maxnreg": registers or None}

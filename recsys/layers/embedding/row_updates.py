@@ -134,14 +134,18 @@ class KernelRowUpdates(DeviceScalars, JoinedPools):
             tuple(table.embedding_dim for table in tables),
             tuple(self.feature_tables),
         )
+        # A table that is alone stays where it is: a copy would take its memory twice.
+        is_alone = first.numel() == layout.num_elements
+        alone = first.data.view(-1) if is_alone else None
         self.bags = KernelBags(
-            layout, config.kernel_config(), dtype=first.dtype, device=first.device
+            layout, config.kernel_config(), dtype=first.dtype, device=first.device, weights=alone
         )
         self.bags.learning_rate = self.learning_rate
         self.config, self.tables, self.weights = config, tables, weights
         self.views = {table.name: self.bags.table(place) for place, table in enumerate(tables)}
         for name, view in self.views.items():
-            view.copy_(weights[name].data)
+            if not is_alone:
+                view.copy_(weights[name].data)
             weights[name].data = view
 
     def pool_joined(self, values: Mapping[str, Jagged], weights: Tensor | None) -> Tensor:

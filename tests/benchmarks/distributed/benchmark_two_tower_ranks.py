@@ -4,7 +4,7 @@ Every case goes the whole path of a user's training (``recsys.training.loop.trai
 ``recsys.training.distributed``) over a stream of labels, with the settings of ``shop.toml`` and the
 same global batch on one GPU and on several.
 
-    python -m tests.benchmarks.distributed.benchmark_two_tower_ranks --ranks 1 2 2-no-peers
+    python -m tests.benchmarks.distributed.benchmark_two_tower_ranks --ranks 1 2 2-no-peers 2-large
     python -m tests.benchmarks.distributed.benchmark_two_tower_ranks --tiny   # on a CPU, by gloo
     python -m tests.benchmarks.distributed.benchmark_two_tower_ranks --page --out FOLDER
 
@@ -54,8 +54,9 @@ BLOCK = 1 << 20
 EVERY, WARMUP = 10, 2
 """Steps between two readings of the clock, and readings that do not count."""
 GIB = 1 << 30
-HOW = {"": "", "torchrun": ", by torchrun", "no-peers": ", without peer access"}
-"""Ways to launch ranks: the number alone, in a process group of one, through the host's memory."""
+HOW = {"": "", "torchrun": ", by torchrun", "no-peers": ", without peer access", "large": ""}
+"""Ways to launch ranks: the number alone, in a process group of one, through the host's memory;
+``large`` trains a table of more bytes than a GPU has."""
 OF_HOW = (16_384, 65_536)
 """Batches of the launches other than the plain ones."""
 
@@ -68,6 +69,8 @@ class Case:
     phases: tuple[tuple[int, int], ...]
     """Labels of a step over all ranks, and steps; one after the other on the same weights."""
     save: bool = False
+    tables: str = SHOP["two_tower_training"]["optimizer"]["tables"]
+    """Rule by which rows move."""
 
     def name(self, batch: int) -> str:
         """Name a phase in the results."""
@@ -136,7 +139,8 @@ def draw_rows(model: TwoTower, ranks: Ranks) -> None:
 
 def trained(case: Case, ranks: Ranks, device: torch.device, folder: Path) -> list[dict[str, Any]]:
     """Train one case on this rank and say how each phase went."""
-    config = AdamWConfig(**SHOP["two_tower_training"]["optimizer"])
+    optimizer_settings = SHOP["two_tower_training"]["optimizer"] | {"tables": case.tables}
+    config = AdamWConfig(**optimizer_settings)
     begun, on_gpu = time.perf_counter(), device.type == "cuda"
     model = model_of(case)
     ranks.shard(model, config, device)
@@ -224,8 +228,11 @@ def probe(model: TwoTower, case: Case) -> list[float]:
     return [round(float(one), 6) for one in (vectors * model.item_inputs(labels)).sum(1)]
 
 
-def cases(*, tiny: bool) -> list[Case]:
-    """List the trainings."""
+def cases(how: str = "", *, tiny: bool) -> list[Case]:
+    """List the trainings of a way to launch."""
+    if how == "large" and not tiny:
+        world = World(num_users=400_000_000, num_items=20_000_000)
+        return [Case(world=world, phases=((65536, 100),), tables="rowwise_adagrad")]
     small = World(num_users=200_000, num_items=100_000, num_tastes=100, num_events=1_000_000)
     if tiny:
         return [
@@ -234,7 +241,7 @@ def cases(*, tiny: bool) -> list[Case]:
         ]
     large = World(num_users=80_000_000, num_items=20_000_000)
     saved = World(num_users=1_600_000, num_items=400_000)
-    phases = ((8192, 100), (16384, 100), (32768, 100), (65536, 100))
+    phases = ((8192, 100), (16384, 100), (32768, 100), (65536, 300))
     return [Case(world=large, phases=phases), Case(world=saved, phases=((16384, 60),), save=True)]
 
 
@@ -245,7 +252,7 @@ def work(args: argparse.Namespace) -> None:
     torch.set_num_threads(1 if args.tiny else 8)
     with process_group(device, 120) if several else nullcontext():
         found: list[dict[str, Any]] = []
-        for case in cases(tiny=args.tiny)[: 1 if how else None]:
+        for case in cases(how, tiny=args.tiny)[: 1 if how else None]:
             if how and not args.tiny:
                 case = replace(case, phases=tuple(one for one in case.phases if one[0] in OF_HOW))
             ranks = present_ranks(ShardingConfig(shard_from=1))
@@ -302,17 +309,20 @@ def served_from_one(out: Path, *, tiny: bool) -> float:
     return max(abs(one - other) for one, other in pairs)
 
 
-def rows_of_phase(one: Mapping[str, Any], alone: Mapping[str, Any], how: str) -> list[Row]:
-    """Make the lines of one batch size, against one process's."""
+def rows_of_phase(one: Mapping[str, Any], alone: Mapping[str, Any] | None, how: str) -> list[Row]:
+    """Make the lines of one batch size, against one process's if it trained this case."""
     size, last = one["ranks"], one["losses"][-2:]
     name = f"{one['case']}, {size} GPU{'s' * (size > 1)}{HOW[how]}"
     rows = [
         Row(name=f"{name}: step", value=one["ms"], unit="ms"),
         Row(name=f"{name}: labels", value=1e3 * one["batch"] / one["ms"], unit="/s"),
+        Row(name=f"{name}: loss at the start", value=one["losses"][0]),
         Row(name=f"{name}: loss at the end", value=sum(last) / len(last)),
         Row(name=f"{name}: tables", value=one["tables_gib"], unit="GiB"),
         Row(name=f"{name}: peak", value=one["peak_gib"], unit="GiB"),
     ]
+    if alone is None:
+        return rows
     if how == "torchrun":
         slower = one["ms"] / alone["ms"]
         rows.append(Row(name=f"{name}: of a process's step", value=slower, unit="x", at_most=1.05))
@@ -352,12 +362,12 @@ def main() -> None:
                 served.write_text(json.dumps(served_from_one(out, tiny=args.tiny)))
         kept = sorted(path.stem.partition("-")[2] for path in out.glob("ranks-*.json"))
         found = {one: json.loads((out / f"ranks-{one}.json").read_text()) for one in kept}
-        alone = {one["case"]: one for one in found[kept[0]]}
+        alone = {one["case"]: one for one in found[kept[0]] if one["ranks"] == 1}
         rows = [
             row
             for launch, of in found.items()
             for one in of
-            for row in rows_of_phase(one, alone[one["case"]], divided(launch)[1])
+            for row in rows_of_phase(one, alone.get(one["case"]), divided(launch)[1])
         ]
         if served.exists():
             name = "checkpoint of 2 ranks in one process: worst difference of a score"
