@@ -45,7 +45,8 @@ def read_inputs(log: str) -> ModelInputs:
     ends = np.cumsum([0, 0, *lengths])
     sequences = Sequences(item_rows=rows, offsets=ends, train_end=ends[1:], validation_end=ends[1:])
     number = int(rows.max()) + 1
-    return ModelInputs(sequences, ItemCatalogue.empty(number), FeatureSizes(num_item_rows=number))
+    sizes, catalogue = FeatureSizes(num_item_rows=number), ItemCatalogue.empty(number)
+    return ModelInputs(sequences=sequences, catalogue=catalogue, sizes=sizes)
 
 
 @contextmanager
