@@ -13,10 +13,6 @@ from pathlib import Path
 GIB = 1 << 30
 RETURN_SECONDS = 5.0
 """Between two returns of freed memory to the system; one takes milliseconds."""
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""Parameters of the C library's ``mallopt``."""
-KEPT, KEPT_BLOCK = 1 << 30, 32 << 20
-"""Bytes that it may keep, and the largest block, between two returns."""
 
 
 def read_number(path: str) -> int | None:
@@ -29,19 +25,15 @@ def read_number(path: str) -> int | None:
 
 @contextmanager
 def returning_memory(every_seconds: float = RETURN_SECONDS) -> Iterator[None]:
-    """Keep freed memory for a few seconds, and return it to the system; once more at the end.
+    """Return freed memory to the system now and then, and once more at the end.
 
-    By default each tensor of a catalogue is mapped again, page by page, a sixth of a training step
-    on a CPU. Blocks of changing sizes fit none that is kept: a training held 2.1 GB after two
-    minutes of which it used 0.2. Without ``malloc_trim`` they stay.
+    The C library keeps freed blocks below 32 MiB, and those of changing sizes fit none of them: a
+    training held 2.1 GB after two minutes of which it used 0.2. Without ``malloc_trim`` they stay.
     """
-    library = ctypes.CDLL(None)
-    trim, tune = getattr(library, "malloc_trim", None), getattr(library, "mallopt", None)
-    if trim is None or tune is None:
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None:
         yield
         return
-    tune(MMAP_THRESHOLD, KEPT_BLOCK)
-    tune(TRIM_THRESHOLD, KEPT)
     done = threading.Event()
 
     def return_now_and_then() -> None:
