@@ -20,7 +20,8 @@ from tests.recsys.testing.synthetic import World, two_tastes
 
 if importlib.util.find_spec("sentence_transformers") is None:
     pytest.skip("needs the MiniLM encoder", allow_module_level=True)
-MINILM = ("--set", "content.encoder=minilm+words", "--quiet")
+MINILM = ("--set", "content.encoder=minilm+words", "--set", "blend.enabled=false", "--quiet")
+"""Learned weights serve, whether or not one source is better on 60 users."""
 NEW = "tulips-and-compost"
 ROW = f'{NEW},Tulips in the orchard,"About compost, soil and seeds for your tulips.",books|garden\n'
 
