@@ -55,7 +55,7 @@ OWN = -2
 """Length of history that stands for that of a query which the user's own history ranks."""
 VISIT_SECONDS = 1_800
 """A visit goes on if the last event is younger."""
-CAME_BACK, MIN_QUERIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0), 50
+CAME_BACK, MIN_QUERIES = (0.7, 0.8, 0.9, 0.95, 1.0), 50
 """Shares of validation's users whose absences are tried as the longest that others' demand counts
 after; and the fewest queries that show it."""
 PARTS = 3
@@ -208,7 +208,7 @@ def days_away(sequences: Sequences, positions: Rows) -> Tensor | None:
 
 
 def longest_absences(days: Tensor | None) -> list[float]:
-    """Return the days away that half of these queries, fewer, and none of them exceed.
+    """Return the days away that 30% of these queries, fewer, and none of them exceed.
 
     Nothing of too few queries, or without an absence.
     """
