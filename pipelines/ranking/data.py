@@ -113,7 +113,8 @@ def ranking_data(
         shown=train.among(refused) if refused is not None and num_shown else None,
         num_shown=num_shown,
         validation=halves[0].with_half(lists.folds == 1, halves[1]),
-        validation_lists=lists,
+        # A ranker ranks neither visits nor absences, so the blend's order is measured without.
+        validation_lists=replace(lists, days_away=None),
     )
 
 
