@@ -172,8 +172,8 @@ MANY_USERS = 10_000
 """Users from which a step takes more windows and a pass is worth more."""
 MEMBER_DIM = 128
 SAMPLED_SHARE, SAMPLED_ITEMS = 8, (2_048, 8_192)
-"""One item of so many is ranked against a label, no fewer and no more than these; all are where
-that is half of them. On 10,000 to 15,000 items an eighth costs a third and ranks as well."""
+"""An eighth of the catalogue is ranked against a label, within these bounds; if that is over half
+of it, all of it is. On 10,000 to 15,000 items this takes a third of the time and ranks as well."""
 CALENDAR_DAYS = 140.0
 
 

@@ -228,7 +228,7 @@ class FittedBlend(NamedTuple):
     values: Tensor | None = None
     """What the served lists reach by query, [U], but for visits and absences; NaN without a target.
 
-    Days of absence differ from fit to fit, and with them what is lost for the sake of others."""
+    Each fit chooses days of absence of its own, which would hide what else differs."""
 
 
 def fit_blend(
@@ -266,7 +266,7 @@ def fit_blend(
         learned, with_own, document["absence"] = judged_absence(
             learned, own, found.values, examples, metric, device
         )
-        # What odds that are set cost is accepted, and what absences do.
+        # The cost of odds that are set is accepted, and that of absences.
         before = found.before if is_set else found.values
         compared[LEARNED] = max(before, with_own, key=lambda one: float(one.nanmean()))
         usual, served = LEARNED, learned

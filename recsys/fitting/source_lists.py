@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from recsys.data.batch import Jagged
+from recsys.data.batch import Jagged, cut_offsets
 from recsys.data.dataset import FitSplit
 from recsys.data.top_k import TopK
 from recsys.fitting.queries import EvaluationQueries, ModelInputs
@@ -113,8 +112,8 @@ class SourceLists:
     def with_first_targets(self) -> SourceLists:
         """Keep each query's next target alone."""
         has, places = self.targets.lengths() > 0, self.targets.offsets[:-1]
-        offsets = functional.pad(has.long().cumsum(0), (1, 0))
-        return replace(self, targets=Jagged(self.targets.values[places[has]], offsets))
+        targets = Jagged(self.targets.values[places[has]], cut_offsets(has.long()))
+        return replace(self, targets=targets)
 
     def num_found(self) -> int:
         return len(queries_found(self.lists, self.targets))

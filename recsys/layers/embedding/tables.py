@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recsys.data.batch import Jagged
+from recsys.data.batch import Jagged, cut_offsets
 
 if TYPE_CHECKING:
     from torchrec import EmbeddingBagCollection
@@ -179,7 +179,7 @@ class _SummedRows(torch.autograd.Function):
         counts = torch.bincount(values.values, minlength=ctx.num_rows)
         readers = Jagged(
             values.segments()[order],
-            functional.pad(counts.cumsum(0), (1, 0)),
+            cut_offsets(counts),
             None if values.weights is None else values.weights[order],
         )
         return summed_as_torch(gradients[0].contiguous(), readers), None, None, None

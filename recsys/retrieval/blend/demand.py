@@ -208,7 +208,7 @@ def days_away(sequences: Sequences, positions: Rows) -> Tensor | None:
 
 
 def longest_absences(days: Tensor | None) -> list[float]:
-    """Return the days away that 30% of these queries, fewer, and none of them exceed.
+    """Return the days away that each share of ``CAME_BACK`` of these queries does not exceed.
 
     Nothing of too few queries, or without an absence.
     """
