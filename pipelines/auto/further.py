@@ -14,7 +14,6 @@ import polars as pl
 
 from pipelines.auto.beside import Measured
 from pipelines.config.toml import Table, set_value
-from pipelines.engine.artifacts import read_json
 from recsys.models.names import SEQUENCE
 
 ONE_ERROR = 1.0
@@ -87,20 +86,6 @@ def ranker(done: Measured) -> Candidate | str:
     )
 
 
-def kinds_of_events(done: Measured) -> Candidate | str:
-    """Read in the sequence model what was done: viewed, put into the cart, bought."""
-    if not done.config.sequence_training.enabled:
-        return NO_SEQUENCE
-    described = read_json(done.config.workspace / "build_features" / "features.json")
-    if not described.get("event_types"):
-        return "all events are of one kind, or kinds are not read (features.history_event_types)"
-    if done.config.sequence.reads_types:
-        return "the sequence model reads them from the beginning"
-    what = f"the sequence model reads {', '.join(described['event_types'])}"
-    choices: Table = {SEQUENCE.section: {"reads_types": True}}
-    return refitted("kinds of events", what, done, 1.0, choices)
-
-
 def further_member(done: Measured, *, name: str, kind: str) -> Candidate | str:
     """Add an encoder of one kind of blocks to the sequence model."""
     model = done.config.sequence
@@ -171,7 +156,6 @@ def adapters(done: Measured) -> Candidate | str:
 
 
 CANDIDATES: Mapping[str, Callable[[Measured], Candidate | str]] = {
-    "kinds of events": kinds_of_events,
     "further member": partial(further_member, name="further member", kind="convolution"),
     "ranker": ranker,
     "adapters": adapters,

@@ -115,12 +115,6 @@ def check_memory(planner: Planner) -> None:
         )
 
 
-def refused_kinds(planner: Planner) -> list[str]:
-    """List the kinds of events that say no, of those that the log has."""
-    own = set_value(planner.user, "filters.negative_types")
-    return sorted(planner.shape.kinds.keys() & set(NEGATIVE_TYPES if own is None else own))
-
-
 def note_kinds(planner: Planner) -> None:
     """Note what was done, if that was not always the same, and what lists are for."""
     kinds = planner.shape.kinds
@@ -130,15 +124,10 @@ def note_kinds(planner: Planner) -> None:
     targets = set_value(planner.user, "evaluation.target_types")
     chosen = ", ".join(targets) if targets else "all of them"
     note = f"Kinds of events: {counts}. Lists are for {chosen} (evaluation.target_types)"
-    if said_no := refused_kinds(planner):
+    own = set_value(planner.user, "filters.negative_types")
+    if said_no := sorted(kinds.keys() & set(NEGATIVE_TYPES if own is None else own)):
         note += f"; {', '.join(said_no)} count for no item (filters.negative_types)"
     planner.notes.append(note)
-
-
-def reads_kinds(planner: Planner) -> bool:
-    """Return True if the sequence model reads kinds of events without a trial."""
-    is_set = set_value(planner.user, "features.history_event_types")
-    return bool(is_set or len(planner.shape.kinds) < 2 or refused_kinds(planner))
 
 
 def can_train(planner: Planner) -> bool:
@@ -174,12 +163,11 @@ def plan_sequence(planner: Planner) -> None:
     if best.share < MIN_SHARE:
         planner.leave_out(replace(part, what="", seconds=best.whole * MIN_SHARE + ends))
         return
-    model = replace(best.recipe.model, reads_types=reads_kinds(planner))
     choices = (
         content
         | MEASURED
         | {
-            names.SEQUENCE.section: plain(model),
+            names.SEQUENCE.section: plain(best.recipe.model),
             names.SEQUENCE.training: plain(best.training()),
             "semantic_ids": {
                 "method": "rq_kmeans",

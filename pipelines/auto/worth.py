@@ -24,7 +24,6 @@ PARTS = {
     IMPRESSIONS: "",
     "adapters": "",
     SEQUENCE: "sequence",
-    "kinds of events": "",
     "two-tower": "two_tower",
     CONTENT: names.CONTENT.name,
     NEW_ITEMS: "",

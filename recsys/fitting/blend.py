@@ -42,7 +42,7 @@ DEMAND_STANDARD_ERRORS = 1.0
 """And weights that read demand those that do not."""
 VISIT_STANDARD_ERRORS = 2.0
 """By which lists lose at most if users in the middle of a visit are ranked by their own history."""
-ABSENCE_LOSS = 0.1
+ABSENCE_LOSS = 0.125
 """Share that those who came back lose at most if users who are away for long are ranked so too."""
 BLOCK = 512
 """Queries blended at a time."""

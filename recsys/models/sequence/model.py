@@ -188,8 +188,7 @@ class SequenceModel(RetrievalModel):
             num_neighbours=config.num_neighbours,
             neighbour_weight=config.neighbour_weight,
         )
-        num_types = inputs.num_event_types if config.reads_types else 0
-        self.event_types = types_table(num_types, config.embedding_dim)
+        self.event_types = types_table(inputs.num_event_types, config.embedding_dim)
         self.reads = {
             "times": config.time_buckets > 0 or config.calendar_days > 0,
             "types": self.event_types is not None,

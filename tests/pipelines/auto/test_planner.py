@@ -53,20 +53,17 @@ def test_the_first_round_trains_nothing_is_short_and_is_kept_by_the_next():
     assert second.choices["ease"] == first.choices["ease"]
 
 
-def test_kinds_are_named_and_read_at_once_only_if_they_must_be():
-    def planned(kinds: dict[str, int], **user: Any) -> tuple[bool, str]:
+def test_kinds_are_named_with_what_lists_are_for():
+    def noted(kinds: dict[str, int], **user: Any) -> str:
         plan = plan_of(replace(SHOP, kinds=kinds), user=user)
-        reads = plan.rounds[1].choices["sequence"]["reads_types"]
-        return reads, next((note for note in plan.notes if "Kinds" in note), "")
+        return next((note for note in plan.notes if "Kinds" in note), "")
 
-    assert planned({"view": 100_000}) == (True, "")
-    tried, note = planned({"view": 90_000, "purchase": 10_000})
-    assert not tried
-    assert "view 90,000, purchase 10,000. Lists are for all" in note
-    assert planned({"view": 90_000, "dislike": 10_000})[0]
-    assert planned({"view": 1, "buy": 1}, features={"history_event_types": True})[0]
+    assert noted({"view": 100_000}) == ""
+    several = noted({"view": 90_000, "purchase": 10_000})
+    assert "view 90,000, purchase 10,000. Lists are for all" in several
+    assert "dislike count for no item" in noted({"view": 90_000, "dislike": 10_000})
     aim = {"evaluation": {"target_types": ["buy"]}}
-    assert "Lists are for buy (" in planned({"view": 1, "buy": 1}, **aim)[1]
+    assert "Lists are for buy (" in noted({"view": 1, "buy": 1}, **aim)
 
 
 def test_a_plan_fits_into_the_time_that_is_left_and_reads_back_equal():

@@ -233,7 +233,6 @@ def test_time_is_up_once_and_the_handler_before_comes_back():
     ("name", "user", "words"),
     [
         ("ranker", {"ranker_training": {"enabled": False}}, "enabled = false is set"),
-        ("kinds of events", {}, "there is no sequence model"),
         ("further member", {}, "there is no sequence model"),
         ("adapters", {}, "there is no trained model to adapt"),
         ("longer training", {}, "there is no sequence model"),

@@ -58,7 +58,6 @@ def test_every_named_part_has_its_number_or_its_reason(sources):
         ),
         "adapters": "left out: no time is left for longer training",
         "sequence model": "trained: +5.0% +- 1.0% ndcg@10 on validation",
-        "kinds of events": "left out: no time is left for longer training",
         "longer training": "left out: no time left: needs 140 s",
         "two-tower": "left out: 90 s are needed, 60 s are left",
         "content embeddings": "read: +5.0% +- 1.0% ndcg@10 on validation",
