@@ -3,7 +3,7 @@
 <workspace>/backtest/
   workspace/       the stages that prepare the arrays
   steps/, ...      the replay, see recsys/replay/folder.py
-  backtest.json    metrics of every policy, source and peer by step, summary
+  backtest.json    metrics of every policy and source by step, summary
   backtest.html    the page
 """
 

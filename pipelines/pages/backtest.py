@@ -74,7 +74,7 @@ def fit_seconds(document: Mapping[str, Any], policy: str) -> float:
     return sum(
         float(row["fit_seconds"])
         for row in document["rows"]
-        if row["policy"] == policy and "error" not in row and row["step"] > 1
+        if row["policy"] == policy and row["step"] > 1
     )
 
 
@@ -150,7 +150,7 @@ def _served_rows(document: Mapping[str, Any], policy: str) -> dict[int, Mapping[
     return {
         int(one["step"]): one
         for one in document["rows"]
-        if (one["policy"], one["row"]) == (policy, SERVED) and "error" not in one
+        if (one["policy"], one["row"]) == (policy, SERVED)
     }
 
 
@@ -212,8 +212,8 @@ def _costs(metric: str, found: Sequence[Earned]) -> list[Block]:
 
 
 def _lists(document: Mapping[str, Any]) -> list[Block]:
-    """Tabulate every list of every policy, and of peers, by every metric."""
-    summary, planned = document["summary"], len(document["steps"])
+    """Tabulate every list of every policy by every metric."""
+    summary = document["summary"]
     metrics = [*next((one["metrics"] for one in summary), ())]
     columns = texts("policy", "list")
     for name in metrics:
@@ -225,13 +225,12 @@ def _lists(document: Mapping[str, Any]) -> list[Block]:
         for name in metrics:
             low, high = one["intervals"].get(name, (None, None))
             row += [one["metrics"][name], "" if low is None else f"{low:.4f} to {high:.4f}"]
-        rows.append((*row, one["fit_seconds"], f"{one['num_steps']} of {planned}"))
+        rows.append((*row, one["fit_seconds"]))
     table = Table(
         key="lists",
         title="Every list",
-        note="Means over steps. The blend merges the lists of all sources into the served list. A "
-        "peer without lists for every step is not comparable with one that has them.",
-        columns=[*columns, *numbers("training", format="seconds"), *texts("steps")],
+        note="Means over steps. The blend merges the lists of all sources into the served list.",
+        columns=[*columns, *numbers("training", format="seconds")],
         rows=rows,
     )
     return [table] if rows else []

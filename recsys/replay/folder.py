@@ -2,13 +2,10 @@
 
     replay.json                     the replay: data, recipe, settings, steps
     ledger.jsonl                    the look at the steps, which nothing may be tuned on
-    events.npz                      all events, see save_events
     choices.json                    what the warm-up chose
     models/<policy>/<t>/<model>/    trained weights that later steps continue
-    steps/<t>/queries.npz           see queries.StepQueries.save
     steps/<t>/lists/<name>.npz      item_rows [Q, 50] int32, 0 where a list is short; fit_seconds,
-                                    rank_seconds. <name> is <policy>.<row>, or peer.<row>
-    steps/<t>/lists/<name>.error.txt    why a peer has no lists
+                                    rank_seconds. <name> is <policy>.<row>
     steps/<t>/sources/<policy>.<model>.npz   lists with scores that blends are made of; removed
                                              once every blend is made
     steps/<t>/<policy>.json         written last: the policy's models have answered the step
@@ -29,13 +26,11 @@ import torch
 
 from recsys.data.durable import write_durably
 from recsys.data.top_k import NO_ROW, TopK
-from recsys.replay.steps import Timeline
 
 KEPT = 50
 """Places of a row's lists that are kept."""
 SERVED = "served"
 """The row that is served."""
-PEER = "peer"
 WARM_UP = "warm-up"
 """The policy of the models that answer the warm-up, the same for every policy."""
 FIRST = "first"
@@ -50,9 +45,6 @@ class ReplayFolder:
 
     def step(self, number: int) -> Path:
         return self.path / "steps" / str(number)
-
-    def queries(self, number: int) -> Path:
-        return self.step(number) / "queries.npz"
 
     def lists(self, number: int, policy: str, row: str) -> Path:
         return self.step(number) / "lists" / f"{policy}.{row}.npz"
@@ -115,14 +107,3 @@ def load_source(path: Path) -> TopK:
     with np.load(path, allow_pickle=False) as file:
         rows = torch.from_numpy(file["item_rows"].astype(np.int64))
         return TopK(torch.from_numpy(file["scores"]), rows.masked_fill(rows < 1, NO_ROW))
-
-
-def save_events(timeline: Timeline, path: Path) -> None:
-    """Write all events, so that models from elsewhere can be fitted on the same ones."""
-    save_arrays(
-        path,
-        item_rows=timeline.item_rows,
-        offsets=np.asarray(timeline.events.offsets),
-        times=timeline.times,
-        num_item_rows=timeline.num_item_rows,
-    )

@@ -1,4 +1,4 @@
-"""Measure a replay: metrics of all rows by step, and summaries of policies and peers.
+"""Measure a replay: metrics of all rows by step, and summaries of policies.
 
 Axes: Q queries of a step, M targets, N item rows, S steps.
 """
@@ -22,7 +22,7 @@ from recsys.evaluation.intervals import mean_intervals
 from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.fitting.spec import device_named, device_text
 from recsys.replay.fits import Replay
-from recsys.replay.folder import PEER, SERVED, read_json
+from recsys.replay.folder import SERVED, read_json
 from recsys.replay.replay import answered_by
 from recsys.replay.steps import SECONDS_PER_DAY, StepQueries
 
@@ -69,13 +69,12 @@ class StepMeasures:
         self.replay, self.step = replay, replay.steps[number]
         self.queries: StepQueries = replay.queries(self.step)
 
-    def measured(self, policy: str, row: str) -> ListMeasures | None:
-        """Measure a row; None where it has no lists."""
+    def measured(self, policy: str, row: str) -> ListMeasures:
+        """Measure the lists of a row."""
         number = self.step.number
-        if policy != PEER and row != SERVED:
-            policy = answered_by(policy, number)
-        path = self.replay.folder.lists(number, policy, row)
-        return measured_lists(path, self.queries.targets) if path.exists() else None
+        models = policy if row == SERVED else answered_by(policy, number)
+        path = self.replay.folder.lists(number, models, row)
+        return measured_lists(path, self.queries.targets)
 
     def about(self) -> dict[str, Any]:
         replay, queries, step = self.replay, self.queries, self.step
@@ -103,15 +102,9 @@ def moment_text(seconds: int) -> str:
 
 
 def rows_of(replay: Replay) -> list[tuple[str, str]]:
-    """List policy and row of all measurements, ``served`` first; peers are those found."""
+    """List policy and row of all measurements, ``served`` first."""
     models = read_json(replay.folder.done(1, answered_by("", 1)))["models"]
-    own = [(policy, row) for policy in replay.config.policies for row in (SERVED, *models)]
-    names = {
-        path.name.removeprefix(f"{PEER}.").removesuffix(".npz").removesuffix(".error.txt")
-        for path in replay.folder.path.glob(f"steps/*/lists/{PEER}.*")
-        if not path.name.endswith(".part.npz")
-    }
-    return [*own, *((PEER, name) for name in sorted(names))]
+    return [(policy, row) for policy in replay.config.policies for row in (SERVED, *models)]
 
 
 def measure_replay(replay: Replay) -> dict[str, Any]:
@@ -123,19 +116,7 @@ def measure_replay(replay: Replay) -> dict[str, Any]:
     names = rows_of(replay)
     for one in measures:
         for policy, row in names:
-            try:
-                measured = one.measured(policy, row)
-            except ValueError as error:
-                if policy != PEER:
-                    raise
-                rows.append(failed(one.step.number, policy, row, str(error)))
-                continue
-            if measured is None:
-                why = replay.folder.step(one.step.number) / "lists" / f"{policy}.{row}.error.txt"
-                if why.exists():
-                    text = why.read_text(encoding="utf-8", errors="replace")
-                    rows.append(failed(one.step.number, policy, row, text))
-                continue
+            measured = one.measured(policy, row)
             collected[policy, row].append((one, measured))
             age = (one.step.begin - replay.steps[1].begin) / SECONDS_PER_DAY
             rows.append(row_of(policy, row, one.step.number, age, measured))
@@ -150,7 +131,7 @@ def measure_replay(replay: Replay) -> dict[str, Any]:
         "steps": [one.about() for one in measures],
         "policies": {name: POLICIES[name] for name in replay.config.policies},
         "rows": rows,
-        "summary": [summary_row(*row, found) for row in names if (found := collected[row])],
+        "summary": [summary_row(*row, collected[row]) for row in names],
     }
 
 
@@ -171,11 +152,6 @@ def row_of(policy: str, row: str, step: int, age: float, measured: ListMeasures)
         "rank_seconds": measured.rank_seconds,
         "model_age_days": age if policy == "never" else 0.0,
     }
-
-
-def failed(number: int, policy: str, row: str, error: str) -> dict[str, Any]:
-    """Write the line of a row that has no lists of a step."""
-    return {"policy": policy, "row": row, "step": number, "error": error.strip()}
 
 
 def means(values: Mapping[str, Tensor]) -> dict[str, float]:
@@ -208,7 +184,6 @@ def summary_row(
         "time_intervals": time_intervals,
         "fit_seconds": sum(measured.fit_seconds for _, measured in steps),
         "rank_seconds": sum(measured.rank_seconds for _, measured in steps),
-        "num_steps": len(steps),
     }
 
 

@@ -27,7 +27,6 @@ from recsys.replay.folder import (
     ReplayFolder,
     load_source,
     read_json,
-    save_events,
     save_lists,
     write_json,
 )
@@ -146,7 +145,6 @@ def note_look(replay: Replay) -> None:
 
 def run(replay: Replay, say: Say) -> None:
     """Make the fits, lists and blends that are missing."""
-    write_queries(replay)
     for number, policy in ((0, WARM_UP), (1, FIRST)):
         if not replay.folder.is_done(number, policy):
             run_step(replay, policy, number)
@@ -156,14 +154,3 @@ def run(replay: Replay, say: Say) -> None:
         run_policy(replay, policy, say)
         serve(replay, policy)
     shutil.rmtree(replay.folder.path / "checkpoints", ignore_errors=True)
-
-
-def write_queries(replay: Replay) -> None:
-    """Write events and queries, which peers read."""
-    events = replay.folder.path / "events.npz"
-    if not events.exists():
-        save_events(replay.timeline, events)
-    for step in replay.steps:
-        path = replay.folder.queries(step.number)
-        if not path.exists():
-            replay.queries(step).save(path)

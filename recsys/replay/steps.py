@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -195,18 +194,4 @@ class StepQueries:
             positions=self.history_ends,
             targets=self.targets,
             seen=ragged(np.asarray(events.item_rows[before]), self.history_ends - starts),
-        )
-
-    def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(
-            path,
-            begin=self.step.begin,
-            end=self.step.end,
-            user_rows=self.user_rows,
-            history_ends=self.history_ends,
-            moments=self.moments,
-            targets_values=self.targets.values.numpy(),
-            targets_offsets=self.targets.offsets.numpy(),
-            candidates=self.candidates,
         )

@@ -42,8 +42,8 @@ def backtest(
 
     Models of a step are trained on the events before it and evaluated on the events in it, each
     with the user's history up to then. Policies full, incremental and never run side by side. A
-    replay that was killed resumes; lists of peers in its folder are measured too. The settings are
-    those of [backtest]; the folder is <workspace>/backtest unless --out names another.
+    replay that was killed resumes. The settings are those of [backtest]; the folder is
+    <workspace>/backtest unless --out names another.
 
     [bold]Examples[/]
 

@@ -75,13 +75,12 @@ def test_the_command_ends_with_words_a_document_and_a_page(tmp_path):
     assert code == 0
     assert json.loads(printed)["summary"] == document["summary"]
     assert marks == {path: path.stat().st_mtime_ns for path in folder.glob("steps/*/*.json")}
-    # A peer whose file is broken is a failed row; the rest is measured.
-    (folder / "steps" / "2" / "lists" / "peer.other.npz").write_bytes(b"not an archive")
-    code, printed, said = run(*again)
-    assert code == 0, said
-    (row,) = [one for one in json.loads(printed)["rows"] if one["policy"] == "peer"]
-    assert row["step"] == 2
-    assert "cannot be read" in row["error"]
+    # Broken lists are named, with the remedy.
+    broken = folder / "steps" / "2" / "lists" / "full.served.npz"
+    broken.write_bytes(b"not an archive")
+    code, _, said = run(*again)
+    assert code == 2
+    assert f"{broken} cannot be read" in said.replace("\n", "")
 
 
 @pytest.mark.parametrize(

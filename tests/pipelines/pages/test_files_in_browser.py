@@ -18,7 +18,7 @@ HOSTILE = (
 
 
 def test_every_chart_is_drawn_nothing_overflows_and_all_can_be_read(chromium, reported, tmp_path):
-    made = document(peer=HOSTILE[0], error=HOSTILE[1])
+    made = document(model=HOSTILE[0])
     pages = {
         "backtest": backtest_page({**made, "data_set": HOSTILE[1]}),
         "run": report_page(reported(categories=HOSTILE, warnings=HOSTILE, title=HOSTILE[1])),

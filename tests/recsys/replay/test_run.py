@@ -149,21 +149,3 @@ def test_a_killed_replay_goes_on_and_ends_the_same(log, whole, tmp_path):
     before, after = lists(whole.folder.path), lists(folder)
     assert before.keys() == after.keys()
     assert all(np.array_equal(before[name], after[name]) for name in before)
-
-
-def test_lists_of_peers_are_measured_and_their_failures_kept(whole, tmp_path, log):
-    folder = tmp_path / "peers"
-    shutil.copytree(whole.folder.path, folder)
-    for step in (1, 2):
-        source = folder / "steps" / str(step) / "lists"
-        shutil.copy(source / "full.served.npz", source / "peer.copy.npz")
-    (folder / "steps" / "3" / "lists" / "peer.copy.error.txt").write_text("out of memory\n")
-    document = measure_replay(describe_replay(log, CONFIG, folder, device="cpu"))
-    rows = [row for row in document["rows"] if row["policy"] == "peer"]
-    served = {
-        row["step"]: row["metrics"]
-        for row in document["rows"]
-        if (row["policy"], row["row"]) == ("full", SERVED)
-    }
-    assert [row["metrics"] for row in rows[:2]] == [served[1], served[2]]
-    assert rows[2] == {"policy": "peer", "row": "copy", "step": 3, "error": "out of memory"}

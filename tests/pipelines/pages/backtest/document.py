@@ -4,7 +4,6 @@ from typing import Any
 
 SERVED = {"full": [0.20, 0.20, 0.20, 0.20], "never": [0.20, 0.19, 0.15, 0.10]}
 EASE = {"full": [0.15, 0.15, 0.22, 0.15], "never": [0.15, 0.14, 0.12, 0.08]}
-PEER = [0.10, 0.10, 0.10, 0.10]
 
 
 def row(policy: str, name: str, step: int, value: float, seconds: float) -> dict[str, Any]:
@@ -32,20 +31,17 @@ def summary(policy: str, name: str, values: list[float], seconds: float) -> dict
         "time_intervals": around,
         "fit_seconds": seconds,
         "rank_seconds": 4.0,
-        "num_steps": len(values),
     }
 
 
-def document(peer: str = "EASE (numpy)", error: str = "out of memory") -> dict[str, Any]:
-    """Four steps, two policies, a peer that answers all of them and one that fails."""
+def document(model: str = "ease") -> dict[str, Any]:
+    """Four steps of two policies and a model."""
     rows = []
     for place in range(4):
         for policy, values in SERVED.items():
             rows.append(row(policy, "served", place + 1, values[place], 0.0))
             seconds = 30.0 if policy == "full" else 0.0
-            rows.append(row(policy, "ease", place + 1, EASE[policy][place], seconds))
-        rows.append(row("peer", peer, place + 1, PEER[place], 5.0))
-        rows.append({"policy": "peer", "row": "broken", "step": place + 1, "error": error})
+            rows.append(row(policy, model, place + 1, EASE[policy][place], seconds))
     return {
         "data_set": "a shop",
         "data_digest": "0123",
@@ -72,7 +68,6 @@ def document(peer: str = "EASE (numpy)", error: str = "out of memory") -> dict[s
         "rows": rows,
         "summary": [
             *(summary(policy, "served", values, 0.0) for policy, values in SERVED.items()),
-            *(summary(policy, "ease", values, 120.0) for policy, values in EASE.items()),
-            summary("peer", peer, PEER, 20.0),
+            *(summary(policy, model, values, 120.0) for policy, values in EASE.items()),
         ],
     }
