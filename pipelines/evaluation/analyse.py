@@ -29,8 +29,8 @@ from recsys.evaluation.beyond_accuracy import (
     novelty,
 )
 from recsys.evaluation.intervals import mean_intervals
+from recsys.evaluation.paired import compare_models
 from recsys.evaluation.ranking import RankingResult, per_user_metric
-from recsys.evaluation.significance import compare_models
 from recsys.evaluation.slices import (
     Slice,
     category_slices,

@@ -17,8 +17,8 @@ from pydantic import TypeAdapter
 
 from pipelines.engine.artifacts import read_json, to_json
 from recsys.evaluation.intervals import Interval
+from recsys.evaluation.paired import MetricComparison
 from recsys.evaluation.ranking import RankingResult
-from recsys.evaluation.significance import MetricComparison
 from recsys.evaluation.slices import SliceMetrics
 
 ANALYSIS = "analysis.json"

@@ -9,7 +9,7 @@ from pipelines.evaluation.analysis import SERVED
 from pipelines.pages.report_data import ReportData
 from pipelines.pages.wording import model_label, parted
 from recsys.evaluation.intervals import Interval
-from recsys.evaluation.significance import MetricComparison
+from recsys.evaluation.paired import MetricComparison
 from recsys.evaluation.slices import SliceMetrics
 from recsys.models.names import POPULARITY
 

@@ -31,7 +31,7 @@ from recsys.evaluation.intervals import (
     mean_intervals,
     student_quantile,
 )
-from recsys.evaluation.significance import holm
+from recsys.evaluation.significance import holm, p_value
 
 Decision = Literal["better", "worse", "not enough evidence"]
 
@@ -39,6 +39,8 @@ MIN_BLOCKS = 5
 """Blocks of time below which their spread says too little for an interval."""
 MIN_USERS = 2
 """Users without which there is no spread."""
+SIGNIFICANCE_LEVEL = 0.05
+"""Greatest adjusted p-value that is called a difference."""
 
 
 class Paired(NamedTuple):
@@ -59,6 +61,8 @@ class Paired(NamedTuple):
     """Interval over blocks of time; None without at least `MIN_BLOCKS`."""
     standard_error: float
     """Over users."""
+    p_value: float
+    """Two-sided, of no difference, by the signs of users' differences."""
     detectable: float
     """Smallest difference found with the power of the config, absolute."""
     decision: Decision
@@ -131,6 +135,7 @@ def paired(
         time_low=time_low,
         time_high=time_high,
         standard_error=error,
+        p_value=p_value(difference),
         detectable=smallest,
         decision="not enough evidence",
         not_worse=False,
@@ -147,6 +152,65 @@ def detectable(standard_error: float, config: PairedConfig, freedom: int | None 
     normal, claimed = NormalDist(), (1 + config.confidence) / 2
     reach = normal.inv_cdf(claimed) if freedom is None else student_quantile(claimed, freedom)
     return standard_error * (reach + normal.inv_cdf(config.power))
+
+
+class MetricComparison(NamedTuple):
+    """One metric of a candidate against the baseline, over the users that both have it for.
+
+    The interval of the difference is not adjusted for the number of tests.
+    """
+
+    metric: str
+    baseline: str
+    candidate: str
+    num_users: int
+    baseline_mean: float
+    candidate_mean: float
+    difference: float
+    """Candidate minus baseline."""
+    low: float
+    high: float
+    p_value: float
+    adjusted_p_value: float
+    """Corrected for all tests of the same call."""
+    significant: bool
+
+
+def compare_models(
+    values: Mapping[str, Mapping[str, Tensor]], baseline: str
+) -> list[MetricComparison]:
+    """Compare every other model with the baseline on each metric of the baseline.
+
+    P-values are adjusted over all of these tests together, so compare all models in one call.
+
+    Args:
+        values: By model and metric, one value for each of the same users, [U]; NaN without one.
+    """
+    rule = PairedConfig(confidence=1 - SIGNIFICANCE_LEVEL)
+    tests = [
+        (metric, name, paired(theirs, values[name][metric], rule))
+        for name in values
+        if name != baseline
+        for metric, theirs in values[baseline].items()
+    ]
+    adjusted = holm(np.array([found.p_value for *_, found in tests]))
+    return [
+        MetricComparison(
+            metric=metric,
+            baseline=baseline,
+            candidate=name,
+            num_users=found.num_users,
+            baseline_mean=found.champion,
+            candidate_mean=found.challenger,
+            difference=found.difference,
+            low=found.low,
+            high=found.high,
+            p_value=found.p_value,
+            adjusted_p_value=float(one),
+            significant=bool(one <= SIGNIFICANCE_LEVEL),
+        )
+        for (metric, name, found), one in zip(tests, adjusted, strict=True)
+    ]
 
 
 class SliceLoss(NamedTuple):

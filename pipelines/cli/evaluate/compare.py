@@ -43,7 +43,7 @@ def compare(
 
       recsys compare runs/a --models two_tower,item_to_item
     """
-    from recsys.evaluation.significance import compare_models
+    from recsys.evaluation.paired import compare_models
 
     names, metrics = dict.fromkeys(map(str.strip, models.split(","))), metric or list(METRICS)
     folders = [find_workspace(path) / "evaluate" for path in runs]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from statistics import NormalDist
 
 import numpy as np
 
@@ -37,7 +36,7 @@ from pipelines.pages.document import (
 )
 from pipelines.pages.wording import METRICS, metric_label, metric_meaning
 from recsys.evaluation.config import PairedConfig
-from recsys.evaluation.paired import Paired, paired
+from recsys.evaluation.paired import SIGNIFICANCE_LEVEL, Paired, paired
 from recsys.evaluation.significance import holm
 
 
@@ -132,8 +131,7 @@ def measures_table(
 
 
 FAMILY = ("ndcg@10", "recall@10", "mrr@10", "ndcg@50", "recall@50")
-RULE = PairedConfig(confidence=0.95)
-LEVEL = 0.05
+RULE = PairedConfig(confidence=1 - SIGNIFICANCE_LEVEL)
 MIN_USERS = 20
 """Slices with fewer users are listed without an interval in the chart."""
 
@@ -218,23 +216,16 @@ def _slices_section(pairs: Pairs, names: Sequence[str], group: str, metric: str)
     )
 
 
-def _p_value(found: Paired) -> float:
-    """Compute the two-sided p-value of no difference."""
-    if found.standard_error == 0:
-        return float(found.difference == 0)
-    return 2 * NormalDist().cdf(-abs(found.difference) / found.standard_error)
-
-
 def _tests_blocks(
     pairs: Pairs, names: Sequence[str], key: str, title: str, note: str, tests: Sequence[Difference]
 ) -> list[Block]:
     """Draw and list tests of one kind, corrected together."""
     rows: list[list[Cell]] = []
     drawn: list[Row] = []
-    p_values = holm(np.array([_p_value(found) for *_, found in tests]))
+    p_values = holm(np.array([found.p_value for *_, found in tests]))
     for (label, name, found), p_value in zip(tests, p_values, strict=True):
         verdict = "no difference shown"
-        if p_value <= LEVEL:
+        if p_value <= SIGNIFICANCE_LEVEL:
             verdict = "better" if found.difference > 0 else "worse"
         p_words = "below 0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
         means = (found.champion, found.challenger, found.difference)
@@ -255,7 +246,8 @@ def _tests_blocks(
         title=title,
         note=f"{note} Intervals hold the true difference in 95% of samples of such users, each by "
         f"itself. p is corrected for all {len(rows)} tests of this table (Holm): if none differed, "
-        f"one or more would be called different in at most {LEVEL:.0%} of cases.",
+        f"one or more would be called different in at most {SIGNIFICANCE_LEVEL:.0%} of "
+        "cases.",
         columns=[
             *texts("slice" if key == "slice-table" else "metric", "side"),
             *counts("users"),

@@ -185,7 +185,7 @@ class _Route(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         import recsys.kernels.routed_experts.triton_router as triton_router
 
-        made = triton_router.route(rows, weight.contiguous(), bias.contiguous(), top_k, True)
+        made = triton_router.route(rows, weight.contiguous(), bias.contiguous(), top_k)
         ctx.mark_non_differentiable(made[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(rows, weight, *made)
@@ -202,6 +202,6 @@ class _Route(torch.autograd.Function):
                 return (None,) * 4
             of_weights = torch.zeros_like(made[2])
         of_rows, of_weight = triton_router.route_backward(
-            rows, weight.contiguous(), tuple(made), of_logits, of_weights, True
+            rows, weight.contiguous(), tuple(made), of_logits, of_weights
         )
         return of_rows, of_weight, None, None

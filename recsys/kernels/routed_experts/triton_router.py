@@ -47,18 +47,16 @@ def _exact_product(x, w, on_gpu: tl.constexpr):
 
 
 @triton.jit
-def _scores(logits, e, num_experts: tl.constexpr, by_softmax: tl.constexpr):
-    if by_softmax:
-        logits = tl.where(e[None, :] < num_experts, logits, -float("inf"))
-        shares = tl.exp(logits - tl.max(logits, 1)[:, None])
-        return shares / tl.sum(shares, 1)[:, None]
-    return tl.where(e[None, :] < num_experts, 1.0 / (1.0 + tl.exp(-logits)), 0.0)
+def _softmax(logits, e, num_experts: tl.constexpr):
+    logits = tl.where(e[None, :] < num_experts, logits, -float("inf"))
+    shares = tl.exp(logits - tl.max(logits, 1)[:, None])
+    return shares / tl.sum(shares, 1)[:, None]
 
 
 @triton.jit
 def _route(
     rows, weight, bias, logits, experts, weights, num_rows,
-    num_experts: tl.constexpr, dim: tl.constexpr, top_k: tl.constexpr, by_softmax: tl.constexpr,
+    num_experts: tl.constexpr, dim: tl.constexpr, top_k: tl.constexpr,
     block_b: tl.constexpr, block_d: tl.constexpr, block_e: tl.constexpr, on_gpu: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * block_b + tl.arange(0, block_b)
@@ -75,7 +73,7 @@ def _route(
         acc += _exact_product(x, w, on_gpu)
     inside = here[:, None] & (e[None, :] < num_experts)
     tl.store(logits + row.to(tl.int64)[:, None] * num_experts + e[None, :], acc, mask=inside)
-    scores = _scores(acc, e, num_experts, by_softmax)
+    scores = _softmax(acc, e, num_experts)
     ranked = scores + tl.load(bias + e, mask=e < num_experts, other=0.0)[None, :]
     ranked = tl.where(e[None, :] < num_experts, ranked, -float("inf"))
     left, total = ranked, tl.zeros([block_b], tl.float32)
@@ -98,9 +96,7 @@ def _route(
         tl.store(weights + at, chosen / (total + EPSILON), mask=here)
 
 
-def route(
-    rows: Tensor, weight: Tensor, bias: Tensor, top_k: int, by_softmax: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def route(rows: Tensor, weight: Tensor, bias: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Score and choose: logits [B, E], experts [B, K] and what they weigh [B, K]."""
     (num_rows, dim), num_experts = rows.shape, len(weight)
     single: Any = {"dtype": torch.float32, "device": rows.device}
@@ -110,7 +106,7 @@ def route(
     if num_rows:
         _route[(triton.cdiv(num_rows, BLOCK_B),)](
             rows, weight, bias, logits, experts, weights, num_rows, num_experts=num_experts,
-            dim=dim, top_k=top_k, by_softmax=by_softmax, block_b=BLOCK_B, block_d=BLOCK_D,
+            dim=dim, top_k=top_k, block_b=BLOCK_B, block_d=BLOCK_D,
             block_e=triton.next_power_of_2(max(16, num_experts)), on_gpu=rows.is_cuda,
         )  # fmt: skip
     return logits, experts, weights
@@ -119,7 +115,7 @@ def route(
 @triton.jit
 def _logit_gradients(
     logits, grad_logits, experts, weights, grad_weights, out, num_rows, num_experts: tl.constexpr,
-    top_k: tl.constexpr, by_softmax: tl.constexpr, block_b: tl.constexpr, block_e: tl.constexpr,
+    top_k: tl.constexpr, block_b: tl.constexpr, block_e: tl.constexpr,
 ):  # fmt: skip
     """Gradients of logits, from those of the logits and of what experts weigh."""
     row = tl.program_id(0) * block_b + tl.arange(0, block_b)
@@ -127,7 +123,7 @@ def _logit_gradients(
     here = row < num_rows
     inside = here[:, None] & (e[None, :] < num_experts)
     at = row.to(tl.int64)[:, None] * num_experts + e[None, :]
-    scores = _scores(tl.load(logits + at, mask=inside, other=0.0), e, num_experts, by_softmax)
+    scores = _softmax(tl.load(logits + at, mask=inside, other=0.0), e, num_experts)
     chosen = tl.zeros([block_b, block_e], tl.float32)  # gradients of weights, laid out by expert
     counted = chosen > 1
     along = tl.zeros([block_b], tl.float32)
@@ -142,10 +138,7 @@ def _logit_gradients(
         counted = inside
     total = tl.sum(tl.where(counted, scores, 0.0), 1)
     of_scores = (chosen - tl.where(counted, along[:, None], 0.0)) / (total + EPSILON)[:, None]
-    if by_softmax:
-        of_logits = scores * (of_scores - tl.sum(of_scores * scores, 1)[:, None])
-    else:
-        of_logits = of_scores * scores * (1.0 - scores)
+    of_logits = scores * (of_scores - tl.sum(of_scores * scores, 1)[:, None])
     if grad_logits is not None:
         of_logits += tl.load(grad_logits + at, mask=inside, other=0.0)
     tl.store(out + at, of_logits, mask=inside)
@@ -191,7 +184,6 @@ def route_backward(
     made: tuple[Tensor, Tensor, Tensor],
     grad_logits: Tensor | None,
     grad_weights: Tensor,
-    by_softmax: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of rows and weight, from those of the logits and of what experts weigh."""
     logits, experts, weights = made
@@ -205,7 +197,7 @@ def route_backward(
         few = max(16, 2048 // block_e)
         _logit_gradients[(triton.cdiv(num_rows, few),)](
             logits, grad_logits, experts, weights, grad_weights, of_logits, num_rows,
-            top_k=experts.shape[1], by_softmax=by_softmax, block_b=few, **sizes,
+            top_k=experts.shape[1], block_b=few, **sizes,
         )  # fmt: skip
     _route_backward[(programs, triton.cdiv(dim, BLOCK_D))](
         rows, weight, of_logits, grad_rows, parts, num_rows, dim=dim, block_b=BLOCK_B,

@@ -16,7 +16,7 @@ from pipelines.pages.summary import (
 )
 from pipelines.pages.wording import MODELS
 from pipelines.publishing.comparison import served_row
-from recsys.evaluation.significance import MetricComparison
+from recsys.evaluation.paired import MetricComparison
 
 
 def change(data, split, model, **values):

@@ -9,6 +9,7 @@ import torch
 
 from recsys.data.batch import Jagged
 from recsys.evaluation.intervals import mean_intervals
+from recsys.evaluation.paired import compare_models
 from recsys.evaluation.ranking import per_user_metric
 from recsys.evaluation.sequential import (
     OutcomeMoments,
@@ -17,7 +18,7 @@ from recsys.evaluation.sequential import (
     moments_at,
     sample_ratio,
 )
-from recsys.evaluation.significance import compare_models, p_value
+from recsys.evaluation.significance import p_value
 from tests.recsys.testing.refusals import assert_refused
 
 pytestmark = pytest.mark.numerics
