@@ -7,7 +7,7 @@ from typer.testing import CliRunner, Result
 from pipelines.cli.main import app
 from pipelines.engine.workspace import Workspace
 from pipelines.evaluation.analysis import Analysis
-from recsys.evaluation import significance
+from recsys.evaluation import paired
 
 
 def evaluated(folder: Path, digest: str = "d") -> Path:
@@ -66,6 +66,6 @@ def test_runs_in_folders_of_one_name_are_told_apart_and_a_killed_comparison_is_a
     command = ["compare", *runs, "--models", "a", "--json"]
     test, _ = json.loads(recsys(*command).stdout)
     assert (test["baseline"], test["candidate"]) == ("may/shop:a", "june/shop:a")
-    monkeypatch.setattr(significance, "compare_models", killed)
+    monkeypatch.setattr(paired, "compare_models", killed)
     assert recsys(*command, "--split", "test").exit_code == 130
     assert [len(Workspace(run).ledger()) for run in runs] == [1, 1]
