@@ -113,6 +113,11 @@ class ProfileBlend:
         folds = tuple(fold.with_demand(demand) for fold in self.folds)
         return ProfileBlend(served=self.served.with_demand(demand), folds=folds)
 
+    def led_by(self, source: str) -> ProfileBlend:
+        """Rank what one source lists as it does, and the rest by these weights."""
+        folds = tuple(fold.led_by(source) for fold in self.folds)
+        return ProfileBlend(served=self.served.led_by(source), folds=folds)
+
     def with_settings(self, **settings: Any) -> ProfileBlend:
         """Replace settings by which ready weights rank."""
         served, *folds = (copy.copy(one) for one in (self.served, *self.folds))
@@ -276,6 +281,8 @@ def fit_blend(
     if judged["is_better"] and config.enabled:
         usual = judged["name"]
         served = ProfileBlend.unlearned(alternatives[usual])
+        if learned is not None and usual != FUSION:
+            served = learned.led_by(usual)
     document["served"] = usual
     document["validation"] = {name: float(value.nanmean()) for name, value in values.items()}
     document |= weights_and_shares(served.served, examples, device)

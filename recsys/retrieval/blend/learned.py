@@ -18,7 +18,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from recsys.retrieval.blend.choices import (
     negative_log_likelihood,
     queries_found,
 )
-from recsys.retrieval.blend.config import BlendConfig
+from recsys.retrieval.blend.config import FILL, BlendConfig
 from recsys.retrieval.blend.demand import (
     DAY,
     DEMAND,
@@ -157,6 +157,23 @@ class LearnedBlend:
         moved, found = copy.copy(self), dict(zip(own.sources, rows, strict=True))
         none = torch.zeros(len(FEATURES) + 1)
         moved.own = torch.stack([found.get(name, none) for name in self.sources])
+        return moved
+
+    def led_by(self, source: str) -> LearnedBlend:
+        """Rank what one source lists as it does, and the rest by these weights."""
+        moved, odds = copy.copy(self), self.config.new_item_odds
+        moved.config = replace(self.config, new_item_odds=None if odds is None else odds**FILL)
+        moved.weights = FILL * self.weights
+        places = [moved.weights]
+        if self.demand is not None:
+            moved.demand = FILL * self.demand
+        if self.odds is not None:
+            moved.odds = FILL * self.odds
+        if self.own is not None:
+            moved.own = torch.cat([FILL * self.own[:, :-1], self.own[:, -1:]], 1)
+            places.append(moved.own)
+        for weights in places:
+            weights[..., self.sources.index(source), FEATURES.index("reciprocal_rank")] += 1.0
         return moved
 
     def with_demand(self, demand: Tensor | None) -> LearnedBlend:

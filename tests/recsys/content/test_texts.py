@@ -155,17 +155,19 @@ def test_minilm_gives_the_published_similarities(minilm):
         ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
     )
     published = [[1.0, 0.6660, 0.1046], [0.6660, 1.0, 0.1411], [0.1046, 0.1411, 1.0]]
-    assert np.allclose(vectors @ vectors.T, published, atol=1e-4)
+    assert np.allclose(vectors @ vectors.T, published, atol=3e-3)  # in bfloat16 on some CPUs
 
 
-def test_minilm_agrees_with_sentence_transformers_padded_and_not(minilm):
+def test_minilm_agrees_with_sentence_transformers_padded_and_not(minilm, monkeypatch):
     folder = packaged_minilm()
     theirs = SentenceTransformerEncoder(folder, name="theirs", device="cpu")
     texts = [*ENCODER_TEXTS, "東京 кофе café naïve", "9" * 40, "word " * 400]
     texts += [" ".join(ENCODER_TEXTS[i % 3].split()[: 1 + i % 5]) + f" {i}" for i in range(60)]
     padded = theirs._model.encode([text.encode("utf-8", "replace").decode() for text in texts])
     padded[3] = 0  # an empty text
-    assert np.allclose(minilm.encode(texts), padded, atol=1e-5)
+    assert np.allclose((minilm.encode(texts) * padded).sum(1)[padded.any(1)], 1.0, atol=1e-3)
+    monkeypatch.setattr(minilm_module, "multiplies_bfloat16", lambda _: False)
+    assert np.allclose(MiniLMEncoder(device="cpu").encode(texts), padded, atol=1e-5)
     assert np.allclose(theirs.encode(texts), padded, atol=1e-5)
 
 

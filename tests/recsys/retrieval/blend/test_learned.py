@@ -9,6 +9,7 @@ from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import ndcg_at_k
 from recsys.retrieval.blend.config import BlendConfig
+from recsys.retrieval.blend.demand import OWN
 from recsys.retrieval.blend.learned import LearnedBlend, write_blend
 from recsys.retrieval.blend.source_features import FEATURES, Blended
 from tests.recsys.retrieval.blend.plain_fusion import reciprocal_rank_fusion
@@ -106,6 +107,19 @@ def test_learns_from_a_sample_what_it_learns_from_all_candidates():
     assert small.loss == pytest.approx(full.loss, rel=0.05)
     rankings = [ndcg(blend.blend(lists, LENGTH), targets) for blend in (small, full)]
     assert rankings[0] == pytest.approx(rankings[1], abs=0.01)
+
+
+def test_a_source_leads_and_the_weights_rank_the_rest():
+    lists, targets, _ = two_worlds(300)
+    lists["old"] = TopK(*(part[:, :5] for part in lists["old"]))
+    blend = LearnedBlend.fit(lists, targets).with_own(weighing(("young",), presence=[3.0]))
+    led = blend.led_by("old")
+    for lengths in (None, torch.full((300,), OWN)):
+        rest = blend.blend(lists, 2 * LENGTH, history_lengths=lengths).item_rows
+        found = led.blend(lists, 2 * LENGTH, history_lengths=lengths).item_rows
+        assert torch.equal(found[:, :5], lists["old"].item_rows)
+        for first, ranked, others in zip(lists["old"].item_rows, found, rest, strict=True):
+            assert torch.equal(ranked[5:], others[~torch.isin(others, first)])
 
 
 def assert_an_earlier_version_is_refused(blend: LearnedBlend, folder: Path) -> None:
