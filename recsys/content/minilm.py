@@ -106,7 +106,7 @@ def multiplies_bfloat16(device: str) -> bool:
     if device != "cpu":
         return False
     # torch before 2.12 does not tell.
-    known = getattr(torch.cpu, "get_capabilities", dict)()
+    known: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(known.get("avx512_bf16") or known.get("amx_bf16"))
 
 
