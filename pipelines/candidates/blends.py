@@ -4,8 +4,8 @@
                                reciprocal rank fusion or one source alone
 <order>/folds/<profile>_<i>/   fitted without half i of the validation users, to measure that half
 <order>/blends.json            trials on validation, the served blend and the reason
-<order>/values_<profile>.npy   what the served lists reach for each validation query, but for
-                               visits and absences
+<order>/values_<profile>.npy   what the served lists reach for each validation query, with
+                               neither visits nor absences
 <order>/text_search/           search of items by text
 
 Profile ``full`` queries every source, ``fast`` leaves out the generative model's beam and all

@@ -33,7 +33,7 @@ FIXED_KEYS: Mapping[str, str] = {
     "next_basket": "max_basket max_history num_neighbours",
     "content_similarity": "max_history whitening",
     "two_tower": "id_init_scale num_heads",
-    "sequence": "position_buckets id_init_scale max_scores",
+    "sequence": "position_buckets absolute_positions id_init_scale max_scores",
     "generative": "position_buckets first_weight id_init_scale dense_label_smoothing max_scores",
     "generative_training.teaching": "temperature",
     "blend": "shrinkage_queries non_negative max_candidates",

@@ -43,10 +43,6 @@ class ItemMask:
 
     def __init__(self, allowed: NDArray[np.bool_]) -> None:
         """Take a boolean per item row, [num_item_rows]."""
-        if allowed.ndim != 1 or allowed.dtype != np.bool_:
-            raise ValueError(
-                f"an item mask is one boolean per item row, got {allowed.dtype} {allowed.shape}"
-            )
         self._keep(allowed.copy(), None)
 
     def _keep(self, allowed: NDArray[np.bool_], left_out: NDArray[np.int64] | None) -> None:
@@ -80,11 +76,6 @@ class ItemMask:
         return np.packbits(self._allowed, bitorder="little")
 
     def __and__(self, other: ItemMask) -> ItemMask:
-        if other.num_item_rows != self.num_item_rows:
-            raise ValueError(
-                f"masks of {self.num_item_rows} and {other.num_item_rows} item rows do not "
-                "combine; build both from the same bundle"
-            )
         return ItemMask(self._allowed & other._allowed)
 
     def __eq__(self, other: object) -> bool:

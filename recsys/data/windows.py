@@ -45,8 +45,6 @@ def training_windows(
 
     Users with fewer than two visible events have no label and no window.
     """
-    if max_length < 1:
-        raise ValueError(f"max_length must be >= 1, got {max_length}")
     first, end = np.asarray(sequences.offsets[:-1]), np.asarray(sequences.visible_end(split))
     counts = -(-np.maximum(end - first - 1, 0) // max_length)  # [U]
     place = concatenated_ranges(np.zeros_like(counts), counts)  # [W], 0 is the latest
@@ -109,8 +107,6 @@ class BatchOrder:
                 f"num_samples must be >= 1, got {self.num_samples}: there is nothing to train on; "
                 "look at the features report for what filtering removed"
             )
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
 
     @property
     def steps_per_epoch(self) -> int:

@@ -31,7 +31,7 @@ def item_popularity(histories: Jagged, num_item_rows: int) -> Tensor:
 
 def exposure(lists: Tensor, k: int, num_item_rows: int) -> Tensor:
     """Count the lists that show each item among the first k, [N] int64."""
-    shown = _first(lists, k)
+    shown = lists[:, :k]
     return torch.bincount(shown[shown > 0], minlength=num_item_rows)
 
 
@@ -67,10 +67,8 @@ def novelty(lists: Tensor, k: int, popularity: Tensor, num_users: int) -> Tensor
     Args:
         popularity: Users who have each item, [N] (`item_popularity`).
     """
-    if num_users < 1:
-        raise ValueError(f"num_users must be >= 1, got {num_users}; popularity counts users")
     bits = torch.log2(num_users / popularity.double().clamp_min(1))  # [N]
-    shown = _first(lists, k)
+    shown = lists[:, :k]
     present = shown > 0
     return (bits[shown.clamp_min(0)] * present).sum(1) / present.sum(1)
 
@@ -85,7 +83,7 @@ def intra_list_diversity(lists: Tensor, k: int, vectors: Tensor) -> Tensor:
         vectors: Of every item row, [N, D], such as content embeddings; not the vectors the model
             ranks by, or the model defines its own diversity.
     """
-    shown = _first(lists, k)
+    shown = lists[:, :k]
     unit = normalize(vectors.float(), dim=1)  # [N, D]
     has_direction = unit.square().sum(1) > 0
     parts = []
@@ -94,16 +92,6 @@ def intra_list_diversity(lists: Tensor, k: int, vectors: Tensor) -> Tensor:
         squares = (has_direction[rows.clamp_min(0)] & (rows > 0)).double().sum(1)
         parts.append(_mean_distance(total.double(), squares, (rows > 0).sum(1)))
     return torch.cat(parts)
-
-
-def _first(lists: Tensor, k: int) -> Tensor:
-    """First k rows of lists [U, K], refused where the lists are shorter than k."""
-    if lists.ndim != 2 or not 1 <= k <= lists.shape[1]:
-        raise ValueError(
-            f"k must be in [1, {lists.shape[-1]}], the length of the lists, got k={k} for lists "
-            f"of shape {tuple(lists.shape)}; rank with a longer k first"
-        )
-    return lists[:, :k]
 
 
 def _mean_distance(total: Tensor, squares: Tensor, num_items: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def reliability_curve(
         probabilities: [P] in [0, 1].
         labels: [P], 0 or 1.
     """
-    probabilities, labels = _checked(probabilities, labels)
+    probabilities, labels = probabilities.double(), labels.double()
     ordered = probabilities.sort().values
     # A prediction's place is that of the first equal one, so ties do not straddle a cut.
     bins = torch.searchsorted(ordered, probabilities) * num_bins // len(ordered)
@@ -57,27 +57,6 @@ def expected_calibration_error(curve: ReliabilityCurve) -> float:
     return float((gaps * curve.counts).sum() / curve.counts.sum())
 
 
-def _checked(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as [P] float64."""
-    if probabilities.ndim != 1 or probabilities.shape != labels.shape or not len(labels):
-        raise ValueError(
-            f"probabilities and labels must both be [P] with P >= 1, got "
-            f"{tuple(probabilities.shape)} and {tuple(labels.shape)}"
-        )
-    outside = ~((probabilities >= 0) & (probabilities <= 1))
-    if outside.any():
-        place = int(outside.nonzero()[0])
-        raise ValueError(
-            f"probability {float(probabilities[place])} at {place} is not in [0, 1]; "
-            "apply the sigmoid to logits first"
-        )
-    wrong = (labels != 0) & (labels != 1)
-    if wrong.any():
-        place = int(wrong.nonzero()[0])
-        raise ValueError(f"label {float(labels[place])} at {place} must be 0 or 1")
-    return probabilities.double(), labels.double()
-
-
 def area_under_curve(scores: Tensor, labels: Tensor) -> float:
     """Chance that a random positive is scored above a random negative, equals counting a half.
 
@@ -88,8 +67,6 @@ def area_under_curve(scores: Tensor, labels: Tensor) -> float:
     Returns:
         0.5 is chance, 1 is perfect; NaN where there is one class only.
     """
-    if bool(scores.isnan().any()):
-        raise ValueError("scores must not be NaN; leave such predictions out")
     positive = labels == 1
     num_positive, num_negative = int(positive.sum()), int((~positive).sum())
     if not (num_positive and num_negative):

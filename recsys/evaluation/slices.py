@@ -129,12 +129,6 @@ def user_slices(targets: Jagged, group: str, members: dict[str, Tensor]) -> list
     Args:
         members: Slice name to [U] bool.
     """
-    for name, users in members.items():
-        if users.shape != (targets.batch_size,):
-            raise ValueError(
-                f"slice {name!r} of {group!r} covers {tuple(users.shape)} users, but the ranking "
-                f"has {targets.batch_size}; give one value per query, in the same order"
-            )
     owners = targets.segments()
     return _slices(group, {name: users[owners] for name, users in members.items()})
 

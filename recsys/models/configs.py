@@ -16,6 +16,7 @@ REMOVED_SETTINGS: Mapping[str, object] = {
     "first_code_limit": None,
     "softmax_over": "catalogue",
     "position_buckets": 32,
+    "absolute_positions": True,
     "id_init_scale": 0.3,
     "max_scores": 1 << 26,
     "num_heads": 1,

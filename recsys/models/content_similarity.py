@@ -132,15 +132,10 @@ class ContentSimilarity:
             whitening: What is done to every vector; None fits it to ``content``. A catalogue that
                 has grown keeps the one it had.
         """
-        if content.ndim != 2 or len(content) < 1:
-            raise ValueError(f"content must be [N, F] with N >= 1, got {tuple(content.shape)}")
         if not all_finite(content):
             row = int((~torch.isfinite(content)).any(1).nonzero()[0])
             raise ValueError(f"content of item row {row} is not finite; embed the items again")
-        if isinstance(config.columns, tuple):
-            raise ValueError(
-                f"columns must be one number, got {config.columns}: fit_content chooses one"
-            )
+        assert not isinstance(config.columns, tuple), "fit_content chooses one number"
         content = content.detach()[:, : config.columns].float()
         if bool(content[0].any()):
             content = content.clone()

@@ -126,11 +126,6 @@ def count_neighbours(
     Works through the items in blocks, so memory is that of the events plus one block.
     """
     events = _visible_events(item_rows, starts, ends)
-    if len(events.rows) and not 0 <= events.rows.min() <= events.rows.max() < num_item_rows:
-        raise ValueError(
-            f"item rows must be in [0, {num_item_rows}), got {events.rows.min()} to "
-            f"{events.rows.max()}; were the events and the catalogue built by different runs?"
-        )
     counts = np.bincount(events.rows, minlength=num_item_rows)  # [N]
     by_item = np.argsort(events.rows, kind="stable")  # [V]
     item_begin = np.cumsum(counts) - counts

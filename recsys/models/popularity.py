@@ -58,12 +58,6 @@ class Popularity:
         newest = [int(times.max()) for _, times in parts() if times is not None and len(times)]
         counts = np.zeros(num_item_rows)  # [N]
         for item_rows, times in parts():
-            highest = int(item_rows.max(initial=0))
-            if highest >= num_item_rows:
-                raise ValueError(
-                    f"item row {highest} is not in [0, {num_item_rows}); "
-                    "were the events and the catalogue built by different runs?"
-                )
             weights: NDArray[np.float64] | float = 1.0
             if times is not None and config.half_life_days is not None and len(times):
                 age_days = (max(newest) - times) / SECONDS_PER_DAY

@@ -53,11 +53,6 @@ def measured_lists(path: Path, targets: Jagged) -> ListMeasures:
             seconds = float(file["fit_seconds"]), float(file["rank_seconds"])
     except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
         raise ValueError(f"{path} cannot be read: {error}; make it once more") from error
-    if len(item_rows) != targets.batch_size:
-        raise ValueError(
-            f"{path} has {len(item_rows)} lists for {targets.batch_size} queries; delete it and "
-            "make it of this replay's queries"
-        )
     ranks = list_ranks(item_rows, targets)
     return ListMeasures({name: per_user_metric(ranks, name) for name in METRICS}, *seconds)
 

@@ -47,7 +47,6 @@ def mmr(
         scores: Of the candidates, best first, [n].
         vectors: Of length 1, or 0 where an item has none, [n, D].
     """
-    _check(scores, vectors, strength)
     number = min(k, len(scores))
     if strength == 0:
         return np.arange(number)
@@ -60,15 +59,6 @@ def mmr(
         similarity = vectors @ vectors[best]
         nearest = np.maximum(nearest, similarity) if slot else similarity
     return chosen
-
-
-def _check(scores: NDArray[np.floating], vectors: NDArray[np.floating], strength: float) -> None:
-    if not 0 <= strength <= 1:
-        raise ValueError(f"strength must be in [0, 1], got {strength}")
-    if vectors.ndim != 2 or len(vectors) != len(scores):
-        raise ValueError(
-            f"{len(scores)} candidates need as many vectors, got an array of {vectors.shape}"
-        )
 
 
 Group = tuple[int, int]
@@ -141,8 +131,6 @@ Policy = Callable[[Places], Floats]
 
 def epsilon_policy(epsilon: float) -> Policy:
     """Give a slot, with probability epsilon, to any candidate that is left, else to the best."""
-    if not 0 <= epsilon <= 1:
-        raise ValueError(f"epsilon must be in [0, 1], got {epsilon}")
 
     def chances(left: Places) -> Floats:
         found = np.full(len(left), epsilon / len(left))
@@ -158,7 +146,6 @@ def plackett_luce_policy(scores: NDArray[np.floating], temperature: float) -> Po
     Args:
         scores: Of the candidates, best first, [n]; brought to [0, 1] before.
     """
-    _check_positive("temperature", temperature)
     relevance = scale_relevance(scores)
 
     def chances(left: Places) -> Floats:
@@ -217,11 +204,6 @@ def draw_slate(
         if caps is not None:
             full = caps.take(places[-1])
     return Slate(np.array(places, np.int64), np.array(propensities))
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"{name} must be > 0, got {value}")
 
 
 def steered_order(pulls: Vectors, places: NDArray[np.float64] | None = None) -> NDArray[np.int64]:

@@ -41,8 +41,6 @@ class BeamSearch(Generic[ContextT, StateT]):
         self, decode_step: DecodeStep[ContextT, StateT], trie: Trie, *, beam_width: int
     ) -> None:
         """Pair a model with a trie of its semantic IDs, on its device."""
-        if beam_width < 1:
-            raise ValueError(f"beam_width must be >= 1, got {beam_width}")
         self.decode_step, self.trie, self.beam_width = decode_step, trie, beam_width
         self._first_codes = trie.mask(trie.start(1), 0)  # [1, K]
 
@@ -51,8 +49,6 @@ class BeamSearch(Generic[ContextT, StateT]):
         trie, last = self.trie, self.trie.num_levels - 1
         decoded = self.decode_step(context, None)
         batch_size = len(decoded.logits)
-        if restriction is not None and (given := len(restriction.head[0])) != batch_size:
-            raise ValueError(f"{given} item masks for {batch_size} requests; give one for each")
         scores = torch.zeros(batch_size, 1, device=trie.device)  # [B, W]
         states = trie.start(batch_size)[:, None]  # [B, W]
         for level, size in enumerate(trie.level_sizes):
@@ -78,13 +74,6 @@ class BeamSearch(Generic[ContextT, StateT]):
     ) -> Tensor:
         """Score every code after every beam, -inf where no allowed item follows, [B, C]."""
         logits = decoded.logits
-        expected = (*scores.shape, self.trie.level_sizes[level])
-        if logits.shape != expected:
-            raise ValueError(
-                f"the model's logits of level {level} are {tuple(logits.shape)}, expected "
-                f"{expected}: requests, beams and the codes of the trie's level sizes "
-                f"{self.trie.level_sizes}; was the model built for them?"
-            )
         live = self._live(states, level, restriction)
         known = live if restriction is None else self._live(states, level, None)
         logits = logits.float().masked_fill(~known, -torch.inf)

@@ -38,8 +38,6 @@ def exact_top_k(
         queries: [B, D], finite.
         items: [N, D], on the device of the queries; row 0 is skipped.
     """
-    if items.ndim != 2 or items.shape[0] == 0:
-        raise ValueError(f"items must be [N, D] with row 0 (padding), got {tuple(items.shape)}")
     check_queries(queries, items.shape[1])
     if max_scores is None and kernel_takes(queries, items, k) and not is_selective(mask):
         return fused_top_k(queries, items, k, mask_words(mask, items.shape[0], items.device))
@@ -105,11 +103,6 @@ def _merge(lower: TopK, upper: TopK, k: int) -> TopK:
 
 def check_queries(queries: Tensor, dim: int) -> None:
     """Refuse query vectors that no index can search for."""
-    if queries.ndim != 2 or queries.shape[1] != dim:
-        raise ValueError(
-            f"queries must be [B, {dim}] like the item vectors, got {tuple(queries.shape)}; "
-            "do both towers come from one model?"
-        )
     bad = ~torch.isfinite(queries).all(dim=1)
     if bad.any():
         raise ValueError(

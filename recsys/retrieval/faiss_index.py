@@ -444,8 +444,6 @@ def _check_parts(path: Path, index: Any, kind: Kind) -> None:
 
 def _check_items(vectors: Tensor, dim: int, *, first_row: int) -> None:
     """Refuse item vectors that no index can hold."""
-    if vectors.ndim != 2 or vectors.shape[1] != dim:
-        raise ValueError(f"item vectors must be [n, {dim}], got {tuple(vectors.shape)}")
     for begin in range(0, len(vectors), CHECKED_AT_ONCE):
         part = vectors[begin : begin + CHECKED_AT_ONCE]
         # NaN fails the comparison too.

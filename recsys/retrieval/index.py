@@ -43,10 +43,6 @@ class ExactIndex:
         Args:
             vectors: [N, D]; row 0 is padding.
         """
-        if vectors.ndim != 2 or len(vectors) < 1 or vectors.shape[1] < 1:
-            raise ValueError(
-                f"vectors must be [N, D] with row 0 (padding), got {tuple(vectors.shape)}"
-            )
         # A sum over rows shows any that is not finite, without a copy of all of them.
         bad = ~torch.isfinite(vectors[1:].sum(1, dtype=torch.float32))
         if bad.any():

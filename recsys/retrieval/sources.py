@@ -204,10 +204,6 @@ class ScoredSource(Source):
     @torch.no_grad()
     def scores(self, queries: JaggedBatch, allowed: Tensor) -> Tensor:
         """Score the catalogue that ``allowed`` covers, [B, N] float32."""
-        if len(allowed) != queries.batch_size:
-            raise ValueError(
-                f"{len(allowed)} item masks for {queries.batch_size} queries; give one for each"
-            )
         scores = self._score(queries).float()
         missing = allowed.shape[1] - scores.shape[1]
         if missing < 0:

@@ -44,11 +44,6 @@ def behaviour_ids(
         behaviour: Item vectors of a sequence model, [N, D]; row 0 is not read.
         content: Content embeddings, [N, D']; rows that are zero get no ID.
     """
-    if len(behaviour) != len(content):
-        raise ValueError(
-            f"{len(behaviour)} behaviour vectors and {len(content)} content vectors; give one of "
-            "each to every item row"
-        )
     has_content = item_rows_with_content(content)
     rows = has_content.nonzero().flatten()
     vectors = behaviour[rows].float()

@@ -190,17 +190,6 @@ class SemanticIds:
         """
         rows = torch.arange(1, len(item_codes) + 1) if item_rows is None else item_rows.cpu()
         size = num_item_rows or (int(rows.max()) + 1 if len(rows) else 1)
-        if len(rows) and (int(rows.min()) < 1 or int(rows.max()) >= size):
-            raise ValueError(
-                f"item rows {int(rows.min())} to {int(rows.max())} must be in [1, {size}); "
-                "row 0 is the padding"
-            )
-        num_different = int((torch.bincount(rows, minlength=1) > 0).sum())
-        if len(rows) != len(item_codes) or num_different != len(rows):
-            raise ValueError(
-                f"{len(rows)} item rows ({num_different} different) for {len(item_codes)} codes; "
-                "give each item one row"
-            )
         codes = torch.full((size, len(level_sizes)), NO_CODE, dtype=torch.int32)
         codes[rows] = item_codes.to("cpu", torch.int32)
         sizes = tuple(level_sizes)

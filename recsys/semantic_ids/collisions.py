@@ -66,11 +66,6 @@ def resolve_collisions(
         codes: Their codes, [N, L], collisions included.
         taken: Published codes, which stay, [M, L].
     """
-    if len(vectors) != len(codes) or codes.shape[1] != len(quantizer.level_sizes):
-        raise ValueError(
-            f"codes {tuple(codes.shape)} must have a row for each of {len(vectors)} vectors and "
-            f"{len(quantizer.level_sizes)} levels"
-        )
     sizes = quantizer.level_sizes
     held = codes.new_empty(0, len(sizes)) if taken is None else taken.to(codes)
     if len(codes) + len(held) > prod(sizes):

@@ -56,10 +56,6 @@ def _new_rows(ids: SemanticIds, count: int, item_rows: Tensor | None) -> Tensor:
     if item_rows is None:
         return torch.arange(ids.num_item_rows, ids.num_item_rows + count)
     rows = item_rows.cpu().long()
-    if rows.shape != (count,) or len(torch.unique(rows)) != count or bool((rows < 1).any()):
-        raise ValueError(
-            f"item_rows {tuple(rows.shape)} must be {count} different rows >= 1, one a vector"
-        )
     published = rows[torch.isin(rows, ids.item_rows)]
     if len(published):
         raise ValueError(
@@ -126,11 +122,6 @@ def align(new: SemanticIds, quantizer: ResidualKMeans, old: SemanticIds) -> Alig
     Each level is an optimal matching of new codes to old ones. An item counts fully where all
     levels before match, and as a tie-break elsewhere.
     """
-    if quantizer.digest != new.quantizer_digest:
-        raise ValueError(
-            f"semantic IDs {new.version} were made by quantiser {new.quantizer_digest}, this is "
-            f"{quantizer.digest}; align IDs together with what made them"
-        )
     before, after = _shared_codes(new, old)
     kept_so_far = torch.ones(len(before), dtype=torch.bool)
     codes = new.codes.clone()

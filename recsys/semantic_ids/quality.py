@@ -128,11 +128,6 @@ def quality_report(
         item_rows: Measure these rows alone, [M]; None means all that have an ID. Rows of items
             that are no longer sold keep their ID and have no vector.
     """
-    if ids.quantizer_digest != quantizer.digest:
-        raise ValueError(
-            f"version {ids.version[:12]} was made by quantiser {ids.quantizer_digest[:12]}, this "
-            f"is {quantizer.digest[:12]}; load the quantiser saved with the IDs"
-        )
     # Sorted, so that the sampled items do not depend on the order in which rows are named.
     rows = ids.item_rows if item_rows is None else torch.unique(item_rows.to(ids.item_rows))
     rows = rows[ids.codes[rows, 0] != NO_CODE].to(vectors.device)

@@ -242,10 +242,6 @@ class ResidualKMeansConfig:
 
 def check_vectors(vectors: Tensor, dim: int | None = None, at_least: int = 0) -> None:
     """Refuse vectors that cannot be encoded or fitted."""
-    if vectors.ndim != 2 or not vectors.is_floating_point():
-        raise ValueError(
-            f"vectors {tuple(vectors.shape)} {vectors.dtype} must be a matrix [N, D] of floats"
-        )
     if dim is not None and vectors.shape[1] != dim:
         raise ValueError(
             f"vectors are {vectors.shape[1]} wide, the quantiser was fitted on {dim}; encode the "
@@ -281,13 +277,7 @@ class ResidualKMeans:
         cls, vectors: Tensor, config: ResidualKMeansConfig, *, start: ResidualKMeans | None = None
     ) -> Self:
         """Fit on vectors [N, D], on their device; warm from ``start`` where given."""
-        dim = vectors.shape[1]
         check_vectors(vectors, at_least=max(config.level_sizes))
-        if start is not None and (start.level_sizes, start.dim) != (config.level_sizes, dim):
-            raise ValueError(
-                f"start has levels {start.level_sizes} x {start.dim}, the fit is to have "
-                f"{config.level_sizes} x {dim}; start from the same shape or fit cold"
-            )
         generator = torch.Generator().manual_seed(config.seed)
         residual = _training_rows(vectors, config.max_train_rows, generator)
         levels: list[Centres] = []

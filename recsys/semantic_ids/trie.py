@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from recsys.semantic_ids.codes import ItemCodes, SemanticIds, check_level_sizes, id_keys
+from recsys.semantic_ids.codes import ItemCodes, SemanticIds, id_keys
 
 HEAD_CELLS_PER_ITEM = 2
 """Levels are dense while there are at most this many prefixes an item, or for the first level."""
@@ -149,48 +149,6 @@ def _tail_level(
     return TailLevel(first_child, window, keys, leaf_start)
 
 
-def check_codes(codes: Tensor, level_sizes: Sequence[int], item_rows: Tensor) -> None:
-    """Refuse codes [N, L] of other levels or out of range, and rows that are not one each."""
-    check_level_sizes(level_sizes)
-    if codes.ndim != 2 or codes.shape[1] != len(level_sizes) or codes.is_floating_point():
-        raise ValueError(
-            f"codes {tuple(codes.shape)} {codes.dtype} must be whole numbers, [N, "
-            f"{len(level_sizes)}]: a column for each of the levels {tuple(level_sizes)}"
-        )
-    if item_rows.shape != (len(codes),):
-        raise ValueError(
-            f"item_rows {tuple(item_rows.shape)} must name one row for each of {len(codes)} codes"
-        )
-    wrong = ((codes < 0) | (codes >= torch.tensor(level_sizes, device=codes.device))).any(1)
-    if wrong.any():
-        at = int(wrong.int().argmax())
-        raise ValueError(
-            f"item row {int(item_rows[at])} has codes {codes[at].tolist()}; each must be in "
-            f"[0, {tuple(level_sizes)}). Were they made with other level sizes?"
-        )
-
-
-def check_leaves(keys: Tensor, rows: Tensor, num_item_rows: int) -> None:
-    """Refuse rows out of range, and an ID of ascending ones, or a row, that occurs twice."""
-    if len(keys) == 0:
-        return
-    repeated = keys[1:] == keys[:-1]
-    if repeated.any():
-        at = int(repeated.int().argmax())
-        raise ValueError(
-            f"item rows {int(rows[at])} and {int(rows[at + 1])} share one semantic ID "
-            f"({int(repeated.sum())} such pairs); resolve_collisions makes IDs unique"
-        )
-    low, high = int(rows.min()), int(rows.max())
-    if low < 1 or high >= num_item_rows:
-        raise ValueError(
-            f"item rows {low} to {high} must be in [1, {num_item_rows}); row 0 is the padding"
-        )
-    counts = torch.bincount(rows, minlength=num_item_rows)
-    if int(counts.max()) > 1:
-        raise ValueError(f"item row {int(counts.argmax())} has {int(counts.max())} semantic IDs")
-
-
 DEAD = -1
 """State of a prefix that no item has; nothing may follow it."""
 
@@ -216,7 +174,6 @@ class Trie:
         self, keys: Tensor, leaf_rows: Tensor, level_sizes: Sequence[int], *, num_item_rows: int
     ) -> None:
         """Take IDs as numbers [N] in ascending order and their item rows [N]; see ``build``."""
-        check_leaves(keys, leaf_rows, num_item_rows)
         self.level_sizes = tuple(level_sizes)
         self.num_item_rows = num_item_rows
         self._leaf_rows = leaf_rows.to(torch.int32)
@@ -240,7 +197,6 @@ class Trie:
             item_rows: Row of each, [N]; None means 1 .. N.
         """
         rows = torch.arange(1, len(codes) + 1) if item_rows is None else item_rows
-        check_codes(codes, level_sizes, rows)
         rows = rows.to(codes.device, torch.int32)
         keys, order = id_keys(codes, level_sizes).sort()
         size = num_item_rows or (int(rows.max()) + 1 if len(rows) else 1)

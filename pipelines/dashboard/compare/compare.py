@@ -246,8 +246,7 @@ def _tests_blocks(
         title=title,
         note=f"{note} Intervals hold the true difference in 95% of samples of such users, each by "
         f"itself. p is corrected for all {len(rows)} tests of this table (Holm): if none differed, "
-        f"one or more would be called different in at most {SIGNIFICANCE_LEVEL:.0%} of "
-        "cases.",
+        f"one or more would be called different in at most {SIGNIFICANCE_LEVEL:.0%} of cases.",
         columns=[
             *texts("slice" if key == "slice-table" else "metric", "side"),
             *counts("users"),

@@ -48,22 +48,6 @@ class TableLayout:
     dims: tuple[int, ...]
     feature_tables: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        if len(self.num_rows) != len(self.dims) or not self.num_rows or not self.feature_tables:
-            raise ValueError(
-                f"{len(self.num_rows)} row counts, {len(self.dims)} widths and "
-                f"{len(self.feature_tables)} features; each table needs both, a feature is needed"
-            )
-        if min(self.num_rows) < 0 or min(self.dims) < 1:
-            raise ValueError(
-                f"rows must be >= 0 and widths >= 1, got {self.num_rows} and {self.dims}"
-            )
-        wrong = [table for table in self.feature_tables if not 0 <= table < len(self.dims)]
-        if wrong:
-            raise ValueError(
-                f"features look up tables {wrong}; tables are 0 to {len(self.dims) - 1}"
-            )
-
     @cached_property
     def classes(self) -> tuple[WidthClass, ...]:
         """Widths in ascending order, with the part of the keys and of the memory of each."""

@@ -39,19 +39,6 @@ class TableConfig:
     def __post_init__(self) -> None:
         if not self.name or "." in self.name:
             raise ValueError(f"a table's name must be non-empty without dots, got {self.name!r}")
-        if self.num_rows < 1 or self.embedding_dim < 1:
-            raise ValueError(
-                f"table {self.name!r} needs num_rows >= 1 and embedding_dim >= 1, "
-                f"got {self.num_rows} and {self.embedding_dim}"
-            )
-        if self.pooling not in ("sum", "mean"):
-            raise ValueError(
-                f"pooling of table {self.name!r} is 'sum' or 'mean', got {self.pooling!r}"
-            )
-        if not self.features or len(set(self.features)) != len(self.features):
-            raise ValueError(
-                f"table {self.name!r} needs one or more distinct features, got {self.features}"
-            )
 
 
 def check_tables(tables: Sequence[TableConfig]) -> None:

@@ -154,10 +154,8 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, rank=">= 1", alpha="> 0", dropout="[0, 1)", max_share="(0, 1]")
-        if not self.targets or isinstance(self.targets, str):
+        if not self.targets:
             raise ValueError(f"targets must be a tuple of name patterns, got {self.targets!r}")
-        if isinstance(self.tables, str):
-            raise ValueError(f"tables must be a tuple of names, got {self.tables!r}")
 
     @property
     def scale(self) -> float:

@@ -197,8 +197,6 @@ class GenerativeModel(CatalogueModel):
         width, dim = self.inputs.vector_dim, self.config.embedding_dim
         shape = (self.inputs.num_item_rows, width)
         vectors = torch.zeros(shape) if vectors is None else vectors
-        if vectors.shape != shape:
-            raise ValueError(f"item vectors must be {shape}, got {tuple(vectors.shape)}")
         self.vectors: Tensor
         self.register_buffer("vectors", vectors.detach().clone())
         self.of_vectors = nn.Linear(width, dim)

@@ -51,11 +51,6 @@ class UserItems:
         places = concatenated_ranges(starts, ends)
         users = np.repeat(np.arange(len(starts)), ends - starts)
         rows = np.asarray(item_rows[places])
-        if len(rows) and not 0 <= rows.min() <= rows.max() < num_item_rows:
-            raise ValueError(
-                f"item rows must be in [0, {num_item_rows}), got {rows.min()} to {rows.max()}; "
-                "were the events and the catalogue built by different runs?"
-            )
         codes = np.unique(users * num_item_rows + rows)
         codes = codes[codes % num_item_rows != 0]
         counts = np.bincount(codes // num_item_rows, minlength=len(starts))

@@ -273,11 +273,6 @@ class Ease:
             item_rows: Items with weights, [K] int64, ascending, none twice.
             weights: From each (row) to each (column), [K, K] float32.
         """
-        if weights.shape != (len(item_rows), len(item_rows)):
-            raise ValueError(
-                f"weights must be [{len(item_rows)}, {len(item_rows)}] for as many items, got "
-                f"{tuple(weights.shape)}"
-            )
         if not bool(weights.isfinite().all()):
             raise ValueError("weights must be finite; fit them again with a larger l2")
         # The last row and column stand for items without weights.

@@ -25,19 +25,6 @@ class RankerInputs(FeatureSizes):
     """The one that every task's logit starts from, such as the score of a blend that the model
     corrects; empty for none."""
 
-    def __post_init__(self) -> None:
-        if not self.tasks or len(set(self.tasks)) != len(self.tasks):
-            raise ValueError(f"tasks must be one or more distinct names, got {self.tasks}")
-        if self.num_item_rows < 2:
-            raise ValueError(
-                f"num_item_rows must be >= 2 (row 0 is unknown), got {self.num_item_rows}"
-            )
-        if self.base_feature and self.base_feature not in self.candidate_dense:
-            raise ValueError(
-                f"base_feature must be one of candidate_dense {self.candidate_dense}, got "
-                f"{self.base_feature!r}"
-            )
-
 
 def read_inputs(*, num_slots: int = 0, query_dense: object = (), **sizes: Any) -> RankerInputs:
     """Read the inputs of a saved ranker, of an earlier version too."""

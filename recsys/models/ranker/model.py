@@ -47,7 +47,7 @@ from recsys.models.ranker.network import (
     Ranked,
     RankingBatch,
     Trunk,
-    check_batch,
+    check_finite,
 )
 
 Finish = Callable[[Tensor], Tensor]
@@ -168,7 +168,7 @@ class Ranker(CatalogueModel):
 
     def forward(self, batch: RankingBatch) -> Ranked:
         """Predict every candidate of a batch at once, as in training."""
-        check_batch(batch, self.inputs)
+        check_finite(batch, self.inputs.candidate_dense)
         history = latest(batch.queries["history"], self.config.max_history)
         candidates = batch.candidates
         rows = self._known(torch.cat([candidates.values, history.values]))
@@ -294,7 +294,7 @@ class Ranker(CatalogueModel):
             return self._of_tiles(reader, rows, dense, self._score_of_logits)
 
     def _of_batch(self, batch: RankingBatch, finish: Finish, shape: tuple[int, ...]) -> Tensor:
-        check_batch(batch, self.inputs)
+        check_finite(batch, self.inputs.candidate_dense)
         with torch.no_grad():
             parts = [
                 self._of_tiles(self.encode_reader(batch, query), rows, dense, finish)

@@ -50,8 +50,6 @@ class SequenceConfig:
     is added to each event as it is read, one to the state after it, both at that event's own time.
     A query is placed at the time of its last event; the time of the query itself, and of the
     next event, is never read."""
-    absolute_positions: bool = True
-    """Whether an event also carries its place in the sequence."""
     dropout: float = 0.4
     """Share of values that are dropped in a training step."""
     id_dropout: float = 0.1

@@ -132,9 +132,8 @@ class HistoryEncoder(nn.Module):
         dim = config.block_config().dim
         self.max_length = config.max_length
         self.no_history = nn.Parameter(torch.randn(dim) / math.sqrt(dim))
-        self.places = nn.Embedding(config.max_length, dim) if config.absolute_positions else None
-        if self.places is not None:
-            nn.init.normal_(self.places.weight, std=0.3 / math.sqrt(dim))
+        self.places = nn.Embedding(config.max_length, dim)
+        nn.init.normal_(self.places.weight, std=0.3 / math.sqrt(dim))
         self.read_at = self.query_at = None
         if config.calendar_days:
             self.read_at = Calendar(dim, config.calendar_days, scale=0.1)
@@ -174,8 +173,7 @@ class HistoryEncoder(nn.Module):
     ) -> tuple[Tensor, SequenceLayout]:
         """Prepare what the first block reads, [M, D], and its layout."""
         layout = SequenceLayout.of(history.offsets, history.segments(), self.max_length, times)
-        if self.places is not None:
-            inputs = inputs + looked_up(self.places.weight, layout.places)
+        inputs = inputs + looked_up(self.places.weight, layout.places)
         if self.read_at is not None and times is not None:
             inputs = inputs + self.read_at(times)
         return self.dropout(inputs), layout

@@ -214,11 +214,6 @@ class SequenceModel(RetrievalModel):
             values = None
             if is_read and (name := f"history.{part}") in batch:
                 values = latest(batch[name], limit).values
-                if len(values) != len(history.values):
-                    raise ValueError(
-                        f"a batch has {len(history.values)} events in 'history' and {len(values)} "
-                        f"in {name!r}; give each event one of its {part}, or leave the {part} out"
-                    )
             found.append(values)
         return history, found[0], found[1]
 

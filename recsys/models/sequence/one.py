@@ -80,8 +80,7 @@ class _Member:
         if type(block) is AttentionBlock and is_alone:
             self._block = LatestEvent.of(block)
             self._bias = _LatestBias(block.bias)
-        places, norm = encoder.places, encoder.output_norm
-        self._places = None if places is None else places.weight.detach()
+        self._places, norm = encoder.places.weight.detach(), encoder.output_norm
         self._norm = (norm.weight.detach(), norm.bias.detach(), norm.eps)
         self._compiled: EncoderOfOne | None = None
         if self._block is not None and encoder.read_at is None and encoder.query_at is None:
@@ -101,8 +100,7 @@ class _Member:
             inputs = inputs + self._types.index_select(0, types)
         if self._block is None:
             return encoder.only_last(inputs, one_example(inputs), times)[0]
-        if self._places is not None:
-            inputs = inputs + self._places[: inputs.shape[0]]
+        inputs = inputs + self._places[: inputs.shape[0]]
         if encoder.read_at is not None and times is not None:
             inputs = inputs + encoder.read_at(times)
         state = self._block(inputs, self._bias(inputs.shape[0], times))

@@ -237,11 +237,6 @@ def evenly(values: Tensor, at_most: int) -> Tensor:
 
 def _is_target(item_rows: Tensor, targets: Jagged) -> Tensor:
     """Mark the places [B, k] that hold one of the query's targets."""
-    if len(item_rows) != targets.batch_size:
-        raise ValueError(
-            f"lists are of {len(item_rows)} queries, targets of {targets.batch_size}; both must "
-            "cover the same queries in the same order"
-        )
     parts = [item_rows.clamp_min(0), targets.values]
     width = 1 + max((int(part.max()) for part in parts if part.numel()), default=0)
     found = torch.zeros(item_rows.shape, dtype=torch.bool)

@@ -43,6 +43,10 @@ class BlendConfig:
     new_item_odds: float | None = None
     """Odds multiplier of items without events, applied when lists are merged with counts of events;
     None fits it on validation (demand.py), 1 changes nothing."""
+    absent_days: float | None = None
+    """Days since a user's last event after which neither items' demand nor the list of popular
+    items counts (demand.py), if it is later than train; None takes the fewest at which users who
+    came back in validation lose at most an eighth of what they took next; inf never."""
 
     def __post_init__(self) -> None:
         if list(self.item_bounds) != sorted(set(self.item_bounds)):
@@ -55,11 +59,6 @@ class BlendConfig:
             absent_days="> 0 or inf",
         )
         check_bounds(self, max_queries=">= 1", max_candidates=">= 2", min_found=">= 1")
-
-    absent_days: float | None = None
-    """Days since a user's last event after which neither items' demand nor the list of popular
-    items counts (demand.py), if it is later than train; None takes the fewest at which users who
-    came back in validation lose at most 10% of what they took next; inf never."""
 
     @property
     def log_odds_of_new(self) -> float:

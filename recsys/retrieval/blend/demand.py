@@ -54,7 +54,7 @@ LENGTH_LOGS = torch.arange(LONGEST + 1, dtype=torch.float64).log1p()
 OWN = -2
 """Length of history that stands for that of a query which the user's own history ranks."""
 VISIT_SECONDS = 1_800
-"""A visit goes on if the last event is younger."""
+"""A visit lasts until this long after its last event."""
 CAME_BACK, MIN_QUERIES = (0.7, 0.8, 0.9, 0.95, 1.0), 50
 """Shares of validation's users whose absences are tried as the longest that others' demand counts
 after; and the fewest queries that show it."""

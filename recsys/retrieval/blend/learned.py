@@ -130,12 +130,6 @@ class LearnedBlend:
             own: Weights and scale by source for queries that the user's own history ranks,
                 [S, F + 1] float32; None takes those of all.
         """
-        shape = (len(config.item_bounds) + 2, len(sources), len(FEATURES))
-        if tuple(weights.shape) != shape or tuple(scales.shape) != (len(sources),):
-            raise ValueError(
-                f"weights must be {shape} and scales ({len(sources)},), got "
-                f"{tuple(weights.shape)} and {tuple(scales.shape)}"
-            )
         if not (torch.isfinite(weights).all() and torch.isfinite(scales).all()):
             raise ValueError("weights and scales must be finite; fit the blend again")
         self.config, self.sources, self.loss = config, tuple(sources), loss
@@ -214,10 +208,6 @@ class LearnedBlend:
         """
         config = config or BlendConfig()
         check_lists(lists)
-        if config.item_bounds and item_values is None:
-            raise ValueError(
-                f"kinds are split at {config.item_bounds}, but item_values is not given; give it"
-            )
         found = queries_found(lists, targets)
         scales = lead_scales(
             {name: TopK(*(part[found] for part in top)) for name, top in lists.items()}

@@ -181,16 +181,6 @@ def check_lists(lists: Mapping[str, TopK]) -> None:
     """Refuse what cannot be laid side by side."""
     if not lists:
         raise ValueError("there is no source to blend; give at least one scored list")
-    shapes = {
-        name: (tuple(top.scores.shape), tuple(top.item_rows.shape)) for name, top in lists.items()
-    }
-    if any(len(scores) != 2 or scores != rows for scores, rows in shapes.values()) or (
-        len({scores[0] for scores, _ in shapes.values()}) > 1
-    ):
-        raise ValueError(
-            "each source needs scores and item rows [B, k] for the same queries, got shapes "
-            f"{shapes}"
-        )
     for name, top in lists.items():
         bad = ~torch.isfinite(top.scores) & (top.item_rows > 0)
         if bad.any():

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from recsys.data.batch import Jagged
 from recsys.evaluation.beyond_accuracy import (
     catalogue_coverage,
-    exposure,
     gini_of_exposure,
     intra_list_diversity,
     item_popularity,
@@ -30,7 +29,6 @@ from recsys.evaluation.slices import (
     user_activity_slices,
     user_slices,
 )
-from tests.recsys.testing.refusals import assert_refused
 
 pytestmark = pytest.mark.numerics
 
@@ -79,23 +77,6 @@ def test_equal_counts_keep_equal_predictions_together():
     probabilities = torch.tensor([0.01] * 7 + [0.02, 0.03, 0.5])
     curve = reliability_curve(probabilities, torch.ones(10), num_bins=5)
     assert curve.counts.tolist() == [7, 1, 2]
-
-
-def test_what_cannot_be_measured_is_refused():
-    def curve(probabilities, labels):
-        return lambda: reliability_curve(torch.tensor(probabilities), torch.tensor(labels))
-
-    assert_refused(
-        {
-            "sigmoid": curve([0.5, 1.2], [0, 1]),
-            "probability nan at 1": curve([0.5, math.nan], [0, 1]),
-            "must be 0 or 1": curve([0.5], [2]),
-            "P >= 1": curve([], []),
-            "NaN": lambda: area_under_curve(torch.tensor([torch.nan, 1]), torch.tensor([0.0, 1])),
-            "rank with a longer k": lambda: exposure(SHORT, 4, 5),
-            "with a longer k": lambda: exposure(SHORT, 0, 5),
-        }
-    )
 
 
 @pytest.mark.parametrize("distinct", [3, 1000])

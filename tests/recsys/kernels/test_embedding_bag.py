@@ -248,7 +248,6 @@ def test_says_what_is_wrong() -> None:
             r"F \* B \+ 1 entries with F = 4, got 2": lambda: bags(ids, torch.zeros(2).long()),
             "get no gradient": lambda: bags(ids, offsets, torch.ones(3, requires_grad=True)),
             "must be contiguous float32": lambda: bags(ids, offsets, torch.ones(1)),
-            "features look up tables": lambda: TableLayout((3,), (4,), (1,)),
         }
     )
 

@@ -290,11 +290,6 @@ def test_bad_input_is_refused() -> None:
     broken[4, 1] = torch.nan
     assert_refused(
         {
-            r"item row 9 is not in \[0, 4\)": lambda: popularity(
-                np.array([9]), None, 4, PopularityConfig()
-            ),
-            r"item rows must be in \[0, 4\), got 1 to 9": lambda: fit([[1, 9]], PLAIN, 4),
-            r"content must be \[N, F\]": lambda: ContentSimilarity(CONTENT_PLAIN, torch.zeros(3)),
             "content of item row 4 is not finite": lambda: ContentSimilarity(CONTENT_PLAIN, broken),
             "embeddings of width 2, the content's is 4": lambda: ContentSimilarity(
                 CONTENT_PLAIN, content(), whitening=AS_IT_IS

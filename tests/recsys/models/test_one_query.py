@@ -31,7 +31,6 @@ SEQUENCE = SequenceConfig(embedding_dim=16, hidden_dim=24, max_length=7, backend
 KINDS = [
     SEQUENCE,
     replace(SEQUENCE, num_heads=2, time_buckets=5, calendar_days=30.0),
-    replace(SEQUENCE, absolute_positions=False),
     replace(SEQUENCE, num_members=2, member_blocks=("attention", "hstu")),
     replace(SEQUENCE, num_blocks=2, time_buckets=5),
 ]

@@ -15,7 +15,6 @@ from recsys.reranking.lists import (
     plackett_luce_policy,
     scale_relevance,
 )
-from tests.recsys.testing.refusals import assert_refused
 
 
 def epsilon_greedy(scores, k, epsilon, random, caps=None):
@@ -118,13 +117,3 @@ def test_a_seed_gives_its_slate_again_and_caps_hold(name):
         slate = POLICIES[name](np.random.default_rng(seed), caps)
         assert len(slate.places) == 2
         assert 3 in slate.places
-
-
-def test_what_is_out_of_range_is_refused():
-    random = np.random.default_rng(0)
-    assert_refused(
-        {
-            r"epsilon must be in \[0, 1\], got 2": lambda: epsilon_greedy(SCORES, 2, 2, random),
-            "temperature must be > 0, got 0": lambda: plackett_luce(2, random, temperature=0),
-        }
-    )

@@ -71,7 +71,6 @@ def test_append_fills_rows_that_have_no_id_and_refuses_published_ones() -> None:
     assert_refused(
         {
             f"item row 3 has the ID {ids.text(3)} already": lambda: to_rows(7, 3),
-            "must be 2 different rows": lambda: to_rows(7, 7),
             f"{ids.quantizer_digest}, this is {other.digest}": lambda: append(ids, other, content),
         }
     )

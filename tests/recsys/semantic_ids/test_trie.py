@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 
 import recsys.semantic_ids.trie as trie_module
 from recsys.semantic_ids.trie import DEAD, Trie
-from tests.recsys.testing.refusals import assert_refused
 
 Catalogue = tuple[tuple[int, ...], list[tuple[int, ...]], list[int]]
 
@@ -79,21 +76,3 @@ def test_masks_and_steps_agree_with_a_look_at_every_item(
         patched.setattr(trie_module, "MASK_CELLS", mask_cells)
         trie = build(catalogue)
     check_against_all_items(trie, dict(zip(rows, ids, strict=True)), random)
-
-
-def test_bad_codes_are_refused() -> None:
-    def built(codes: list, *rows: int) -> Callable[[], object]:
-        return lambda: Trie.build(torch.tensor(codes), (4, 4), item_rows=torch.tensor(rows))
-
-    assert_refused(
-        {
-            "item rows 1 and 2 share one semantic ID": built([[0, 1], [0, 1]], 1, 2),
-            r"item row 1 has codes \[0, 4\]": built([[0, 4], [1, 1]], 1, 2),
-            r"item row 1 has codes \[0, -1\]": built([[0, -1], [1, 1]], 1, 2),
-            "a column for each of the levels": built([[0, 1, 1]], 1),
-            "item row 3 has 2 semantic IDs": built([[0, 1], [1, 1]], 3, 3),
-            "row 0 is the padding": built([[0, 1]], 0),
-            "one row for each of 1 codes": built([[0, 1]], 1, 2),
-            "whole numbers": built([[0.5, 1]], 1),
-        }
-    )

@@ -123,7 +123,7 @@ def test_a_ranker_of_each_kind_agrees(trunk: str, tmp_path: Path) -> None:
     [
         {"block": "convolution", "num_blocks": 2},
         {"num_members": 2, "embedding_dim": 16, "calendar_days": 30.0, "time_buckets": 20},
-        {"absolute_positions": False, "num_heads": 2, "num_blocks": 3},
+        {"num_heads": 2, "num_blocks": 3},
     ],
 )
 def test_encoders_of_each_kind_agree_at_every_length(settings, tmp_path: Path) -> None:

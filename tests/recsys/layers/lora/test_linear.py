@@ -114,7 +114,6 @@ def test_what_does_not_fit_is_refused():
             "alpha must be": settings(alpha=float("nan")),
             "dropout must be": settings(dropout=1.0),
             "max_share must be": settings(max_share=0.0),
-            "tables must be a tuple": settings(tables="item"),
             r"needs rows of the domain in \[1, 12\), got 0": lambda: LoraAdapter(
                 Shop(), TABLE_CONFIG
             ),

@@ -156,8 +156,6 @@ def test_bad_input_is_named():
     assert_refused(
         {
             "column 'score' is nan in row 4": scoring(candidate_dense=spoiled),
-            r"candidate_dense must be \(5, 2\)": scoring(candidate_dense=None),
-            "candidates of 1": scoring(candidates=batch.candidates.take(torch.tensor([0]))),
             "'purchase' has 0 positive of 5": lambda: model.fit_calibration(logits, labels),
             r"task_values names \['view'\]": lambda: ranker(
                 replace(CONFIG, task_values={"view": 1.0})

@@ -34,7 +34,6 @@ VARIANTS = {
     "calendar": replace(SMALL, calendar_days=30.0),
     "sampled": replace(SMALL, num_uniform_negatives=20),
     "members": replace(SMALL, num_members=2, num_heads=2, calendar_days=30.0),
-    "no places": replace(SMALL, absolute_positions=False),
 }
 
 

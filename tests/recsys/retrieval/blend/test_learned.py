@@ -165,20 +165,14 @@ def test_a_damaged_file_is_refused(tmp_path, part):
 def test_bad_input_is_refused():
     lists, targets, _ = two_worlds(20)
     blend = weighing(("young", "old"), presence=[1.0, 1.0])
-    by_item = BlendConfig(item_bounds=(1.0,))
-    nothing, few = Jagged.from_lists([[]] * 20), Jagged.one_each(targets.values[1:])
+    nothing = Jagged.from_lists([[]] * 20)
     assert_refused(
         {
             "none of the 20 queries has a target": lambda: LearnedBlend.fit(lists, nothing),
-            "item_values is not given": lambda: LearnedBlend.fit(lists, targets, by_item),
-            "lists are of 20 queries, targets of 19": lambda: LearnedBlend.fit(lists, few),
             "no source to blend": lambda: LearnedBlend.fit({}, targets),
             r"sources \['new'\] have no weights": lambda: blend.blend({"new": lists["old"]}, 3),
             "must be >= 1, got 0": lambda: blend.blend(lists, 0),
             "scales must be finite": lambda: weighing(("a",), presence=[torch.nan]),
-            r"weights must be \(2, 1, 4\)": lambda: LearnedBlend(
-                BlendConfig(), ("a",), torch.zeros(3), torch.ones(1)
-            ),
             "item_bounds must rise": lambda: BlendConfig(item_bounds=(5, 1)),
             "l2 must be > 0": lambda: BlendConfig(l2=0),
             "new_item_odds must be > 0": lambda: BlendConfig(new_item_odds=0),

@@ -70,13 +70,9 @@ def test_what_cannot_be_merged_is_refused():
     def scoring(score: float):
         return merging(a=(torch.tensor([[score]]), torch.tensor([[5]])))
 
-    zeros, rows = torch.zeros(2, 3), torch.ones(2, 3).long()
     assert_refused(
         {
             "no source to blend": merging(),
-            "for the same queries": merging(a=(zeros, rows[:, :2])),
-            "the same queries": merging(a=(zeros[0], rows[0])),
-            "same queries": merging(a=(zeros, rows), b=(zeros[:1], rows[:1])),
             "source 'a' scores item row 5 of query 0 nan": scoring(torch.nan),
             "holes have item row -1": scoring(-torch.inf),
         }
