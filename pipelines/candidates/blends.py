@@ -40,6 +40,8 @@ BLEND, BLEND_FAST, RANKED = "blend", "blend_fast", "ranked"
 """Rows of the metrics."""
 FILE = "blends.json"
 TEXT_SEARCH = "text_search"
+VISITS_OF_A_USER, MAX_VISITS = 4, 4_000
+"""Latest events of validation that weights of users' own history are fitted on."""
 
 
 def list_profiles(sources: Mapping[str, object]) -> dict[Profile, tuple[str, ...]]:
@@ -136,9 +138,9 @@ def validation_lists(
 def visit_lists(
     sources: Mapping[str, Source], inputs: ModelInputs, config: RunConfig
 ) -> SourceLists | None:
-    """Query them before each user's last event of validation; None without times or visits."""
-    held_out = HeldOut.last_of_several(inputs.sequences, "validation")
-    held_out = held_out.sample(config.blend.max_queries, config.seed)
+    """Query them before each user's latest events of validation; None without times or visits."""
+    held_out = HeldOut.later_events(inputs.sequences, "validation", VISITS_OF_A_USER)
+    held_out = held_out.sample(min(MAX_VISITS, config.blend.max_queries), config.seed)
     if inputs.sequences.times is None or not len(held_out.positions):
         return None
     return source_lists(sources, inputs, held_out, inputs, config)

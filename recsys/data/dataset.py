@@ -355,13 +355,15 @@ class HeldOut:
         )
 
     @classmethod
-    def last_of_several(cls, sequences: Sequences, split: Split) -> HeldOut:
-        """Collect the last event of users with several in the split; the others precede it."""
+    def later_events(cls, sequences: Sequences, split: Split, most: int) -> HeldOut:
+        """Collect each user's latest events of the split, but for the first, at most so many."""
         labels = np.asarray(sequences.label_positions(split))
-        users = sequences.users_of(labels)
-        same = users[1:] == users[:-1]
-        is_last, is_first = np.append(~same, True), np.append(True, ~same)
-        return cls.at(sequences, labels[(is_last & ~is_first)[: len(labels)]])
+        _, starts, counts = np.unique(
+            sequences.users_of(labels), return_index=True, return_counts=True
+        )
+        place = np.arange(len(labels)) - np.repeat(starts, counts)
+        is_late = np.repeat(counts, counts) - place <= most
+        return cls.at(sequences, labels[is_late & (place > 0)])
 
     def target_positions(self) -> Rows:
         """Return the position of each target, query by query, [M]."""

@@ -40,6 +40,8 @@ MIN_COMPARED = 30
 """Queries from which an alternative may be; fewer tell nothing."""
 DEMAND_STANDARD_ERRORS = 1.0
 """And weights that read demand those that do not."""
+VISIT_L2 = 10.0
+"""Times its pull towards 0 on weights of visits, of which a user has several that are alike."""
 VISIT_STANDARD_ERRORS = 2.0
 """By which lists lose at most if users in the middle of a visit are ranked by their own history."""
 ABSENCE_LOSS = 0.125
@@ -402,7 +404,8 @@ def own_profile(
     if not names or not len(visits):
         return None
     own = replace(visits.of(torch.arange(len(visits)), names), demand=None)
-    return learned_profile(own, replace(config, new_item_odds=1.0, item_bounds=()), device)
+    config = replace(config, new_item_odds=1.0, item_bounds=(), l2=VISIT_L2 * config.l2)
+    return learned_profile(own, config, device)
 
 
 def judged_absence(

@@ -162,7 +162,7 @@ def test_lists_for_purchases_are_held_out_and_judged_by_purchases_alone(tmp_path
             assert found.positions.tolist() == ends[1:].tolist()
             some = found.take(np.array([5, 3]))
             assert sequences.users_of(some.target_positions()).tolist() == [6, 4]
-            assert len(HeldOut.last_of_several(sequences, split).positions) == 0  # type: ignore[arg-type]
+            assert len(HeldOut.later_events(sequences, split, 4).positions) == 0  # type: ignore[arg-type]
             assert sequences.num_labels(split) == 60  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"there are \['cart', 'purchase', 'view'\]"):
         build(tmp_path, events, name="none", target_types=("wish",))
@@ -183,7 +183,9 @@ def test_events_that_say_no_are_read_and_are_no_labels(tmp_path: Path) -> None:
     assert sequences.negative[:7].tolist() == [kind == "dislike" for kind in steps]
     assert sequences.event_types is not None
     assert HeldOut.of(sequences, "test").seen.lengths().tolist() == [5] * 9
-    last = HeldOut.last_of_several(sequences, "all")  # type: ignore[arg-type]
+    two = HeldOut.later_events(sequences, "all", 2)
+    assert (two.positions.reshape(9, 2) % 7 == [3, 5]).all()
+    last = HeldOut.later_events(sequences, "all", 1)
     assert (last.positions % 7 == 5).all()
     assert last.targets.lengths().tolist() == [1] * 9
     for name in ("seen", "targets"):
