@@ -71,6 +71,7 @@ REMOVED_KEYS: Mapping[str, str] = {
     "blend.history_bounds": "leave it out: weights by the length of the history gained nothing",
     "generative.memory_orders": "leave it out: the memory of n-grams lost to no memory",
     "content.images": "name a column of the images' vectors in content.columns",
+    "sequence.reads_types": "leave it out: types of events are read if the data has several",
     "sequence.block = sparse": "use attention: it was no better on real logs, in half of the time",
     "ranker_training.compared": "run once with each ranker.trunk and use recsys compare",
     "index.kind = hnsw": "use ivf_sq8, which is built and searched faster at equal recall",
