@@ -44,7 +44,7 @@ VISIT_L2 = 10.0
 """Times its pull towards 0 on weights of visits, of which a user has several that are alike."""
 VISIT_STANDARD_ERRORS = 2.0
 """By which lists lose at most if users in the middle of a visit are ranked by their own history."""
-ABSENCE_LOSS = 0.125
+ABSENCE_LOSS = 0.1
 """Share that those who came back lose at most if users who are away for long are ranked so too."""
 BLOCK = 512
 """Queries blended at a time."""

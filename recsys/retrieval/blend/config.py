@@ -46,7 +46,7 @@ class BlendConfig:
     absent_days: float | None = None
     """Days since a user's last event after which neither items' demand nor the list of popular
     items counts (demand.py), if it is later than train; None takes the fewest at which users who
-    came back in validation lose at most an eighth of what they took next; inf never."""
+    came back in validation lose at most a tenth of what they took next; inf never."""
 
     def __post_init__(self) -> None:
         if list(self.item_bounds) != sorted(set(self.item_bounds)):
