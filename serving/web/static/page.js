@@ -178,10 +178,13 @@ async function changeTopics(change, said) {
   }
 }
 
+let topicsAsked = 0; // an answer that a later one has overtaken is not shown
+
 async function showSaid() {
   const user = state.user;
+  const asked = ++topicsAsked;
   const found = user && described?.keeps_events ? await server.topicsOf(user).catch(() => saidHere.get(user) ?? []) : [];
-  if (state.user !== user) return;
+  if (asked !== topicsAsked) return;
   showTopics(at("topics"), found, (words) =>
     changeTopics(async () => {
       await server.unsay(user, words);

@@ -6,7 +6,15 @@ import pytest
 
 from recsys.models.text_search.tokens import words_of
 from tests.recsys.content.openai_server import chat_reply, openai_server
-from tests.serving.web.try_it_page import ask, choose_title, listed, new_list, serving, until
+from tests.serving.web.try_it_page import (
+    ask,
+    choose_title,
+    listed,
+    new_list,
+    new_topics,
+    serving,
+    until,
+)
 
 pytestmark = pytest.mark.slow
 CONFIGURATION = """
@@ -146,7 +154,7 @@ def test_a_newcomer_says_less_and_more_sees_why_and_takes_it_back(open_page, con
     page = open_page(server=controlled)
     before, cards = listed(page), described(page, controlled)
     page.fill("#wish", "less of this, more slow comedies, for a week")
-    with new_list(page):
+    with new_topics(page, 2):
         page.press("#wish", "Enter")
     assert "Since the last list" in page.inner_text("#notes")
     assert "Rules alone read it: the language model" in page.inner_text("#wish-note")
@@ -162,19 +170,19 @@ def test_a_newcomer_says_less_and_more_sees_why_and_takes_it_back(open_page, con
     facts = page.locator("#topics .when").all_inner_texts()
     assert all("until" in text for text in facts)
     assert "\u201cslow\u201d matches nothing" in facts[1]
-    for topic in (less, more):
+    for left, topic in [(1, less), (0, more)]:
         assert f"{topic}: " in page.inner_text("#notes")
-        with new_list(page):
+        with new_topics(page, left):
             page.click("#topics .remove >> nth=0")
     assert listed(page) == before
     assert page.inner_text("#topics") == "Nothing said yet."
     page.fill("#wish", "nichts gloomy")
-    with new_list(page):
+    with new_topics(page, 1):
         page.press("#wish", "Enter")
     assert "more Comedy" in page.inner_text("#topics")
     read = "a language model read \u201cnichts gloomy\u201d, until"
     assert read in page.inner_text("#topics .when")
-    with new_list(page):
+    with new_topics(page, 0):
         page.click("#topics .remove")
     assert listed(page) == before
 

@@ -76,6 +76,14 @@ def new_list(page):
     until(page, f"performance.getEntriesByName('list').length > {before}")
 
 
+@contextmanager
+def new_topics(page, number):
+    """Wait until this number of topics is shown, and the list that follows them."""
+    with new_list(page):
+        yield
+    until(page, f"document.querySelectorAll('#topics .remove').length === {number}")
+
+
 def choose_user(page, user):
     with new_list(page):
         page.fill("#user", user)
