@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipelines.auto import machine, rounds
+from pipelines.auto.machine import Machine
 from pipelines.auto.rounds import Automatic, Planned, planned_for
 from pipelines.cli.automatic import plan_table
 from pipelines.engine.console import log
@@ -20,6 +22,7 @@ from tests.recsys.content.openai_server import (
     openai_server,
 )
 
+MACHINE = Machine(device="cpu", num_cpus=2, memory_bytes=16 * 2**30, flops=200e9)
 WIDTH = 1_024
 NUM_ITEMS, NUM_SOLD = 240, 200
 
@@ -36,6 +39,9 @@ def wide() -> Iterator[OpenAIServer]:
 @pytest.fixture
 def sources(tmp_path: Path, wide: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> ConfigSources:
     monkeypatch.setenv("RECSYS_DATA_CACHE", str(tmp_path / "cache"))
+    # However busy this machine is, the plan is that of a quiet one.
+    monkeypatch.setattr(rounds, "this_machine", lambda device: MACHINE)
+    monkeypatch.setattr(machine, "ENOUGH_SECONDS", float("inf"))
     rng = np.random.default_rng(0)
     events = [
         f"u{user},i{item},{place}"
