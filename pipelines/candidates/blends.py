@@ -31,6 +31,7 @@ from recsys.fitting.blend import FUSION, LEARNED, ProfileBlend
 from recsys.fitting.queries import EvaluationQueries, ModelInputs
 from recsys.fitting.source_lists import SourceLists, known_demand, lists_by_source
 from recsys.models.names import SLOW_MODELS
+from recsys.retrieval.blend.demand import VISIT_SECONDS
 from recsys.retrieval.sources import Source
 from serving.bundle.manifest import Profile
 
@@ -42,6 +43,8 @@ FILE = "blends.json"
 TEXT_SEARCH = "text_search"
 VISITS_OF_A_USER, MAX_VISITS = 4, 4_000
 """Latest events of validation that weights of users' own history are fitted on."""
+MIN_VISIT_SHARE = 0.1
+"""Share of them that follow an event of the same visit, below which a log has no visits."""
 
 
 def list_profiles(sources: Mapping[str, object]) -> dict[Profile, tuple[str, ...]]:
@@ -141,6 +144,10 @@ def visit_lists(
     """Query them before each user's latest events of validation; None without times or visits."""
     held_out = HeldOut.later_events(inputs.sequences, "validation", VISITS_OF_A_USER)
     held_out = held_out.sample(min(MAX_VISITS, config.blend.max_queries), config.seed)
-    if inputs.sequences.times is None or not len(held_out.positions):
+    times, places = inputs.sequences.times, held_out.positions
+    if times is None or not len(places):
+        return None
+    # Each has an event of its user before it: the first one of validation at least.
+    if np.mean(times[places] - times[places - 1] < VISIT_SECONDS) < MIN_VISIT_SHARE:
         return None
     return source_lists(sources, inputs, held_out, inputs, config)

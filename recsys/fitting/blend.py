@@ -40,7 +40,7 @@ MIN_COMPARED = 30
 """Queries from which an alternative may be; fewer tell nothing."""
 DEMAND_STANDARD_ERRORS = 1.0
 """And weights that read demand those that do not."""
-VISIT_L2 = 10.0
+VISIT_L2 = 20.0
 """Times its pull towards 0 on weights of visits, of which a user has several that are alike."""
 VISIT_STANDARD_ERRORS = 2.0
 """By which lists lose at most if users in the middle of a visit are ranked by their own history."""

@@ -47,6 +47,7 @@ class SourceLists:
     lists: dict[str, TopK]
     """By source, [U, k] each."""
     targets: Jagged
+    """Item rows that followed, each once, the next one first."""
     history_lengths: Tensor
     """[U]"""
     folds: Tensor
@@ -69,7 +70,7 @@ class SourceLists:
     ) -> SourceLists:
         """Put lists, by source, with the queries that they answer; the seed draws the halves."""
         folds = fold_of_users(queries.inputs.sequences.num_user_rows, seed)[queries.user_rows()]
-        targets, lengths = queries.held_out.targets, queries.history_lengths()
+        targets, lengths = queries.targets(), queries.history_lengths()
         away = days_away(queries.inputs.sequences, queries.held_out.positions)
         return cls(lists, targets, lengths, folds, item_counts, demand, away)
 

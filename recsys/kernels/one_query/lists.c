@@ -384,9 +384,10 @@ i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *l
     float *kept = take(EVENTS, (size_t)(total + 1) * 4 * sizeof(float));
     if (!marks || !column || !order || !place || !parts || !kept) return NO_MEMORY;
     float *leads = kept + total, *z_scores = leads + total, *near = z_scores + total;
-    i64 *ranks = place + (total + 1) * num_lists, begin = 0, at = 0, longest = 0;
+    i64 *ranks = place + (total + 1) * num_lists, begin = 0, at = 0, longest = 0, repeats = -1;
     for (i64 list = 0; list < num_lists; list++) {
-        i64 first = at, source = chosen[list];
+        i64 first = at;
+        if (chosen[list] == blend->own_source) repeats = list;
         for (i64 i = 0; i < lengths[list]; i++) {
             if (rows[begin + i] <= 0) continue;
             if (!isfinite(scores[begin + i])) return NOT_A_NUMBER;
@@ -408,16 +409,7 @@ i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *l
                 count++;
             }
             i64 cell = column[row] * num_lists + list;
-            if (place[cell] < 0) {
-                i64 kind = 0;
-                if (blend->item_kinds)
-                    kind = row < blend->num_kinds ? blend->item_kinds[row] : blend->unknown_kind;
-                const double *own = blend->weights + 4 * (source + blend->num_sources * kind);
-                double value = (double)(leads[at] * blend->scales[source]) * own[0];
-                value += (double)z_scores[at] * own[1];
-                parts[cell] = value + (double)near[ranks[at] - 1] * own[2] + own[3];
-                place[cell] = at;
-            }
+            if (place[cell] < 0) place[cell] = at;
             at++;
         }
         begin += lengths[list];
@@ -425,15 +417,28 @@ i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *l
     for (i64 one = 0; one < count; one++) {
         Place *item = order + one;
         double *own = parts + one * num_lists, odds = 0;
+        i64 kind = 0, *there = place + one * num_lists;
+        if (repeats >= 0 && there[repeats] >= 0)
+            kind = blend->unknown_kind - 1;
+        else if (blend->item_kinds)
+            kind = item->row < blend->num_kinds ? blend->item_kinds[item->row] : blend->unknown_kind;
+        for (i64 list = 0; list < num_lists; list++) {
+            if ((at = there[list]) < 0) continue;
+            i64 source = chosen[list];
+            const double *by = blend->weights + 4 * (source + blend->num_sources * kind);
+            double value = (double)(leads[at] * blend->scales[source]) * by[0];
+            value += (double)z_scores[at] * by[1];
+            own[list] = value + (double)near[ranks[at] - 1] * by[2] + by[3];
+        }
         if (blend->log_odds && item->row < blend->num_odds) odds += blend->log_odds[item->row];
         if (blend->demand && item->row < blend->num_demand)
             for (i64 i = 0; i < 3; i++)
                 odds += history[i] * blend->demand[i * blend->num_demand + item->row];
         if (odds != 0) {
             i64 met = 0;
-            for (i64 list = 0; list < num_lists; list++) met += place[one * num_lists + list] >= 0;
+            for (i64 list = 0; list < num_lists; list++) met += there[list] >= 0;
             for (i64 list = 0; list < num_lists; list++)
-                if (place[one * num_lists + list] >= 0) own[list] += odds / met;
+                if (there[list] >= 0) own[list] += odds / met;
         }
         item->score = added(own, num_lists, 1), item->fused = 0;
     }

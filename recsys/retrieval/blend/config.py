@@ -31,7 +31,7 @@ class BlendConfig:
     first bound, from it to below the second, ..., from the last on. None: one kind."""
     shrinkage_queries: float = 1000.0
     """Each kind's own weights count as if that many queries had spoken for the weights of all."""
-    l2: float = 10.0
+    l2: float = 5.0
     """Pulls the weights of all towards 0; worth some tens of queries."""
     non_negative: bool = True
     """True if being in one more list can never harm an item."""

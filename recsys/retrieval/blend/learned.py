@@ -2,9 +2,10 @@
 
 An item scores the weighted sum of its features in each source (source_features.py); weights are
 fitted by a listwise softmax on queries whose next item is known (choice_model.py), which must be
-none that the sources were trained on. New and old items can have weights of their own, shrunk
-towards those of all by a number of imagined queries. What is known of the items themselves, how
-much they are wanted lately or that they are new, can add to that (demand.py).
+none that the sources were trained on. Kinds of items have weights of their own, shrunk towards
+those of all by a number of imagined queries: items that the user has had, if a source of repeats
+lists them, and new and old items by bounds. What is known of the items themselves, how much they
+are wanted lately or that they are new, can add to that (demand.py).
 
 Axes: B queries, S sources, F features of a source, P = S * F, L items of all lists of a query
 together, C candidates kept to fit on, I kinds of items, N item rows, D features of an item's
@@ -29,6 +30,7 @@ from torch import Tensor
 from recsys.data.batch import Jagged
 from recsys.data.durable import write_durably
 from recsys.data.top_k import TopK, no_items
+from recsys.models.names import REPEATS
 from recsys.retrieval.blend.choices import (
     Choices,
     FittedWeights,
@@ -121,7 +123,8 @@ class LearnedBlend:
         """Take ready weights.
 
         Args:
-            weights: [I + 1, S, F] float32; the last is for items of no known kind.
+            weights: [I + 1, S, F] float32; the last is for items of no known kind, the one before
+                it, if there are more than kinds by ``item_bounds``, for the user's own items.
             scales: What each source's leads are multiplied by, [S] float32.
             loss: Mean negative log likelihood of the targets that it was fitted on.
             demand: Weights of items' demand, [PARTS, D] float32; None reads none.
@@ -137,6 +140,12 @@ class LearnedBlend:
         self.own = own
         self.lapsed_before = -math.inf
         """Unix second; users whose last event is before it were away for long (``as_of``)."""
+
+    @property
+    def own_source(self) -> int:
+        """Number of the source whose items have weights of their own; -1 if none have."""
+        has_own = len(self.weights) > len(self.config.item_bounds) + 2
+        return self.sources.index(REPEATS.name) if has_own else -1
 
     def as_of(self, moment: int) -> LearnedBlend:
         """Count absences up to a moment, in unix seconds."""
@@ -212,11 +221,13 @@ class LearnedBlend:
         scales = lead_scales(
             {name: TopK(*(part[found] for part in top)) for name, top in lists.items()}
         )
+        has_own = REPEATS.name in lists
+        num_kinds = len(config.item_bounds) + 1 + has_own
         drawn = draw_choices(
             lists,
             targets,
             scales,
-            max_queries=max(1, config.max_queries // (len(config.item_bounds) + 1)),
+            max_queries=max(1, config.max_queries // num_kinds),
             max_candidates=config.max_candidates,
         )
         if history_lengths is None:
@@ -231,7 +242,10 @@ class LearnedBlend:
         rows = drawn.item_rows
         config, choices = with_new_item_odds(config, choices, shared.weights, rows, item_values)
         kinds = kinds_of_rows(_item_kinds(item_values, config, rows), rows)  # [Q, C]
-        table, loss = _fit_kinds(config, choices, kinds, shared)
+        if has_own:
+            place = len(FEATURES) * list(lists).index(REPEATS.name) + FEATURES.index("presence")
+            kinds = kinds.masked_fill(choices.features[:, :, place] > 0, num_kinds - 1)
+        table, loss = _fit_kinds(config, choices, kinds, shared, num_kinds)
         shape = (len(table), len(lists), len(FEATURES))
         learned = cls(config, tuple(lists), table.view(shape), scales, loss, by_demand)
         return learned.with_demand(demand)
@@ -266,7 +280,11 @@ class LearnedBlend:
             weights = self.weights[None, -1:]  # [1, 1, S, F], equal for all kinds
         else:
             # Kind -1 takes the last, the weights of all.
-            weights = self.weights[kinds_of_rows(items, merged.item_rows)]
+            kinds = kinds_of_rows(items, merged.item_rows)
+            if self.own_source in chosen:
+                listed = merged.ranks[:, :, chosen.index(self.own_source)] != ABSENT
+                kinds = kinds.masked_fill(listed, len(self.weights) - 2)
+            weights = self.weights[kinds]
         features = merged.features(self.scales[chosen])  # [B, L, S, F]
         contributions = (features * weights[:, :, chosen].double()).sum(3)
         is_own = torch.tensor(False) if history_lengths is None else history_lengths == OWN
@@ -345,14 +363,13 @@ class LearnedBlend:
 
 
 def _fit_kinds(
-    config: BlendConfig, choices: Choices, kinds: Tensor, shared: FittedWeights
+    config: BlendConfig, choices: Choices, kinds: Tensor, shared: FittedWeights, num_items: int
 ) -> tuple[Tensor, float]:
     """Fit each kind's weights near those of all.
 
     How near is measured by what a choice tells on average, so it does not depend on the scale
     of a feature.
     """
-    num_items = len(config.item_bounds) + 1
     table = shared.weights.expand(num_items + 1, -1).clone()
     if num_items == 1:
         return table, shared.loss

@@ -1,13 +1,17 @@
 """Sources whose lists are planted: one has each user's item at a known place, one is noise."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from pipelines.candidates import blends
 from pipelines.candidates.blends import FILE, load_blends, served_blends
 from pipelines.stages.fit_blend import save_unjudged
 from recsys.data.batch import Jagged
+from recsys.data.dataset import HeldOut, Sequences
 from recsys.data.top_k import TopK
 from recsys.fitting import blend as fitting
 from recsys.fitting.blend import (
@@ -20,7 +24,7 @@ from recsys.fitting.blend import (
     single_profile,
     source_gains,
 )
-from recsys.fitting.queries import RetrievalSettings
+from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
 from recsys.fitting.source_lists import SourceLists
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.learned import LearnedBlend
@@ -58,6 +62,40 @@ def examples(hit_rates: dict[str, float], num_users: int = NUM_USERS) -> SourceL
         torch.arange(num_users) % 2,
         torch.ones(NUM_ITEMS + 2),
     )
+
+
+def test_an_item_taken_twice_is_one_target():
+    sequences = Sequences(
+        item_rows=np.array([1, 2, 3, 2, 3, 3, 1]),
+        offsets=np.array([0, 0, 7]),
+        train_end=np.array([0, 2]),
+        validation_end=np.array([0, 6]),
+    )
+    held_out = HeldOut.of(sequences, "validation")
+    inputs = SimpleNamespace(sequences=sequences)
+    queries = EvaluationQueries(inputs=inputs, held_out=held_out, settings=RetrievalSettings())
+    lists = {"repeats": ranked(torch.tensor([[3, 2]]))}
+    given = SourceLists.of_queries(lists, queries, torch.ones(4), 0)
+    assert given.targets.values.tolist() == [3, 2]
+    assert given.with_first_targets().targets.values.tolist() == [3]
+    assert fitting.measured_source(given, "repeats", "ndcg@10").tolist() == [1]
+
+
+@pytest.mark.parametrize(("seconds", "has_visits"), [(60, True), (86_400, False)])
+def test_a_log_without_visits_has_no_weights_of_visits(monkeypatch, seconds, has_visits):
+    sequences = Sequences(
+        item_rows=np.arange(1, 7),
+        offsets=np.array([0, 0, 6]),
+        train_end=np.array([0, 2]),
+        validation_end=np.array([0, 5]),
+        times=np.arange(6) * seconds,
+    )
+    monkeypatch.setattr(blends, "source_lists", lambda sources, inputs, held_out, *_: held_out)
+    config = SimpleNamespace(blend=CONFIG, seed=0)
+    found = blends.visit_lists({}, SimpleNamespace(sequences=sequences), config)
+    assert (found is not None) is has_visits
+    if found is not None:
+        assert found.targets.values.tolist() == [4, 5]
 
 
 def test_learned_weights_trust_the_source_that_finds_and_say_what_they_gain():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from recsys.data.top_k import OneList, TopK
 from recsys.kernels.choice import without
+from recsys.models.names import REPEATS
 from recsys.retrieval.blend.candidate_features import blended_lists
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.demand import DEMAND, PARTS
@@ -19,14 +20,22 @@ from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
 
-SOURCES = ("near", "far", "odd", "dull")
+SOURCES = ("near", "far", REPEATS.name, "dull")
 NUM_ROWS = 40
 
 
-def learned(generator: torch.Generator, *, odds: float = 1.0, demand: bool = False) -> LearnedBlend:
-    config = BlendConfig(item_bounds=(1.0, 5.0), new_item_odds=odds, non_negative=False)
-    shape = (4, len(SOURCES), len(FEATURES))
+def learned(
+    generator: torch.Generator,
+    *,
+    odds: float = 1.0,
+    demand: bool = False,
+    bounds: tuple[float, ...] = (1.0, 5.0),
+    own: bool = False,
+) -> LearnedBlend:
+    config = BlendConfig(item_bounds=bounds, new_item_odds=odds, non_negative=False)
+    shape = (len(bounds) + 2 + own, len(SOURCES), len(FEATURES))
     weights = torch.randn(shape, generator=generator)
+    weights = weights if len(weights) > 2 else weights[:1].repeat(2, 1, 1)  # of one kind
     blend = LearnedBlend(config, SOURCES, weights, torch.rand(len(SOURCES), generator=generator))
     if demand:
         blend.demand = torch.randn(PARTS, len(DEMAND), generator=generator)
@@ -49,6 +58,8 @@ def list_of(generator: torch.Generator, length: int, *, ties: bool) -> TopK:
     ties=st.booleans(),
     odds=st.sampled_from([1.0, 8.0]),
     demand=st.booleans(),
+    bounds=st.sampled_from([(), (1.0, 5.0)]),
+    own=st.booleans(),
     lengths=st.lists(st.integers(0, 30), min_size=1, max_size=4),
     num_events=st.integers(-2, 12),
     k=st.integers(1, 60),
@@ -59,13 +70,15 @@ def test_one_query_is_merged_as_in_a_batch(
     ties: bool,
     odds: float,
     demand: bool,
+    bounds: tuple[float, ...],
+    own: bool,
     lengths: list[int],
     num_events: int,
     k: int,
     off: list[str],
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    blend = learned(generator, odds=odds, demand=demand)
+    blend = learned(generator, odds=odds, demand=demand, bounds=bounds, own=own)
     counts = torch.randint(0, 8, (NUM_ROWS,), generator=generator)
     names = SOURCES[: len(lengths)][::-1]
     lists = {
