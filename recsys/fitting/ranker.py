@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.top_k import reranked_places
-from recsys.evaluation.ranking import list_ranks, per_user_metric
+from recsys.evaluation.ranking import distinct_targets, list_ranks, per_user_metric
 from recsys.fitting.source_lists import NUM_FOLDS
 from recsys.models.ranker.model import Ranker
 from recsys.training.ranker_fit import predict_logits, score_candidates
@@ -69,5 +69,6 @@ def metric_by_query(
     """Measure a ranker's order of each query's candidates, [U]; NaN without a target."""
     rows = examples.candidates.item_rows[chosen]
     places = reranked_places(score_candidates(ranker, examples, chosen), rows.shape[1])
-    ranks = list_ranks(rows.gather(1, places), examples.targets.take(chosen))
+    targets = distinct_targets(examples.targets.take(chosen))
+    ranks = list_ranks(rows.gather(1, places), targets)
     return per_user_metric(ranks, metric)

@@ -19,7 +19,7 @@ from torch import Tensor
 from recsys.data.batch import Jagged
 from recsys.evaluation.config import POLICIES
 from recsys.evaluation.intervals import mean_intervals
-from recsys.evaluation.ranking import list_ranks, per_user_metric
+from recsys.evaluation.ranking import distinct_targets, list_ranks, per_user_metric
 from recsys.fitting.spec import device_named, device_text
 from recsys.replay.fits import Replay
 from recsys.replay.folder import SERVED, read_json
@@ -53,7 +53,7 @@ def measured_lists(path: Path, targets: Jagged) -> ListMeasures:
             seconds = float(file["fit_seconds"]), float(file["rank_seconds"])
     except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
         raise ValueError(f"{path} cannot be read: {error}; make it once more") from error
-    ranks = list_ranks(item_rows, targets)
+    ranks = list_ranks(item_rows, distinct_targets(targets))
     return ListMeasures({name: per_user_metric(ranks, name) for name in METRICS}, *seconds)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.fitting.ranker import metric_by_query
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
@@ -80,6 +81,15 @@ def test_it_learns_what_the_other_numbers_add() -> None:
     assert before < 0.2
     assert by_line > 0.7
     assert hits(model.eval(), unseen) > 0.8
+
+
+def test_an_item_taken_twice_is_one_target() -> None:
+    found, model, everyone = examples(), ranker().eval(), torch.arange(NUM_QUERIES)
+    once = metric_by_query(model, found, everyone, "ndcg@10")
+    values = found.targets.values.repeat_interleave(2)
+    found = found._replace(targets=Jagged(values, found.targets.offsets * 2))
+    assert torch.equal(metric_by_query(model, found, everyone, "ndcg@10"), once)
+    assert 0 < float(once.max()) <= 1
 
 
 def test_the_line_is_the_likeliest_one_of_whole_lists() -> None:
