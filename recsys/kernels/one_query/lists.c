@@ -387,7 +387,7 @@ i64 merge(const Blend *blend, const float *scores, const i64 *rows, const i64 *l
     i64 *ranks = place + (total + 1) * num_lists, begin = 0, at = 0, longest = 0, repeats = -1;
     for (i64 list = 0; list < num_lists; list++) {
         i64 first = at;
-        if (chosen[list] == blend->own_source) repeats = list;
+        if (chosen[list] == blend->repeats_source) repeats = list;
         for (i64 i = 0; i < lengths[list]; i++) {
             if (rows[begin + i] <= 0) continue;
             if (!isfinite(scores[begin + i])) return NOT_A_NUMBER;

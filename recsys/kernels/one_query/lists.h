@@ -16,7 +16,7 @@ typedef struct {
     i64 num_sources;
     const i64 *item_kinds; /* of rows below num_kinds; NULL for one kind */
     i64 num_kinds, unknown_kind;
-    i64 own_source; /* what it lists is of the kind before unknown_kind; -1 for none */
+    i64 repeats_source; /* what it lists is of the kind before unknown_kind; -1 for none */
     const double *log_odds, *demand; /* [num_odds], [3, num_demand] or NULL */
     i64 num_odds, num_demand;
 } Blend;

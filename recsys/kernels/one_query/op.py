@@ -344,7 +344,7 @@ class BlendOfOne:
         item_kinds: Rows | None,
         log_odds: NDArray[np.float64] | None,
         demand: NDArray[np.float64] | None,
-        own_source: int = -1,
+        repeats_source: int = -1,
     ) -> None:
         """Take the weights [I + 1, S, 4] and what is known of items, as a blend has them."""
         self.fields = Fields(
@@ -354,7 +354,7 @@ class BlendOfOne:
             item_kinds=None if item_kinds is None else np.ascontiguousarray(item_kinds),
             num_kinds=0 if item_kinds is None else len(item_kinds),
             unknown_kind=weights.shape[0] - 1,
-            own_source=own_source,
+            repeats_source=repeats_source,
             log_odds=log_odds,
             demand=None if demand is None else np.ascontiguousarray(demand),
             num_odds=0 if log_odds is None else len(log_odds),

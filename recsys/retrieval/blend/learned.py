@@ -142,10 +142,10 @@ class LearnedBlend:
         """Unix second; users whose last event is before it were away for long (``as_of``)."""
 
     @property
-    def own_source(self) -> int:
+    def repeats_source(self) -> int:
         """Number of the source whose items have weights of their own; -1 if none have."""
-        has_own = len(self.weights) > len(self.config.item_bounds) + 2
-        return self.sources.index(REPEATS.name) if has_own else -1
+        has_kind = len(self.weights) > len(self.config.item_bounds) + 2
+        return self.sources.index(REPEATS.name) if has_kind else -1
 
     def as_of(self, moment: int) -> LearnedBlend:
         """Count absences up to a moment, in unix seconds."""
@@ -221,8 +221,8 @@ class LearnedBlend:
         scales = lead_scales(
             {name: TopK(*(part[found] for part in top)) for name, top in lists.items()}
         )
-        has_own = REPEATS.name in lists
-        num_kinds = len(config.item_bounds) + 1 + has_own
+        has_repeats = REPEATS.name in lists
+        num_kinds = len(config.item_bounds) + 1 + has_repeats
         drawn = draw_choices(
             lists,
             targets,
@@ -242,7 +242,7 @@ class LearnedBlend:
         rows = drawn.item_rows
         config, choices = with_new_item_odds(config, choices, shared.weights, rows, item_values)
         kinds = kinds_of_rows(_item_kinds(item_values, config, rows), rows)  # [Q, C]
-        if has_own:
+        if has_repeats:
             place = len(FEATURES) * list(lists).index(REPEATS.name) + FEATURES.index("presence")
             kinds = kinds.masked_fill(choices.features[:, :, place] > 0, num_kinds - 1)
         table, loss = _fit_kinds(config, choices, kinds, shared, num_kinds)
@@ -281,8 +281,8 @@ class LearnedBlend:
         else:
             # Kind -1 takes the last, the weights of all.
             kinds = kinds_of_rows(items, merged.item_rows)
-            if self.own_source in chosen:
-                listed = merged.ranks[:, :, chosen.index(self.own_source)] != ABSENT
+            if self.repeats_source in chosen:
+                listed = merged.ranks[:, :, chosen.index(self.repeats_source)] != ABSENT
                 kinds = kinds.masked_fill(listed, len(self.weights) - 2)
             weights = self.weights[kinds]
         features = merged.features(self.scales[chosen])  # [B, L, S, F]

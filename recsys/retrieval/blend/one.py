@@ -77,7 +77,7 @@ class OneQueryBlend:
         if blend.odds is not None and len(blend.odds) != 3:
             return
         bounds, kinds = blend.config.item_bounds, None
-        if bounds or blend.own_source >= 0:
+        if bounds or blend.repeats_source >= 0:
             kinds = kinds_of(self._counts, bounds, len(self._counts)).numpy()
         self.compiled = BlendOfOne(
             blend.weights.double().numpy(),  # [I + 1, S, F]
@@ -85,7 +85,7 @@ class OneQueryBlend:
             kinds,
             new_odds := None if self._log_odds is None else self._log_odds.numpy(),
             None if blend.odds is None else blend.odds.double().numpy(),  # [PARTS, N]
-            blend.own_source,
+            blend.repeats_source,
         )
         if (own := blend.own) is not None:
             weights, scales = own[None, :, :-1].double().numpy(), own[:, -1].contiguous().numpy()

@@ -86,10 +86,10 @@ def test_the_users_own_items_trust_other_sources_than_new_ones_do():
     rows = rows.masked_fill(rows >= 200, -1)
     lists[REPEATS.name] = TopK(torch.zeros(rows.shape).masked_fill(rows < 1, -torch.inf), rows)
     blend = LearnedBlend.fit(lists, targets, BlendConfig(shrinkage_queries=30))
-    assert blend.own_source == list(lists).index(REPEATS.name)
+    assert blend.repeats_source == list(lists).index(REPEATS.name)
     alike = copy.copy(blend)
     alike.weights = blend.weights[-1:].expand(2, -1, -1)
-    assert alike.own_source == -1
+    assert alike.repeats_source == -1
     by_kind, by_all = (ndcg(one.blend(lists, LENGTH), targets) for one in (blend, alike))
     assert by_kind > by_all + 0.05
     # Where no repeats are listed, all items rank as new ones.
