@@ -145,7 +145,9 @@ def _penalised(curve: LossCurve, apart: Tensor, precision: Tensor) -> LossCurve:
 
 DRAWN_AT_ONCE = 256
 """Queries whose lists are merged together."""
-MAX_CELLS = 1 << 24
+LATER_POWER = 0.5
+"""Of its place, by which a query's later target counts less than the next one."""
+MAX_CELLS = 1 << 22
 """Pairs of a query and an item that are marked at a time."""
 UNKNOWN_KIND = -1
 
@@ -185,11 +187,12 @@ def draw_choices(
     parts = []
     for block in torch.split(queries, DRAWN_AT_ONCE):
         merged = merge_lists({name: TopK(*(p[block] for p in top)) for name, top in lists.items()})
-        is_target = _is_target(merged.item_rows, targets.take(block))
+        weights = _target_weights(merged.item_rows, targets.take(block))
+        is_target = weights > 0
         places, offsets = _kept(merged.item_rows > 0, is_target, max_candidates)
         features = merged.features(scales).flatten(2)  # [q, L, P]
         features = features.gather(1, places[:, :, None].expand(-1, -1, features.shape[2]))
-        chosen = is_target.gather(1, places).float()
+        chosen = weights.gather(1, places)
         chosen /= chosen.sum(1, keepdim=True)
         parts.append((features, offsets, chosen, merged.item_rows.gather(1, places)))
     features, offsets, chosen, rows = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -200,7 +203,7 @@ def queries_found(lists: Mapping[str, TopK], targets: Jagged) -> Tensor:
     """Number the queries with a target in any list, ascending."""
     found = torch.zeros(targets.batch_size, dtype=torch.bool)
     for top in lists.values():
-        found |= _is_target(top.item_rows, targets).any(1)
+        found |= (_target_weights(top.item_rows, targets) > 0).any(1)
     return found.nonzero().squeeze(1)
 
 
@@ -235,18 +238,20 @@ def evenly(values: Tensor, at_most: int) -> Tensor:
     return values[torch.arange(at_most) * len(values) // at_most]
 
 
-def _is_target(item_rows: Tensor, targets: Jagged) -> Tensor:
-    """Mark the places [B, k] that hold one of the query's targets."""
+def _target_weights(item_rows: Tensor, targets: Jagged) -> Tensor:
+    """Weigh the places [B, k] that hold a target of the query, the next one most; 0 elsewhere."""
     parts = [item_rows.clamp_min(0), targets.values]
     width = 1 + max((int(part.max()) for part in parts if part.numel()), default=0)
-    found = torch.zeros(item_rows.shape, dtype=torch.bool)
+    found = torch.zeros(item_rows.shape)
     # A table of all items: work by the sizes of both, however many targets one query has.
     for block in torch.split(torch.arange(len(item_rows)), max(1, MAX_CELLS // width)):
         own = targets.take(block)
-        wanted = torch.zeros(len(block), width, dtype=torch.bool)
-        wanted[own.segments(), own.values.clamp_min(0)] = True
-        found[block] = wanted.gather(1, item_rows[block].clamp_min(0))
-    return found & (item_rows > 0)
+        owners = own.segments()
+        place = torch.arange(1, len(owners) + 1) - own.offsets[owners]
+        weights = torch.zeros(len(block), width)
+        weights[owners, own.values.clamp_min(0)] = 1 / place**LATER_POWER
+        found[block] = weights.gather(1, item_rows[block].clamp_min(0))
+    return found.where(item_rows > 0, 0.0)
 
 
 def _kept(is_item: Tensor, is_target: Tensor, max_candidates: int) -> tuple[Tensor, Tensor]:
