@@ -32,7 +32,7 @@ class Choices(NamedTuple):
     offsets: Tensor
     """[Q, C] float32, added to the weighted features; -inf where there is no candidate."""
     chosen: Tensor
-    """[Q, C] float32, sums to 1 for each query."""
+    """[Q, C] float32, sums to 1 for each query; more for its next target than for later ones."""
 
     def of(self, queries: Tensor) -> Choices:
         """Pick queries by number."""
@@ -145,8 +145,6 @@ def _penalised(curve: LossCurve, apart: Tensor, precision: Tensor) -> LossCurve:
 
 DRAWN_AT_ONCE = 256
 """Queries whose lists are merged together."""
-LATER_POWER = 0.5
-"""Of its place, by which a query's later target counts less than the next one."""
 MAX_CELLS = 1 << 22
 """Pairs of a query and an item that are marked at a time."""
 UNKNOWN_KIND = -1
@@ -239,7 +237,7 @@ def evenly(values: Tensor, at_most: int) -> Tensor:
 
 
 def _target_weights(item_rows: Tensor, targets: Jagged) -> Tensor:
-    """Weigh the places [B, k] that hold a target of the query, the next one most; 0 elsewhere."""
+    """Weigh the places [B, k] that hold the n-th target of the query by 1 / n; 0 elsewhere."""
     parts = [item_rows.clamp_min(0), targets.values]
     width = 1 + max((int(part.max()) for part in parts if part.numel()), default=0)
     found = torch.zeros(item_rows.shape)
@@ -249,7 +247,7 @@ def _target_weights(item_rows: Tensor, targets: Jagged) -> Tensor:
         owners = own.segments()
         place = torch.arange(1, len(owners) + 1) - own.offsets[owners]
         weights = torch.zeros(len(block), width)
-        weights[owners, own.values.clamp_min(0)] = 1 / place**LATER_POWER
+        weights[owners, own.values.clamp_min(0)] = 1 / place
         found[block] = weights.gather(1, item_rows[block].clamp_min(0))
     return found.where(item_rows > 0, 0.0)
 

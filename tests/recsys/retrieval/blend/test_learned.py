@@ -10,6 +10,7 @@ from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import ndcg_at_k
 from recsys.models.names import REPEATS
+from recsys.retrieval.blend.choices import draw_choices
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.demand import OWN
 from recsys.retrieval.blend.learned import LearnedBlend, write_blend
@@ -97,6 +98,15 @@ def test_the_users_own_items_trust_other_sources_than_new_ones_do():
     new = copy.copy(blend)
     new.weights = blend.weights[:1].expand(2, -1, -1)
     assert torch.equal(blend.blend(part, 5).scores, new.blend(part, 5).scores)
+
+
+def test_the_next_target_counts_more_than_later_ones():
+    rows = torch.tensor([[7, 5, 3, 9, 4]])
+    targets = Jagged(torch.tensor([5, 8, 4]), torch.tensor([0, 3]))
+    lists = {"a": TopK(torch.linspace(1, 0, 5)[None], rows)}
+    drawn = draw_choices(lists, targets, torch.ones(1), max_queries=9, max_candidates=9)
+    shares = dict(zip(drawn.item_rows[0].tolist(), drawn.choices.chosen[0].tolist(), strict=True))
+    assert shares == pytest.approx({7: 0, 5: 0.75, 3: 0, 9: 0, 4: 0.25})
 
 
 def weighing(sources: tuple[str, ...], **weights: list[float]) -> LearnedBlend:
