@@ -178,13 +178,13 @@ async function changeTopics(change, said) {
   }
 }
 
-let topicsAsked = 0; // an answer that a later one has overtaken is not shown
+let topicCalls = 0; // an answer that a later one has overtaken is not shown
 
 async function showSaid() {
   const user = state.user;
-  const asked = ++topicsAsked;
+  const call = ++topicCalls;
   const found = user && described?.keeps_events ? await server.topicsOf(user).catch(() => saidHere.get(user) ?? []) : [];
-  if (asked !== topicsAsked) return;
+  if (call !== topicCalls) return;
   showTopics(at("topics"), found, (words) =>
     changeTopics(async () => {
       await server.unsay(user, words);
