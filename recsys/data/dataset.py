@@ -356,7 +356,7 @@ class HeldOut:
 
     @classmethod
     def later_events(cls, sequences: Sequences, split: Split, most: int) -> HeldOut:
-        """Collect each user's latest events of the split, but for the first, at most so many."""
+        """Collect each user's latest events of the split, ``most`` at most; never its first one."""
         labels = np.asarray(sequences.label_positions(split))
         _, starts, counts = np.unique(
             sequences.users_of(labels), return_index=True, return_counts=True

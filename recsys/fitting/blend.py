@@ -10,6 +10,7 @@ Axes: B queries of a batch, U validation users, S sources, N item rows, k list l
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -404,8 +405,9 @@ def own_profile(
     if not names or not len(visits):
         return None
     own = replace(visits.of(torch.arange(len(visits)), names), demand=None)
-    config = replace(config, new_item_odds=1.0, item_bounds=(), l2=VISIT_L2 * config.l2)
-    return learned_profile(own, config, device)
+    # The weights of all are read alone, so those of kinds are not fitted.
+    config = replace(config, new_item_odds=1.0, item_bounds=(), shrinkage_queries=math.inf)
+    return learned_profile(own, replace(config, l2=VISIT_L2 * config.l2), device)
 
 
 def judged_absence(

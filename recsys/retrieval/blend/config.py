@@ -34,7 +34,8 @@ class BlendConfig:
     l2: float = 5.0
     """Pulls the weights of all towards 0; worth some tens of queries."""
     non_negative: bool = True
-    """True if being in one more list can never harm an item."""
+    """True if being in one more list can never harm an item; but the list of repeats gives it the
+    weights of the user's own items."""
     max_queries: int = 20_000
     """Queries fitted on, evenly spaced; fewer where there are kinds of items."""
     max_candidates: int = 128

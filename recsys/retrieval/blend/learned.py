@@ -363,24 +363,24 @@ class LearnedBlend:
 
 
 def _fit_kinds(
-    config: BlendConfig, choices: Choices, kinds: Tensor, shared: FittedWeights, num_items: int
+    config: BlendConfig, choices: Choices, kinds: Tensor, shared: FittedWeights, num_kinds: int
 ) -> tuple[Tensor, float]:
     """Fit each kind's weights near those of all.
 
     How near is measured by what a choice tells on average, so it does not depend on the scale
     of a feature.
     """
-    table = shared.weights.expand(num_items + 1, -1).clone()
-    if num_items == 1:
+    table = shared.weights.expand(num_kinds + 1, -1).clone()
+    if num_kinds == 1 or math.isinf(config.shrinkage_queries):
         return table, shared.loss
-    width = len(shared.weights) * num_items
-    choices = choices.by_kind(kinds, num_items, shared.weights)
-    prior = shared.weights.repeat(num_items)
+    width = len(shared.weights) * num_kinds
+    choices = choices.by_kind(kinds, num_kinds, shared.weights)
+    prior = shared.weights.repeat(num_kinds)
     at_prior = negative_log_likelihood(choices, prior)
     precision = config.l2 * torch.eye(width, dtype=torch.float64)
     precision += config.shrinkage_queries / len(choices.features) * at_prior.curvature
     fitted = fit_weights(choices, prior, precision, non_negative=config.non_negative)
-    table[:num_items] = fitted.weights.view(num_items, -1)
+    table[:num_kinds] = fitted.weights.view(num_kinds, -1)
     return table, fitted.loss
 
 

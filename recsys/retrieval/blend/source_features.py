@@ -2,7 +2,7 @@
 
 Scores of two sources mean different things, so each list is first brought to its own scale. Every
 feature is 0 where the source does not have the item and never less where it has, so that with
-weights >= 0 no item loses by being in one more list.
+weights >= 0 no item loses by being in one more list, but for that of repeats (learned.py).
 
 Axes: B queries, S sources, F features of a source, L items of all lists of a query together,
 k list length.

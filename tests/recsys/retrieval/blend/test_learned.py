@@ -1,4 +1,5 @@
 import copy
+import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -93,6 +94,9 @@ def test_the_users_own_items_trust_other_sources_than_new_ones_do():
     assert alike.repeats_source == -1
     by_kind, by_all = (ndcg(one.blend(lists, LENGTH), targets) for one in (blend, alike))
     assert by_kind > by_all + 0.05
+    # Infinitely many imagined queries leave the weights of all.
+    shrunk = LearnedBlend.fit(lists, targets, BlendConfig(shrinkage_queries=math.inf))
+    assert torch.equal(shrunk.weights, blend.weights[-1:].expand(3, -1, -1))
     # Where no repeats are listed, all items rank as new ones.
     part = {name: lists[name] for name in ("old", "young")}
     new = copy.copy(blend)
